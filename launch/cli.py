@@ -1,0 +1,65 @@
+"""The `thinwire` command: one word picks what to do, and only that is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+COMMANDS = {
+    "train": "train a recipe, a process a stage",
+    "simulate": "train a recipe in one process, with the same numbers",
+    "recipes": "list the packaged recipes",
+    "doctor": "say what this machine can do, and what is missing for what",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(_help())
+        return 0
+    if command not in COMMANDS:
+        print(f"thinwire has no command {command!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        return _load(command)(arguments[1:])
+    except KeyboardInterrupt:
+        return 130
+
+
+def _load(command: str) -> Callable[[Sequence[str]], int]:
+    if command == "train":
+        from thinwire.launch.train import main as train
+
+        return train
+    if command == "simulate":
+        from thinwire.launch.simulate import main as simulate
+
+        return simulate
+    if command == "recipes":
+        return _recipes
+    from thinwire.launch.doctor import main as doctor
+
+    return doctor
+
+
+def _recipes(argv: Sequence[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from thinwire.launch.recipe import packaged
+
+    table = Table("recipe", "what it is for")
+    for name, description in packaged().items():
+        table.add_row(name, description)
+    Console().print(table)
+    return 0
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(
+        ["usage: thinwire COMMAND ...", "", *lines, "", "thinwire train --help explains every field of a recipe."]
+    )

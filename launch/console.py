@@ -1,0 +1,100 @@
+"""What a run shows: a live line while it trains, a table when it ends. Only the last stage's process shows anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.trainer import StepRecord
+
+
+class ProgressLine:
+    """A live line on a terminal; elsewhere a plain line now and then, so that logs stay readable."""
+
+    def __init__(self, total: int, ratio: float) -> None:
+        self._console = Console()
+        self._total, self._ratio = total, ratio
+        self._bar = Progress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=total)
+
+    def __enter__(self) -> ProgressLine:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def step(self, record: StepRecord) -> None:
+        """Show a finished step."""
+        line = (
+            f"loss {record.loss:.3f}  {record.samples / record.seconds:.1f} samples/s  "
+            f"{self._ratio:.1f}x fewer bytes  {record.sections['wait'] / record.seconds:.0%} waiting on the wire"
+        )
+        self._bar.update(self._task, advance=1, description=line)
+        every = max(1, self._total // 10)
+        if self._bar.disable and ((record.step + 1) % every == 0 or record.step == 0):
+            self._console.print(f"step {record.step + 1}/{self._total}  {line}", soft_wrap=True)
+
+
+def show_summary(summary: Mapping[str, Any]) -> None:
+    """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
+    console = Console()
+    table = Table(
+        title=f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s", title_justify="left"
+    )
+    for column in ("", "loss", "perplexity"):
+        table.add_column(column, justify="left" if not column else "right")
+    for mode, score in summary["held_out"].items():
+        table.add_row(f"held out, compression {mode}", f"{score['loss']:.4f}", f"{score['perplexity']:.3f}")
+    console.print(table)
+    console.print(_channels_table(summary))
+    console.print(_stages_table(summary))
+    console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
+    console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
+
+
+def _channels_table(summary: Mapping[str, Any]) -> Table:
+    table = Table("boundary", "channel", "codec", title="bytes sent while training", title_justify="left")
+    for column in ("sent", "uncompressed", "ratio"):
+        table.add_column(column, justify="right")
+    for channel in summary["channels"]:
+        table.add_row(
+            f"{channel['boundary']} -> {channel['boundary'] + 1}"
+            if channel["channel"] == "activations"
+            else f"{channel['boundary'] + 1} -> {channel['boundary']}",
+            channel["channel"],
+            channel["codec"],
+            _megabytes(channel["bytes"]),
+            _megabytes(channel["uncompressed"]),
+            f"{channel['uncompressed'] / max(1, channel['bytes']):.2f}x",
+        )
+    return table
+
+
+def _stages_table(summary: Mapping[str, Any]) -> Table:
+    table = Table("stage", title="where the time of training went", title_justify="left")
+    for column in (*SECTIONS, "other", "peak memory"):
+        table.add_column(column, justify="right")
+    for stage in summary["stages"]:
+        seconds = stage["seconds"]
+        total = max(1e-9, summary["training_seconds"])
+        other = max(0.0, total - sum(seconds.values()))
+        shares = [f"{seconds[name]:.1f} s ({seconds[name] / total:.0%})" for name in SECTIONS]
+        table.add_row(str(stage["stage"]), *shares, f"{other:.1f} s", _megabytes(stage["peak_memory"]))
+    return table
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

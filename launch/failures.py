@@ -1,0 +1,104 @@
+"""How a failed run is told: the stage that broke on top, below it what the others were waiting for.
+
+Every stage process leaves one report in a folder of the launcher. Whoever broke is seldom the first to notice: a killed
+stage leaves no report, and its neighbours see their connections close within milliseconds. So the reports are sorted by
+what happened, not by when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from thinwire.pipeline.errors import PeerError, PipelineError
+
+FOLDER_VARIABLE = "THINWIRE_FAILURES"
+STOPPED = 143
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Why one process ended: its own failure ("own"), a lost peer ("peer"), or being told to ("stopped")."""
+
+    rank: int
+    stages: list[int]
+    kind: str
+    text: str
+    time: float
+
+    def save(self) -> None:
+        """Leave the report for the launcher; without one, print it."""
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder is None:
+            os.write(2, f"{self.line()}\n".encode())
+        else:
+            Path(folder, f"{self.rank}.json").write_text(json.dumps(asdict(self)))
+
+    def line(self) -> str:
+        """The report in words."""
+        head = {"own": "failed", "peer": "lost a peer", "stopped": "was told to stop"}[self.kind]
+        return f"{_name(self.stages)} {head}: {self.text}"
+
+
+def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
+    """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
+    told = isinstance(error, PipelineError | ValueError)
+    text = str(error) if told else "".join(traceback.format_exception(error)).rstrip()
+    kind = "peer" if isinstance(error, PeerError) else "own"
+    return Report(rank=rank, stages=list(stages), kind=kind, text=text, time=time.time())
+
+
+def read_reports(folder: Path) -> dict[int, Report]:
+    """All reports left in a folder, by rank."""
+    reports = (Report(**json.loads(path.read_text())) for path in folder.glob("*.json"))
+    return {report.rank: report for report in reports}
+
+
+def tell(reports: Mapping[int, Report], exit_codes: Mapping[int, int], stages_of: Callable[[int], list[int]]) -> str:
+    """The whole failure in words: processes killed by a signal, then own failures by time, then what the rest awaited.
+
+    `exit_codes` are those of the processes that ended badly; a negative one is a signal's number.
+    """
+    silent = [rank for rank in sorted(exit_codes) if rank not in reports]
+    killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
+    order = {"own": 0, "peer": 1, "stopped": 2}
+    told = sorted(reports.values(), key=lambda report: (order[report.kind], report.time))
+    causes = killed + [report.line() for report in told if report.kind == "own"]
+    others = [f"  {report.line()}" for report in told if report.kind != "own"]
+    return "\n".join(causes + others)
+
+
+def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signals]) -> None:
+    """End this process at once on a signal, even inside a blocking call, leaving a report first.
+
+    A signal handler of Python's would have to wait until the call returns; a thread reading the wake-up pipe does not.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in signals:
+        signal.signal(number, lambda *_: None)
+
+    def watch() -> None:
+        os.read(reading, 1)
+        report().save()
+        os._exit(STOPPED)
+
+    threading.Thread(target=watch, name="stop-on-signals", daemon=True).start()
+
+
+def _name(stages: Sequence[int]) -> str:
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"exited with status {exit_code}"

@@ -1,0 +1,94 @@
+"""What a run leaves behind: metrics a line a step, TensorBoard events, weights, a summary and a picture.
+
+runs/NAME/
+  recipe.yaml           the resolved recipe, as `thinwire train` reads it
+  metrics.jsonl         one line a step
+  tensorboard/          the same curves
+  weights/stage-I.safetensors
+  summary.json          everything the closing table says, and more
+  loss.png              the loss curve
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from thinwire.pipeline.evaluation import Mode, Score
+from thinwire.pipeline.trainer import StepRecord
+
+
+def save_weights(folder: Path, stage_index: int, state: Mapping[str, Tensor], step: int) -> None:
+    """Write one stage's weights, named as in the unsplit model, in place of what was there."""
+    target = folder / "weights" / f"stage-{stage_index}.safetensors"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_suffix(".new")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, fresh, metadata={"step": str(step)})
+    fresh.replace(target)
+
+
+class MetricsLog:
+    """One line of JSON and a set of TensorBoard points for every step; evaluations likewise."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lines = (folder / "metrics.jsonl").open("w")
+        self._events = SummaryWriter(str(folder / "tensorboard"))
+        self.losses: list[tuple[int, float]] = []
+        self.evaluations: list[tuple[int, dict[Mode, Score]]] = []
+
+    def step(self, record: StepRecord, **extra: float) -> None:
+        """Log a training step."""
+        values = {**asdict(record), **extra}
+        self._lines.write(json.dumps(values) + "\n")
+        self._lines.flush()
+        for name in ("loss", "lr", "grad_norm"):
+            if values[name] is not None:
+                self._events.add_scalar(f"train/{name}", values[name], record.step)
+        self._events.add_scalar("train/samples_per_second", record.samples / record.seconds, record.step)
+        for name, seconds in record.sections.items():
+            self._events.add_scalar(f"share/{name}", seconds / record.seconds, record.step)
+        if record.loss is not None:
+            self.losses.append((record.step, record.loss))
+
+    def evaluation(self, step: int, scores: dict[Mode, Score]) -> None:
+        """Log an evaluation that followed `step` steps."""
+        self.evaluations.append((step, scores))
+        for mode, score in scores.items():
+            self._events.add_scalar(f"held-out/loss compression {mode}", score.loss, step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._lines.close()
+        self._events.close()
+
+
+def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write summary.json."""
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def save_picture(
+    path: Path, title: str, losses: Sequence[tuple[int, float]], evaluations: Sequence[tuple[int, dict[Mode, Score]]]
+) -> None:
+    """Draw the loss of every step, and the held-out losses with compression on and off."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="optimizer step", ylabel="loss (nats per token)", title=title)
+    if losses:
+        axes.plot(*zip(*losses, strict=True), linewidth=0.8, label="training")
+    for mode, marker in (("on", "o"), ("off", "x")):
+        points = [(step, scores[mode].loss) for step, scores in evaluations]  # type: ignore[index]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker, label=f"held out, compression {mode}: {points[-1][1]:.3f}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)

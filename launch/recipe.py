@@ -1,0 +1,166 @@
+"""A recipe: everything a run depends on, as one tree of dataclasses, from a packaged name or file and the command line.
+
+jsonargparse makes the options, their help and the checks of types from the dataclasses. What only shows when parts meet
+(layers against stages, text against vocabulary) is gathered here and raised at once, before any process group starts.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentError
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+from thinwire.models.data import DataOptions
+from thinwire.models.errors import ModelError
+from thinwire.models.gpt2 import GPT2Options
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import (
+    CompressionOptions,
+    OptimizerOptions,
+    PipelineOptions,
+    TrainingOptions,
+    WireOptions,
+)
+
+PACKAGED = files("thinwire.launch") / "recipes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training run."""
+
+    name: str = "unnamed"
+    """What the run is called."""
+    description: str = ""
+    """What the recipe is for, in a sentence."""
+    output: str = ""
+    """Folder for everything the run writes; empty means runs/ and the name."""
+    save_every: int = 0
+    """Steps between saves of the newest weights; 0 saves at the end only."""
+    model: GPT2Options = field(default_factory=GPT2Options)
+    data: DataOptions = field(default_factory=DataOptions)
+    pipeline: PipelineOptions = field(default_factory=PipelineOptions)
+    compression: CompressionOptions = field(default_factory=CompressionOptions)
+    wire: WireOptions = field(default_factory=WireOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        if self.save_every < 0:
+            mistakes.append(f"save_every must not be negative, got {self.save_every}")
+        if self.data.block_size > self.model.n_positions:
+            mistakes.append(
+                f"data.block_size must be at most model.n_positions, got {self.data.block_size} > "
+                f"{self.model.n_positions}"
+            )
+        unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
+        if unknown:
+            mistakes.append(
+                f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
+                f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
+            )
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    @property
+    def num_boundaries(self) -> int:
+        """Cuts between stages."""
+        return self.pipeline.num_stages - 1
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return Path(self.output or f"runs/{self.name}")
+
+
+def packaged() -> dict[str, str]:
+    """The packaged recipes: name -> what each is for."""
+    found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
+
+
+def make_parser(prog: str) -> ArgumentParser:
+    """A parser with an option for every field of a recipe, under its dotted name."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(
+        prog=prog,
+        usage=f"{prog} RECIPE [--option value ...]",
+        description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
+        "overrides one field of it; dashes and underscores are the same in option names.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", type=str, help="packaged name or path of a YAML file")
+    parser.add_class_arguments(Recipe, None)
+    return parser
+
+
+def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
+    """The recipe that a command line asks for.
+
+    Raises:
+        OptionsError: the recipe is not found, an option is unknown or ill-typed, or parts do not fit; as many
+            mistakes at once as can be told.
+        SystemExit: --help was given.
+    """
+    parser = make_parser(prog)
+    arguments = [_underscored(argument) for argument in argv]
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    try:
+        base = parser.parse_object({"recipe": named, **_load(named)}) if named else None
+        values = parser.parse_args(arguments, namespace=base)
+    except ArgumentError as error:
+        raise OptionsError([f"{' '.join(str(error).split())}; see {prog} --help"]) from error
+    return _instantiate(parser, values)
+
+
+def dump(recipe: Recipe) -> str:
+    """A recipe as YAML that `parse` reads back."""
+    return yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False, allow_unicode=True)
+
+
+def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
+    """Build every part, gather what is wrong with each, then the whole."""
+    parts: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for name in (part.name for part in fields(Recipe)):
+        try:
+            parts[name] = getattr(parser.instantiate(Namespace({name: values[name]})), name)
+        except (OptionsError, ModelError) as error:
+            mistakes += str(error).splitlines()
+    if mistakes:
+        raise OptionsError(mistakes)
+    return Recipe(**parts)
+
+
+def _load(named: str) -> dict[str, Any]:
+    """The fields of a recipe by name or path; a file's name is the default name of its run."""
+    known = packaged()
+    path = Path(named)
+    if named in known:
+        return dict(yaml.safe_load((PACKAGED / f"{named}.yaml").read_text()))
+    if not path.is_file():
+        raise OptionsError(
+            [f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}; known: {', '.join(known)}"]
+        )
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise OptionsError([f"{path} is no YAML: {' '.join(str(error).split())}"]) from error
+    if not isinstance(loaded, dict):
+        raise OptionsError([f"{path} must hold the fields of a recipe, got {type(loaded).__name__}"])
+    return {"name": path.stem, **loaded}
+
+
+def _underscored(argument: str) -> str:
+    """--save-every=3 and --save_every=3 are the same option."""
+    option, equals, value = argument.partition("=")
+    return option.replace("-", "_").replace("__", "--", 1) + equals + value if option.startswith("--") else argument

@@ -1,0 +1,186 @@
+"""One process of a run: joins the others, trains its stages, and reports; the last stage's process writes and shows."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.launch.assembly import Assembly, Prepared, assemble
+from thinwire.launch.console import ProgressLine, show_summary
+from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_weights
+from thinwire.launch.recipe import dump
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.layers import Stage
+from thinwire.models.sampler import evaluation_batches
+from thinwire.models.tasks import mask_padding
+from thinwire.pipeline.evaluation import Mode, Score, evaluate
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.meters import Traffic
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.trainer import StepRecord
+
+
+class Run:
+    """A run as one process sees it."""
+
+    def __init__(self, prepared: Prepared, where: Placement) -> None:
+        self.recipe = prepared.recipe
+        self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
+        self.trainer = self.assembly.trainer
+        self._held_out = prepared.held_out
+        self._started = time.perf_counter()
+        self._log = MetricsLog(self.recipe.folder) if self.trainer.has_last else None
+
+    @property
+    def doing(self) -> str:
+        """What this process is waiting for or computing, in words."""
+        words = [stage.meter.doing for stage in self.trainer.stages]
+        return "; ".join(word for word in words if word) or "between two sections of its work"
+
+    def go(self) -> None:
+        """Train, evaluate both ways, save, report."""
+        training_started = time.perf_counter()
+        if self._log is None:
+            self.trainer.train(self._after_step)
+        else:
+            with ProgressLine(self.recipe.training.steps, self._ratio) as self._line:
+                self.trainer.train(self._after_step)
+        training_seconds = time.perf_counter() - training_started
+        stages = self._stage_reports()
+        if self.recipe.training.steps == 0 or not self._evaluates_after(self.recipe.training.steps):
+            self._evaluate(self.recipe.training.steps)
+        self._save(self.recipe.training.steps)
+        self._finish(training_seconds, stages)
+
+    def _after_step(self, record: StepRecord) -> None:
+        done = record.step + 1
+        if self._log is not None:
+            self._log.step(record, **self._bytes)
+            self._line.step(record)
+        if self._evaluates_after(done):
+            self._evaluate(done)
+        if self.recipe.save_every and done % self.recipe.save_every == 0:
+            self._save(done)
+
+    def _evaluates_after(self, done: int) -> bool:
+        every = self.recipe.training.evaluate_every
+        return bool(every) and done % every == 0
+
+    def _evaluate(self, done: int) -> None:
+        if self._held_out is None:
+            return
+        size = self.recipe.pipeline.num_microbatches * self.recipe.pipeline.microbatch_size
+        count = len(self._held_out)
+        scores = evaluate(self.trainer, self._held_out, lambda: evaluation_batches(count, size), mask_padding)
+        if self._log is not None and scores is not None:
+            self._log.evaluation(done, scores)
+
+    def _save(self, done: int) -> None:
+        for stage in self.trainer.stages:
+            save_weights(self.recipe.folder, stage.stage_index, _module(stage).full_state(), done)
+
+    @property
+    def _bytes(self) -> dict[str, float]:
+        """Bytes of all boundaries in one optimizer step, from the plan."""
+        passes = self.recipe.pipeline.accumulation
+        return {f"bytes_{name}": passes * count for name, count in self.assembly.bytes_per_pass.items()}
+
+    @property
+    def _ratio(self) -> float:
+        per_pass = self.assembly.bytes_per_pass
+        return per_pass["uncompressed"] / max(1, per_pass["compressed"])
+
+    def _stage_reports(self) -> list[dict[str, Any]] | None:
+        """What every stage has to say of training; None except where the last stage lives."""
+        reports = {stage.stage_index: _report(stage) for stage in self.trainer.stages}
+        return self.assembly.placement.gather(reports)
+
+    def _finish(self, training_seconds: float, stages: list[dict[str, Any]] | None) -> None:
+        """Gather what only the end knows, and let the last stage's process write and show it."""
+        ends = {stage.stage_index: _end_report(stage) for stage in self.trainer.stages}
+        gathered = self.assembly.placement.gather(ends)
+        if self._log is None or stages is None or gathered is None:
+            return
+        self._log.close()
+        for stage, end in zip(stages, gathered, strict=True):
+            stage.update(end)
+        summary = {
+            "name": self.recipe.name,
+            "folder": str(self.recipe.folder),
+            "steps": self.recipe.training.steps,
+            "seconds": time.perf_counter() - self._started,
+            "training_seconds": training_seconds,
+            "train_loss": self._log.losses[-1][1] if self._log.losses else None,
+            "held_out": self._scores(),
+            "channels": self._channels(stages),
+            "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
+            "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
+            "bytes_sent": _total(stages),
+            "torch": torch.__version__,
+        }
+        save_summary(self.recipe.folder, summary)
+        (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
+        save_picture(self.recipe.folder / "loss.png", self.recipe.name, self._log.losses, self._log.evaluations)
+        show_summary(summary)
+
+    def _scores(self) -> dict[Mode, dict[str, float]]:
+        assert self._log is not None
+        if not self._log.evaluations:
+            return {}
+        last: dict[Mode, Score] = self._log.evaluations[-1][1]
+        return {
+            mode: {**asdict(score), "perplexity": self.trainer.task.perplexity(score.loss)}
+            for mode, score in last.items()
+        }
+
+    def _channels(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Traffic of training, a row a boundary and channel."""
+        sent = {key: traffic for stage in stages for key, traffic in stage["traffic"].items()}
+        return [
+            {
+                "boundary": boundary,
+                "channel": channel,
+                "codec": str(self.recipe.compression.codec(boundary, channel)),
+                **asdict(sent.get((boundary, channel, "train"), Traffic())),
+            }
+            for boundary in range(self.recipe.num_boundaries)
+            for channel in CHANNELS
+        ]
+
+
+def _report(stage: CompressedStage) -> dict[str, Any]:
+    return {
+        "stage": stage.stage_index,
+        "layers": len(_module(stage).layers),
+        "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
+        "seconds": dict(stage.meter.seconds),
+    }
+
+
+def _end_report(stage: CompressedStage) -> dict[str, Any]:
+    return {
+        "traffic": dict(stage.meter.traffic),
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "digest_lines": tensor_lines(_module(stage).full_state()),
+    }
+
+
+def _module(stage: CompressedStage) -> Stage:
+    assert isinstance(stage.submod, Stage)
+    return stage.submod
+
+
+def _total(stages: list[dict[str, Any]]) -> int:
+    """Bytes of every frame every stage sent, all phases."""
+    return sum(traffic.bytes for stage in stages for traffic in stage["traffic"].values())
+
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

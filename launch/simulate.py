@@ -1,0 +1,39 @@
+"""`thinwire simulate`: the same training in one process, every boundary local, the same numbers bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from thinwire.launch import recipe
+from thinwire.launch.assembly import Prepared, prepare, simulated_placement
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError, PipelineError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Simulate a recipe; the exit status."""
+    try:
+        wanted = recipe.parse(argv, prog="thinwire simulate")
+        simulate(prepare(replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")))
+    except (OptionsError, ModelError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def simulate(prepared: Prepared) -> None:
+    """Train all stages in this process, which must not have a default process group."""
+    from thinwire.launch.run import Run
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        Run(prepared, simulated_placement(prepared.recipe)).go()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,79 @@
+"""`thinwire train`: start a process a group of stages here, or be one of them when torchrun started us.
+
+    thinwire train quickstart
+    torchrun --nproc-per-node 4 -m thinwire.launch.train quickstart
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \\
+        -m thinwire.launch.train quickstart
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.launch import failures, recipe
+from thinwire.launch.assembly import prepare, real_placement
+from thinwire.launch.recipe import Recipe
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+STOPPED_BY_USER = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train a recipe; the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        wanted = recipe.parse(arguments)
+        prepared = prepare(wanted)
+    except (OptionsError, ModelError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if "RANK" in os.environ:
+        from thinwire.launch.worker import work
+
+        return work(prepared)
+    return launch(wanted, arguments)
+
+
+def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
+    """Start the stage processes on this machine, wait for them, and tell what went wrong if something did."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["OMP_NUM_THREADS"] = str(wanted.training.threads)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=wanted.pipeline.num_processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        local_addr="localhost",
+    )
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        os.environ[failures.FOLDER_VARIABLE] = folder
+        try:
+            elastic_launch(config, sys.executable)("-m", "thinwire.launch.train", *arguments)
+        except ChildFailedError as error:
+            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            told = failures.tell(failures.read_reports(Path(folder)), exit_codes, real_placement(wanted).stages_of)
+            print(told, file=sys.stderr)
+            return 1
+        except SignalException as error:
+            print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
+            return STOPPED_BY_USER
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

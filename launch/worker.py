@@ -1,0 +1,55 @@
+"""The life of one stage process: join, run, and leave a report if it cannot go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from thinwire.launch.assembly import Prepared, real_placement
+from thinwire.launch.failures import Report, report_of, stop_on_signals
+from thinwire.launch.run import Run
+from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.transport import reaching
+
+
+def work(prepared: Prepared) -> int:
+    """Be the process that torchrun says we are; the exit status."""
+    rank, where = int(os.environ["RANK"]), real_placement(prepared.recipe)
+    stages = where.stages_of(rank)
+    run: Run | None = None
+
+    def stopped() -> Report:
+        doing = run.doing if run is not None else "starting"
+        return Report(rank=rank, stages=stages, kind="stopped", text=doing, time=time.time())
+
+    stop_on_signals(stopped, (signal.SIGTERM, signal.SIGINT))
+    # on an error torch's runtime logs the whole schedule, which buries the error
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
+    try:
+        _join(prepared, rank)
+        run = Run(prepared, where)
+        run.go()
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        report_of(error, rank, stages).save()
+        # other threads may hang on peers that are gone
+        os._exit(1)
+    return 0
+
+
+def _join(prepared: Prepared, rank: int) -> None:
+    """Meet the other processes; MismatchError when their number is not the recipe's."""
+    needed, found = prepared.recipe.pipeline.num_processes, int(os.environ["WORLD_SIZE"])
+    if needed != found:
+        raise MismatchError(
+            f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
+            f"equal to {needed}, or change pipeline.num_stages"
+        )
+    with reaching(f"process {rank} was waiting for all {needed} processes to start"):
+        dist.init_process_group("gloo", timeout=timedelta(seconds=prepared.recipe.wire.timeout))

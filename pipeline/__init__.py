@@ -1,0 +1,11 @@
+"""What one process of a pipeline does: stages whose boundaries compress, the schedules that drive them, training.
+
+`CompressedStage` takes the place of torch.distributed.pipelining.PipelineStage; a `Wire` connects those of one process.
+"""
+
+from thinwire.pipeline.errors import PipelineError
+from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.wire import Wire
+
+__all__ = ["BoundaryOptions", "CompressedStage", "CompressionOptions", "PipelineError", "Wire", "WireOptions"]

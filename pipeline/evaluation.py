@@ -1,0 +1,71 @@
+"""Evaluation, always both ways: with the boundaries compressing as in training, and with nothing compressed.
+
+2401.07788's main practical finding is the difference between the two, so one is never reported without the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from thinwire.pipeline.trainer import Samples, Trainer
+
+Mode = Literal["on", "off"]
+MODES: tuple[Mode, ...] = ("on", "off")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean loss over the valid targets of the held-out samples, and how many there were."""
+
+    loss: float
+    num_targets: int
+
+
+def evaluate(
+    trainer: Trainer,
+    samples: Samples,
+    batches: Callable[[], Iterable[Any]],
+    mask: Callable[[Tensor, Tensor], Tensor],
+) -> dict[Mode, Score] | None:
+    """Score held-out samples with compression on, then off; None except where the last stage lives.
+
+    Args:
+        trainer: its stages and schedule are used; no state of training changes.
+        samples: the held-out samples.
+        batches: makes the batches, each of the training shape, padding marked by `valid`.
+        mask: takes padding out of targets: (targets, valid) -> targets.
+    """
+    wires = {id(stage.wire): stage.wire for stage in trainer.stages}.values()
+    scores: dict[Mode, Score] = {}
+    try:
+        for mode in MODES:
+            for wire in wires:
+                wire.compressed_evaluation = mode == "on"
+            scores[mode] = _score(trainer, samples, batches(), mask)
+    finally:
+        for wire in wires:
+            wire.compressed_evaluation = True
+    return scores if trainer.has_last else None
+
+
+def _score(
+    trainer: Trainer, samples: Samples, batches: Iterable[Any], mask: Callable[[Tensor, Tensor], Tensor]
+) -> Score:
+    sums: list[float] = []
+    count = 0
+    trainer.loss.denominator = 1
+    for stage in trainer.stages:
+        stage.submod.eval()
+    with torch.no_grad():
+        for batch in batches:
+            inputs = samples.inputs(batch.ids) if trainer.has_first else None
+            targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
+            count += trainer.task.num_valid(targets) if targets is not None else 0
+            sums += [float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets)]
+    return Score(math.fsum(sums) / max(1, count), count)

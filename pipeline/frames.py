@@ -1,0 +1,109 @@
+"""The frame: one message over one channel for one micro-batch, and its 64-byte header.
+
+     0        4       6     7        8         12           16     24      32        40     44         64
+     | "TWIR" | version | phase | channel | boundary | microbatch | step | nones | length | crc32 | zeros | payloads...
+       4s       u16       u8      u8        u32        u32          u64    u64     u64      u32
+
+All little-endian. `nones`: bit i set means tensor i of the tuple is None (its bytes are there, and mean nothing).
+`length`: bytes after the header. `crc32`: of those bytes, 0 = not computed. The header is padded to 64 bytes, and every
+tensor's payload begins at a multiple of 16, so that payloads can be viewed as any number type.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from torch import Tensor, frombuffer, uint8
+
+from thinwire.pipeline.errors import WireError
+
+Phase = Literal["train", "eval-on", "eval-off"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+ChannelName = Literal["activations", "gradients"]
+CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
+
+MAGIC = b"TWIR"
+VERSION = 1
+HEADER_BYTES = 64
+ALIGNMENT = 16
+_LAYOUT = struct.Struct("<4sHBBIIQQQI")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a frame says of itself; both ends know every field but `nones` and `crc32` in advance."""
+
+    phase: Phase
+    channel: ChannelName
+    boundary: int
+    microbatch: int
+    step: int
+    length: int
+    nones: int = 0
+    crc32: int = 0
+
+    def write(self, frame: Tensor) -> None:
+        """Put the header into the first 64 bytes of `frame` (uint8)."""
+        packed = _LAYOUT.pack(
+            MAGIC,
+            VERSION,
+            PHASES.index(self.phase),
+            CHANNELS.index(self.channel),
+            self.boundary,
+            self.microbatch,
+            self.step,
+            self.nones,
+            self.length,
+            self.crc32,
+        )
+        frame[:HEADER_BYTES] = frombuffer(bytearray(packed.ljust(HEADER_BYTES, b"\0")), dtype=uint8)
+
+    @classmethod
+    def read(cls, frame: Tensor) -> Header:
+        """Parse the first 64 bytes of `frame` (uint8); WireError when they are no header of this version."""
+        magic, version, phase, channel, boundary, microbatch, step, nones, length, crc32 = _LAYOUT.unpack_from(
+            bytes(frame[:HEADER_BYTES].numpy())
+        )
+        if magic != MAGIC:
+            raise WireError(f"a frame must begin with {MAGIC!r}, got {magic!r}: something else writes to this channel")
+        if version != VERSION:
+            raise WireError(f"frames of version {VERSION} are understood here, got version {version}: use one release")
+        if phase >= len(PHASES) or channel >= len(CHANNELS):
+            raise WireError(f"unknown phase {phase} or channel {channel} in a frame's header: the frame is damaged")
+        return cls(
+            phase=PHASES[phase],
+            channel=CHANNELS[channel],
+            boundary=boundary,
+            microbatch=microbatch,
+            step=step,
+            length=length,
+            nones=nones,
+            crc32=crc32,
+        )
+
+
+def check(planned: Header, frame: Tensor) -> Header:
+    """Return the header of `frame` if it is the planned one; WireError listing every differing field otherwise.
+
+    `frame` may be longer than what was sent: a receive buffer holds the largest frame its channel can carry.
+    """
+    got = Header.read(frame)
+    sender_only = {"nones", "crc32"}
+    wrong = [
+        f"{name} {value} where {asdict(planned)[name]} was planned"
+        for name, value in asdict(got).items()
+        if name not in sender_only and value != asdict(planned)[name]
+    ]
+    if wrong:
+        raise WireError("the frame is not the planned one: " + ", ".join(wrong))
+    if got.crc32 and got.crc32 != checksum(frame[: HEADER_BYTES + got.length]):
+        raise WireError("the frame's payload does not match its CRC-32: it was damaged or cut short on the way")
+    return got
+
+
+def checksum(frame: Tensor) -> int:
+    """CRC-32 of what follows the header; never 0, which stands for "not computed"."""
+    return zlib.crc32(frame[HEADER_BYTES:].numpy().data) or 1

@@ -1,0 +1,51 @@
+"""The optimizer's side of a step: which optimizer, the course of the learning rate, and the norm over all stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.nn import Parameter
+
+from thinwire.pipeline.options import OptimizerOptions
+
+
+def make_optimizer(parameters: Iterable[Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
+    """The optimizer of one stage."""
+    if options.name == "sgd":
+        return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+    return torch.optim.AdamW(
+        parameters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+    )
+
+
+def lr_factor(step: int, total: int, options: OptimizerOptions) -> float:
+    """The learning rate of step `step` (from 0) as a part of its peak.
+
+    Rises linearly over `warmup_steps`, then follows the chosen course until `total` steps.
+    """
+    if step < options.warmup_steps:
+        return (step + 1) / options.warmup_steps
+    length = max(1, total - options.warmup_steps)
+    done = step - options.warmup_steps
+    courses: dict[str, Callable[[], float]] = {
+        "constant": lambda: 1.0,
+        "linear": lambda: max(0.0, 1 - done / length),
+        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * min(1.0, done / (options.cosine_steps or length)))),
+    }
+    return courses[options.schedule]()
+
+
+def squared_norm(parameters: Iterable[Parameter]) -> float:
+    """Sum of squares of the gradients of one stage, in float64."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+
+def clip(parameters: Iterable[Parameter], norm: float, max_norm: float) -> None:
+    """Scale the gradients of one stage so that the norm over all stages, `norm`, becomes at most `max_norm`."""
+    if norm > max_norm:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, max_norm / norm)

@@ -1,0 +1,208 @@
+"""What a user can choose about the pipeline, as dataclasses: the fields of a recipe, with their checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from thinwire.compress import Codec, CodecError, parse
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import ChannelName
+from thinwire.pipeline.schedules import SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundaryOptions:
+    """What one boundary does differently; a channel left out keeps the common codec."""
+
+    activations: str | None = None
+    """Codec of this boundary's activations."""
+    gradients: str | None = None
+    """Codec of this boundary's gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionOptions:
+    """Which codec each channel uses, as expressions such as q(4) or q(2, per="row")."""
+
+    activations: str = "q(4)"
+    """Codec of the activations, sent forward."""
+    gradients: str = "q(8)"
+    """Codec of the gradients, sent back."""
+    boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
+    """Overrides by boundary index; boundary i is the cut between stages i and i+1."""
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        for where, expression in self._expressions():
+            try:
+                parse(expression)
+            except CodecError as error:
+                mistakes.append(f"{where}: {error}")
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    def _expressions(self) -> list[tuple[str, str]]:
+        common = [("compression.activations", self.activations), ("compression.gradients", self.gradients)]
+        overrides = [
+            (f"compression.boundaries.{index}.{name}", expression)
+            for index, override in self.boundaries.items()
+            for name, expression in (("activations", override.activations), ("gradients", override.gradients))
+            if expression is not None
+        ]
+        return common + overrides
+
+    def codec(self, boundary: int, channel: ChannelName) -> Codec:
+        """The codec of one channel of one boundary."""
+        override = getattr(self.boundaries.get(boundary), channel, None)
+        return parse(override if override is not None else getattr(self, channel))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireOptions:
+    """How frames travel and how they are checked."""
+
+    timeout: float = 300.0
+    """Seconds that any wait on another stage may last."""
+    checksum: bool = True
+    """Protect every payload with a CRC-32."""
+    nonfinite: Literal["raise", "send"] = "raise"
+    """What to do with NaN or infinity in a tensor to be sent: stop and name it, or send it on."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise OptionsError([f"wire.timeout must be positive, got {self.timeout}; give seconds"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """How the model is cut and in what order the work is done."""
+
+    num_stages: int = 4
+    """Stages the model is cut into."""
+    schedule: Literal[
+        "gpipe",
+        "1f1b",
+        "looped-bfs",
+        "interleaved-1f1b",
+        "interleaved-zero-bubble",
+        "zbv-zero-bubble",
+        "dualpipev",
+    ] = "gpipe"
+    """Order of the work; the schedules of torch.distributed.pipelining by name."""
+    stages_per_process: int | None = None
+    """Stages each process holds; null takes the schedule's own number (1, or 2 where it interleaves)."""
+    layers: list[int] | None = None
+    """Layers of each stage; null cuts where the slowest stage is fastest."""
+    num_microbatches: int = 4
+    """Micro-batches that flow through the pipeline in one go."""
+    microbatch_size: int = 4
+    """Samples in a micro-batch."""
+    accumulation: int = 1
+    """Passes through the pipeline before the optimizer steps."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"pipeline.{name} must be at least 1, got {value}"
+            for name, value in (
+                ("num_stages", self.num_stages),
+                ("num_microbatches", self.num_microbatches),
+                ("microbatch_size", self.microbatch_size),
+                ("accumulation", self.accumulation),
+            )
+            if value < 1
+        ]
+        per_process = self.per_process
+        if not mistakes:
+            mistakes += SCHEDULES[self.schedule].mistakes(self.num_stages, per_process, self.num_microbatches)
+        if self.layers is not None and len(self.layers) != self.num_stages:
+            mistakes.append(
+                f"pipeline.layers must have one entry a stage, got {len(self.layers)} for {self.num_stages} stages"
+            )
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    @property
+    def per_process(self) -> int:
+        """Stages a process holds."""
+        return self.stages_per_process or SCHEDULES[self.schedule].stages_per_process
+
+    @property
+    def num_processes(self) -> int:
+        """Processes the pipeline needs."""
+        return self.num_stages // self.per_process
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.num_microbatches * self.microbatch_size * self.accumulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """The optimizer of every stage, and the course of its learning rate."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """Which optimizer."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Weight decay (decoupled for adamw)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """adamw: decay rates of the two moments."""
+    eps: float = 1e-8
+    """adamw: added to the denominator."""
+    momentum: float = 0.9
+    """sgd: momentum."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Course of the learning rate after warm-up: flat, straight to zero, or half a cosine to zero."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from zero to its peak."""
+    cosine_steps: int | None = None
+    """Steps of the half cosine; null means it ends with training (2401.07788 uses twice its length)."""
+    max_grad_norm: float | None = None
+    """Clip gradients to this norm over all stages; null clips nothing."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"optimizer.{name} must not be negative, got {value}"
+            for name, value in (
+                ("lr", self.lr),
+                ("weight_decay", self.weight_decay),
+                ("warmup_steps", self.warmup_steps),
+                ("max_grad_norm", self.max_grad_norm or 0.0),
+            )
+            if value < 0 or not math.isfinite(value)
+        ]
+        if mistakes:
+            raise OptionsError(mistakes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How long to train, and with what numbers."""
+
+    steps: int = 100
+    """Optimizer steps."""
+    seed: int = 0
+    """Seed of weights, order of samples, dropout and stochastic rounding."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward pass: fp32, or bf16 by autocast."""
+    threads: int = 1
+    """CPU threads of each stage process; part of the recipe because sums depend on it."""
+    evaluate_every: int = 0
+    """Optimizer steps between evaluations; 0 evaluates at the end only."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"training.{name} must be at least {least}, got {value}"
+            for name, value, least in (
+                ("steps", self.steps, 0),
+                ("threads", self.threads, 1),
+                ("evaluate_every", self.evaluate_every, 0),
+            )
+            if value < least
+        ]
+        if mistakes:
+            raise OptionsError(mistakes)

@@ -1,0 +1,59 @@
+"""This process among the others: which stages it holds, and numbers gathered from all stages in stage order.
+
+The one place for rank arithmetic. A sum over stages is gathered and added in stage order in float64, never
+all-reduced, so that it does not depend on where the stages live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from thinwire.pipeline.transport import reaching
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each stage lives: `process_of[stage]` is a rank of the default group."""
+
+    process_of: Mapping[int, int]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return len(self.process_of)
+
+    @property
+    def last_process(self) -> int:
+        """The rank that holds the last stage, and so the loss."""
+        return self.process_of[self.num_stages - 1]
+
+    def stages_of(self, process: int) -> list[int]:
+        """The stages a process holds, in stage order."""
+        return sorted(stage for stage, holder in self.process_of.items() if holder == process)
+
+    def gather_numbers(self, local: Mapping[int, float]) -> list[float]:
+        """One float64 of every stage, in stage order, known to all processes afterwards."""
+        mine = torch.zeros(self.num_stages, dtype=torch.float64)
+        for stage, value in local.items():
+            mine[stage] = value
+        everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        with reaching(f"stages {sorted(local)} were waiting for numbers of all stages"):
+            dist.all_gather(everyone, mine)
+        return [float(everyone[self.process_of[stage]][stage]) for stage in range(self.num_stages)]
+
+    def gather(self, local: Mapping[int, T]) -> list[T] | None:
+        """One value of every stage, in stage order; None except on the process of the last stage."""
+        here = dist.get_rank() == self.last_process
+        everyone: list[Any] | None = [None] * dist.get_world_size() if here else None
+        with reaching(f"stages {sorted(local)} were reporting to the last stage"):
+            dist.gather_object(dict(local), everyone, dst=self.last_process)
+        if everyone is None:
+            return None
+        return [everyone[self.process_of[stage]][stage] for stage in range(self.num_stages)]

@@ -1,0 +1,196 @@
+"""The schedules of torch.distributed.pipelining by name: where stages live, and in what order the work is done.
+
+torch gives every schedule as data, rank -> actions. A real run hands that to its own schedule class; a simulation runs
+the same actions on one process, in one order that keeps every stage's own order, so the numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+
+Order = dict[int, list[_Action | None]]
+LossFn = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """One schedule: torch's class, how many stages a process holds, how they lie over the processes, and its rule.
+
+    `placement` is "loop" (stage i on process i % P) or "v" (down the processes and back up). `rule` answers what is
+    wrong with (num_microbatches, num_stages, num_processes), or None. `order` stands in for the order torch gives.
+    """
+
+    torch_class: Callable[..., Any]
+    stages_per_process: int
+    placement: Literal["loop", "v"]
+    rule: Callable[[int, int, int], str | None]
+    order: Callable[[int, int], Order] | None = None
+
+    def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
+        """What makes these numbers impossible for this schedule, a sentence each."""
+        fixed = self.stages_per_process == 1 or self.placement == "v"
+        if per_process < 1 or (fixed and per_process != self.stages_per_process):
+            return [f"pipeline.stages_per_process must be {self.stages_per_process} here, got {per_process}"]
+        if num_stages % per_process:
+            return [f"pipeline.num_stages must be a multiple of {per_process} stages a process, got {num_stages}"]
+        broken = self.rule(num_microbatches, num_stages, num_stages // per_process)
+        return [broken] if broken else []
+
+
+def _any_number(num_microbatches: int, num_stages: int, num_processes: int) -> str | None:
+    return None
+
+
+def _fills_the_pipeline(num_microbatches: int, num_stages: int, num_processes: int) -> str | None:
+    if num_microbatches >= num_stages:
+        return None
+    return (
+        f"pipeline.num_microbatches must be at least num_stages for this schedule, got {num_microbatches} < "
+        f"{num_stages}; raise --pipeline.num_microbatches"
+    )
+
+
+def _whole_rounds(num_microbatches: int, num_stages: int, num_processes: int) -> str | None:
+    rounds = max(1, num_microbatches // num_processes)
+    if num_microbatches % rounds == 0:
+        return None
+    return (
+        f"pipeline.num_microbatches must be a multiple of its {rounds} rounds over {num_processes} processes for this "
+        f"schedule, got {num_microbatches}; take {rounds * (num_microbatches // rounds)}"
+    )
+
+
+def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Order:
+    """What Schedule1F1B does: stage s runs S - s forwards, then a backward and a forward in turn, then what is left.
+
+    Torch's own table of it (2.13, 2.15) numbers the last stage's forwards from 1, so it is written out here.
+    """
+    order: Order = {}
+    for stage in range(num_stages):
+        warmup = min(num_microbatches, num_stages - stage)
+        forwards = [_Action(stage, _ComputationType.FORWARD, index) for index in range(num_microbatches)]
+        backwards = [_Action(stage, _ComputationType.FULL_BACKWARD, index) for index in range(num_microbatches)]
+        turns = chain.from_iterable(zip(backwards, forwards[warmup:], strict=False))
+        order[stage] = [*forwards[:warmup], *turns, *backwards[num_microbatches - warmup :]]
+    return order
+
+
+SCHEDULES: Mapping[str, ScheduleSpec] = {
+    "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number),
+    "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, one_forward_one_backward),
+    "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number),
+    "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds),
+    "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds),
+    "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number),
+    "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline),
+}
+
+
+def placement(name: str, num_stages: int, num_processes: int) -> dict[int, int]:
+    """Stage index -> process, for a schedule by name."""
+    return dict(generate_stage_to_rank_mapping(num_processes, num_stages, SCHEDULES[name].placement))
+
+
+def build(name: str, stages: Sequence[PipelineStage], num_microbatches: int, loss_fn: LossFn) -> Any:
+    """Torch's schedule over this process's stages; gradients are not scaled, the loss already is."""
+    spec = SCHEDULES[name]
+    first = stages[0] if spec.stages_per_process == 1 else list(stages)
+    return spec.torch_class(first, num_microbatches, loss_fn=loss_fn, scale_grads=False)
+
+
+def build_merged(
+    order: Sequence[_Action], stages: Sequence[PipelineStage], num_microbatches: int, loss_fn: LossFn
+) -> Any:
+    """A schedule that runs `order` with every stage on this one process."""
+    schedule = _PipelineScheduleRuntime(list(stages), num_microbatches, loss_fn=loss_fn, scale_grads=False)
+    schedule._prepare_schedule_with_comms({0: list(order)})
+    return schedule
+
+
+def actions(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> Order:
+    """The schedule's compute as data: process -> actions in order, None where it idles. Needs no process group."""
+    spelled_out = SCHEDULES[name].order
+    if spelled_out is not None:
+        return spelled_out(num_stages, num_microbatches)
+    stage_of = placement(name, num_stages, num_processes)
+    stages = [
+        SimpleNamespace(
+            stage_index=index,
+            num_stages=num_stages,
+            group_size=num_processes,
+            group_rank=0,
+            submod=nn.Identity(),
+            device="cpu",
+            has_backward=True,
+            is_first=index == 0,
+            is_last=index == num_stages - 1,
+        )
+        for index in range(num_stages)
+        if stage_of[index] == 0
+    ]
+    order = build(name, stages, num_microbatches, lambda output, target: output).pipeline_order  # type: ignore[arg-type]
+    return {
+        process: [action for action in row if action is None or action.is_compute_op] for process, row in order.items()
+    }
+
+
+def merge(order: Mapping[int, Sequence[_Action | None]]) -> list[_Action]:
+    """One sequence of all processes' actions: every process's own order kept, nothing before what it depends on.
+
+    Processes take turns, each advancing one action if its input has been computed: a forward needs the previous
+    stage's forward of that micro-batch, a backward the next stage's (input) backward.
+    """
+    waiting = {process: [action for action in row if action is not None] for process, row in order.items()}
+    last_stage = max(part.stage_index for row in waiting.values() for action in row for part in _parts(action))
+    done: set[tuple[str, int, int]] = set()
+    merged: list[_Action] = []
+    while any(waiting.values()):
+        progressed = False
+        for row in waiting.values():
+            if row and all(need in done for part in _parts(row[0]) for need in _needs(part, last_stage)):
+                action = row.pop(0)
+                merged.append(action)
+                done.update(_yields(part) for part in _parts(action))
+                progressed = True
+        assert progressed, "the schedule waits for itself"
+    return merged
+
+
+def _parts(action: _Action) -> Sequence[_Action]:
+    return action.sub_actions or (action,)
+
+
+def _kind(action: _Action) -> str:
+    return {"B": "backward", "I": "backward", "F": "forward"}.get(str(action.computation_type.value), "other")
+
+
+def _yields(action: _Action) -> tuple[str, int, int]:
+    assert action.microbatch_index is not None
+    return _kind(action), action.stage_index, action.microbatch_index
+
+
+def _needs(action: _Action, last_stage: int) -> list[tuple[str, int, int]]:
+    kind, stage, microbatch = _yields(action)
+    if kind == "forward" and stage > 0:
+        return [("forward", stage - 1, microbatch)]
+    if kind == "backward" and stage < last_stage:
+        return [("backward", stage + 1, microbatch)]
+    return []

@@ -1,0 +1,303 @@
+"""CompressedStage: torch's PipelineStage, except that compressed frames cross its boundaries.
+
+Every hook of PipelineStage that Thinwire leans on is overridden in this file and nowhere else;
+tests/test_stage_contract.py holds torch to them. The schedule orders the work and sends nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from thinwire.compress import Key
+from thinwire.pipeline.boundary import BoundaryEnd
+from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.frames import Phase
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.wire import BoundaryShape, Wire
+
+Tensors = Tensor | tuple[Tensor, ...]
+
+
+class CompressedStage(PipelineStage):
+    """A stage of a pipeline whose activations and gradients travel compressed.
+
+    Takes the place of `torch.distributed.pipelining.PipelineStage` in any of torch's schedules. Call `flush()` after
+    the last step, before the process group is destroyed.
+
+    Args:
+        submodule: this stage's part of the model.
+        stage_index, num_stages, device, group, dw_builder: as for PipelineStage.
+        input_args, output_args: examples of one micro-batch's inputs and outputs, real or meta; required. Where any
+            example of a tuple has requires_grad set, those that have it need gradients; else all floating ones do.
+        wire: shared by all stages of this process.
+        first_layer: when given, the random numbers of each forward (dropout) are seeded from (wire.seed, first_layer,
+            step, micro-batch), whatever else the process computes; None leaves torch's generator alone.
+
+    Attributes:
+        meter: seconds and bytes of this stage.
+        keep_outputs: whether the last stage's outputs are returned by the schedule; set it to False where only the
+            loss is wanted, and a batch of logits costs no memory.
+
+    Raises:
+        OptionsError: input_args or output_args are missing.
+    """
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        input_args: Tensors | None = None,
+        output_args: Tensors | None = None,
+        group: dist.ProcessGroup | None = None,
+        dw_builder: Callable[[], Callable[..., None]] | None = None,
+        *,
+        wire: Wire,
+        first_layer: int | None = None,
+    ) -> None:
+        if input_args is None or output_args is None:
+            raise OptionsError(
+                ["CompressedStage needs input_args and output_args, because frames have a size known in advance"]
+            )
+        super().__init__(
+            submodule,
+            stage_index,
+            num_stages,
+            device,
+            input_args=input_args,
+            output_args=output_args,
+            group=group,
+            dw_builder=dw_builder,
+        )
+        self.wire = wire
+        self.meter = Meter()
+        self.keep_outputs = True
+        self._first_layer = first_layer
+        self._examples = (_examples(input_args), _examples(output_args))
+        self._upstream: BoundaryEnd | None = None
+        self._downstream: BoundaryEnd | None = None
+        self._connected = False
+        self._steps: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
+        self._phase: Phase = "train"
+        self._open = False
+        self._num_microbatches = 0
+
+    def connect(self) -> None:
+        """Set up both boundaries and compare them with the neighbours'; done at the first step if not before.
+
+        Must come after the schedule is built, which decides where each stage lives.
+        """
+        if self._connected:
+            return
+        inputs, outputs = self._examples
+        if not self.is_first:
+            self._upstream = self._end(self.stage_index - 1, inputs, neighbour=self.stage_index - 1)
+        if not self.is_last:
+            self._downstream = self._end(self.stage_index, outputs, neighbour=self.stage_index + 1)
+        remote = [
+            (index, end)
+            for index, end, neighbour in (
+                (self.stage_index - 1, self._upstream, self.stage_index - 1),
+                (self.stage_index, self._downstream, self.stage_index + 1),
+            )
+            if end is not None and self._peer(neighbour) is not None
+        ]
+        self.wire.compare(remote, self.stage_index)
+        self._connected = True
+
+    def flush(self) -> None:
+        """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
+        for end in self._ends():
+            end.outgoing.flush()
+
+    @property
+    def step(self) -> int:
+        """Index of the current or last pass through the schedule in the current phase."""
+        return self._steps[self._phase]
+
+    # --- hooks of PipelineStage ---------------------------------------------------------------------------------
+
+    def clear_runtime_states(self) -> None:
+        """Called by every schedule at the start of a step."""
+        super().clear_runtime_states()
+        self._open = False
+
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+        self._num_microbatches = num_microbatches
+        _drop_buffers(self.args_recv_info)
+        return result
+
+    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        result = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
+        _drop_buffers(self.grad_recv_info)
+        return result
+
+    def forward_one_chunk(
+        self,
+        fwd_chunk_id: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        save_forward_output: bool = True,
+    ) -> Any:
+        """Run one micro-batch forward and send its output on."""
+        self._begin()
+        with self.meter.section("compute"), self._seeded(fwd_chunk_id):
+            output = super().forward_one_chunk(
+                fwd_chunk_id, args, kwargs, save_forward_output=save_forward_output and self.keep_outputs
+            )
+        if self.is_last and save_forward_output and not self.keep_outputs:
+            self.output_chunks.append(torch.empty(0))  # the schedule concatenates what it finds
+        if self._downstream is not None:
+            self._downstream.outgoing.send(self._phase, self.step, fwd_chunk_id, _as_tuple(output))
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        """Run one micro-batch backward and send its input's gradients back."""
+        if not self.has_backward:
+            return
+        with self.meter.section("compute"):
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        gradients = self.bwd_cache.pop(bwd_chunk_id)
+        if self._upstream is not None:
+            needed = [
+                gradient
+                for gradient, example in zip(gradients, self._examples[0], strict=True)
+                if example.requires_grad
+            ]
+            self._upstream.outgoing.send(self._phase, self.step, bwd_chunk_id, needed)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        """Run the part of a split backward that makes the weights' gradients."""
+        with self.meter.section("compute"):
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
+        assert self._upstream is not None, "the first stage receives no activations"
+        received = self._upstream.incoming.receive(self._phase, self.step, fwd_chunk_id)
+        needs_gradient = self.has_backward and torch.is_grad_enabled()
+        activations = []
+        for tensor, example in zip(received, self._examples[0], strict=True):
+            assert tensor is not None, "an activation is never None"
+            activations.append(tensor.requires_grad_(needs_gradient and example.requires_grad))
+        return tuple(activations)
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
+        assert self._downstream is not None, "the last stage receives no gradients"
+        received = iter(self._downstream.incoming.receive(self._phase, self.step, bwd_chunk_id))
+        return tuple(
+            _or_zeros(next(received), example) if example.requires_grad else None for example in self._examples[1]
+        )
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The schedule receives nothing itself; this is the earliest call of a step, so receives are posted here."""
+        self._begin()
+        return []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The schedule receives nothing itself."""
+        return []
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The schedule sends nothing itself."""
+        return []
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The schedule sends nothing itself."""
+        return []
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """A neighbour on this process sent its output through the boundary already."""
+
+    def get_local_bwd_output(self, mb_index: int) -> tuple[()]:
+        """This stage sent its gradients through the boundary already."""
+        return ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """A neighbour on this process sent its gradients through the boundary already."""
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Open the step at its first hook: count it, and post every receive it will need."""
+        if self._open:
+            return
+        self.connect()
+        evaluation: Phase = "eval-on" if self.wire.compressed_evaluation else "eval-off"
+        self._phase = "train" if self.has_backward else evaluation
+        self._steps[self._phase] += 1
+        for end in self._ends():
+            end.begin(self._phase, self._num_microbatches)
+        self._open = True
+
+    def _ends(self) -> list[BoundaryEnd]:
+        return [end for end in (self._upstream, self._downstream) if end is not None]
+
+    def _end(self, boundary: int, examples: tuple[Tensor, ...], neighbour: int) -> BoundaryEnd:
+        return self.wire.end(
+            BoundaryShape(boundary, examples), stage=self.stage_index, peer=self._peer(neighbour), meter=self.meter
+        )
+
+    def _peer(self, stage: int) -> int | None:
+        """Rank of the process that holds a stage; None when it is this one."""
+        rank = self.stage_index_to_group_rank[stage]
+        return None if rank == self.group_rank else rank
+
+    def _seeded(self, microbatch: int) -> AbstractContextManager[None]:
+        if self._first_layer is None:
+            return nullcontext()
+        key = Key(self.wire.seed, self._first_layer, "forward", self._phase, self.step, microbatch)
+        return _seeded_forward(key)
+
+
+class _seeded_forward(AbstractContextManager[None]):
+    """Torch's CPU generator seeded from a key inside, and as it was outside."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        self._saved = torch.random.get_rng_state()
+        torch.random.set_rng_state(self._key.generator().get_state())
+
+    def __exit__(self, *exception: object) -> None:
+        torch.random.set_rng_state(self._saved)
+
+
+def _examples(tensors: Tensors) -> tuple[Tensor, ...]:
+    """Meta copies of example tensors, requires_grad set on those that need gradients."""
+    given = (tensors,) if isinstance(tensors, Tensor) else tensors
+    marked = any(tensor.requires_grad for tensor in given)
+    examples = []
+    for tensor in given:
+        needs_gradient = tensor.requires_grad if marked else tensor.is_floating_point()
+        examples.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(needs_gradient))
+    return tuple(examples)
+
+
+def _as_tuple(output: Any) -> tuple[Tensor | None, ...]:
+    if isinstance(output, Tensor):
+        return (output,)
+    if isinstance(output, tuple | list):
+        return tuple(output)
+    raise PipelineError(f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}")
+
+
+def _or_zeros(gradient: Tensor | None, example: Tensor) -> Tensor:
+    """A gradient that was None at the next stage is zero here, where autograd wants a tensor."""
+    return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype)
+
+
+def _drop_buffers(recv_info: dict[int, Any]) -> None:
+    """Forget the receive buffers that torch 2.13 allocates and no frame will ever use."""
+    for infos in recv_info.values():
+        for info in infos:
+            info.buffer = None

@@ -1,0 +1,186 @@
+"""Training as every process of a pipeline walks it: one loop, whether it holds one stage or, simulating, all of them.
+
+Every process follows the same sampler, so all know the samples of every micro-batch without a message. Only the first
+stage's process reads inputs, only the last stage's reads targets.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from thinwire.pipeline.meters import SECTIONS, Meter, Section
+from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
+from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.stage import CompressedStage
+
+
+class Samples(Protocol):
+    """A data set by sample id."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def inputs(self, ids: Tensor) -> Tensor:
+        """What the first stage reads, for int64 ids [B]: a tensor [B, ...]."""
+
+    def targets(self, ids: Tensor) -> Tensor:
+        """What the loss compares with, for int64 ids [B]: a tensor [B, ...]."""
+
+
+class Batches(Protocol):
+    """The order of samples: a pure function of the step."""
+
+    def batch(self, step: int) -> Any:
+        """The batch of a step: `ids` int64 [B], `valid` bool [B]."""
+
+
+class Task(Protocol):
+    """What is minimised."""
+
+    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """Sum of the loss over the valid targets, a float32 scalar."""
+
+    def num_valid(self, target: Tensor) -> int:
+        """Valid targets in a tensor."""
+
+    def perplexity(self, mean_loss: float) -> float:
+        """What a mean loss means to people."""
+
+
+class WholeBatchLoss:
+    """The loss function of a schedule: each micro-batch's share of the whole batch's mean.
+
+    Its sum over all micro-batches and accumulation passes is the sum of the loss over the valid targets divided by
+    their number in the whole batch.
+    """
+
+    def __init__(self, task: Task, meter: Meter) -> None:
+        self._task, self._meter = task, meter
+        self.denominator = 1
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """The share of one micro-batch."""
+        with self._meter.section("compute"):
+            return self._task.loss_sum(output, target) / self.denominator
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one optimizer step was; `loss` is None except where the last stage lives."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    lr: float
+    grad_norm: float | None
+    seconds: float
+    samples: int
+    sections: dict[Section, float]
+
+
+class Trainer:
+    """Trains the stages of this process in step with all the others.
+
+    Args:
+        stages: this process's stages, in stage order.
+        schedule: a schedule of torch.distributed.pipelining over them, its loss function a WholeBatchLoss.
+        loss: that loss function.
+        placement: where all stages live.
+        samples, sampler: the training data and its order.
+        task: counts valid targets.
+    """
+
+    def __init__(
+        self,
+        *,
+        stages: Sequence[CompressedStage],
+        schedule: Any,
+        loss: WholeBatchLoss,
+        placement: Placement,
+        samples: Samples,
+        sampler: Batches,
+        task: Task,
+        pipeline: PipelineOptions,
+        optimizer: OptimizerOptions,
+        training: TrainingOptions,
+    ) -> None:
+        self.stages, self.schedule, self.loss, self.placement = list(stages), schedule, loss, placement
+        self.samples, self.sampler, self.task = samples, sampler, task
+        self._pipeline, self._options, self._training = pipeline, optimizer, training
+        self.has_first = any(stage.is_first for stage in stages)
+        self.has_last = any(stage.is_last for stage in stages)
+        self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
+        for stage in self.stages:
+            stage.keep_outputs = False
+
+    def train(self, after_step: Callable[[StepRecord], None]) -> None:
+        """Run all optimizer steps, calling `after_step` behind each."""
+        for step in range(self._training.steps):
+            after_step(self._step(step))
+
+    def _step(self, step: int) -> StepRecord:
+        started, spent = time.perf_counter(), self._sections()
+        batch = self.sampler.batch(step)
+        inputs = self.samples.inputs(batch.ids) if self.has_first else None
+        targets = self.samples.targets(batch.ids) if self.has_last else None
+        if targets is not None:
+            self.loss.denominator = max(1, self.task.num_valid(targets))
+        losses: list[Tensor] = []
+        for stage in self.stages:
+            stage.submod.train()
+        for part in zip(self._passes(inputs), self._passes(targets), strict=True):
+            losses += self.run(self.schedule.step, *part)
+        grad_norm = self._update(step)
+        return StepRecord(
+            step=step,
+            epoch=batch.epoch,
+            loss=math.fsum(float(loss) for loss in losses) if self.has_last else None,
+            lr=self._options.lr * lr_factor(step, self._training.steps, self._options),
+            grad_norm=grad_norm,
+            seconds=time.perf_counter() - started,
+            samples=len(batch.ids),
+            sections={name: now - spent[name] for name, now in self._sections().items()},
+        )
+
+    def run(self, act: Callable[..., Any], inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
+        """One pass through the schedule (`schedule.step` or `.eval`): the micro-batches' losses on the last stage.
+
+        Inputs are None except where the first stage lives, targets except where the last one does.
+        """
+        losses: list[Tensor] = []
+        args = () if inputs is None else (inputs,)
+        kwargs = {} if targets is None else {"target": targets, "losses": losses}
+        act(*args, **kwargs)
+        for stage in self.stages:
+            stage.flush()
+        return [loss.detach() for loss in losses]
+
+    def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
+        count = self._pipeline.accumulation
+        return [None] * count if tensor is None else tensor.chunk(count)
+
+    def _update(self, step: int) -> float | None:
+        norm = None
+        if self._options.max_grad_norm is not None:
+            squares = {stage.stage_index: squared_norm(stage.submod.parameters()) for stage in self.stages}
+            norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
+            for stage in self.stages:
+                clip(stage.submod.parameters(), norm, self._options.max_grad_norm)
+        lr = self._options.lr * lr_factor(step, self._training.steps, self._options)
+        for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
+            with stage.meter.section("compute"):
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                optimizer.step()
+                optimizer.zero_grad()
+        return norm
+
+    def _sections(self) -> dict[Section, float]:
+        return {name: sum(stage.meter.seconds[name] for stage in self.stages) for name in SECTIONS}

@@ -1,0 +1,161 @@
+"""How a frame gets from one end of a channel to the other: over a process group, or through memory.
+
+A sending end lends buffers and takes them back filled; a receiving end hands out filled buffers and takes them back
+empty. Every buffer holds the largest frame its channel can carry (pages never written cost no memory), because gloo
+accepts a message shorter than the posted buffer and aborts the process on a longer one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.pipeline.errors import PeerError
+
+
+class Pool:
+    """Buffers of `capacity` bytes, allocated when none is free and reused for ever."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """A uint8 buffer of `capacity` bytes, contents undefined."""
+        return self._free.pop() if self._free else torch.empty(self.capacity, dtype=torch.uint8)
+
+    def give(self, buffer: Tensor) -> None:
+        """Return a buffer that `take` lent."""
+        self._free.append(buffer)
+
+
+class SendingEnd(Protocol):
+    """The end of a channel that frames leave from."""
+
+    def take(self) -> Tensor:
+        """A buffer to write the next frame into."""
+
+    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+        """Send the first `nbytes` of `buffer` and return at once; the buffer belongs to the transport again."""
+
+    def flush(self) -> None:
+        """Wait until everything sent has left; PeerError when the peer is gone or silent."""
+
+
+class ReceivingEnd(Protocol):
+    """The end of a channel that frames arrive at, in the order they were sent."""
+
+    def post(self, count: int) -> None:
+        """Make room for `count` more frames; they may arrive from now on."""
+
+    def receive(self, what: str) -> Tensor:
+        """Wait for the next frame and return its buffer; `what` is named in the PeerError if none comes."""
+
+    def give(self, buffer: Tensor) -> None:
+        """Return a buffer that `receive` handed out."""
+
+
+class MemoryEnd:
+    """Both ends of a channel between two stages of one process: a queue of buffers, and no copy."""
+
+    def __init__(self, capacity: int) -> None:
+        self._pool = Pool(capacity)
+        self._frames: deque[Tensor] = deque()
+
+    def take(self) -> Tensor:
+        """A buffer to write the next frame into."""
+        return self._pool.take()
+
+    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+        """Queue the buffer."""
+        self._frames.append(buffer)
+
+    def flush(self) -> None:
+        """Nothing is ever under way."""
+
+    def post(self, count: int) -> None:
+        """A queue has room."""
+
+    def receive(self, what: str) -> Tensor:
+        """The oldest queued buffer."""
+        assert self._frames, f"the schedule asks for {what} before it was sent"
+        return self._frames.popleft()
+
+    def give(self, buffer: Tensor) -> None:
+        """Return a buffer that `receive` handed out."""
+        self._pool.give(buffer)
+
+
+class ProcessGroupSender:
+    """The sending end of a channel over a process group: `isend`, and one wait per step."""
+
+    def __init__(self, capacity: int, *, peer: int, group: dist.ProcessGroup, tag: int, timeout: timedelta) -> None:
+        self._pool = Pool(capacity)
+        self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
+        self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
+
+    def take(self) -> Tensor:
+        """A buffer to write the next frame into."""
+        return self._pool.take()
+
+    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+        """Start sending the first `nbytes` of `buffer`."""
+        with reaching(what):
+            work = dist.isend(buffer[:nbytes], group=self._group, tag=self._tag, group_dst=self._peer)
+        assert work is not None, "this process is no member of the boundary's process group"
+        self._pending.append((work, buffer, what))
+
+    def flush(self) -> None:
+        """Wait for every send under way."""
+        while self._pending:
+            work, buffer, what = self._pending[0]
+            with reaching(what):
+                work.wait(self._timeout)
+            self._pending.popleft()
+            self._pool.give(buffer)
+
+
+class ProcessGroupReceiver:
+    """The receiving end of a channel over a process group: receives posted ahead, matched in order."""
+
+    def __init__(self, capacity: int, *, peer: int, group: dist.ProcessGroup, tag: int, timeout: timedelta) -> None:
+        self._pool = Pool(capacity)
+        self._posted: deque[tuple[dist.Work, Tensor]] = deque()
+        self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
+
+    def post(self, count: int) -> None:
+        """Post `count` receives; gloo moves bytes only once the receiver has posted."""
+        for _ in range(count):
+            buffer = self._pool.take()
+            with reaching("receives were being posted"):
+                work = dist.irecv(buffer, group=self._group, tag=self._tag, group_src=self._peer)
+            assert work is not None, "this process is no member of the boundary's process group"
+            self._posted.append((work, buffer))
+
+    def receive(self, what: str) -> Tensor:
+        """Wait for the oldest posted receive."""
+        assert self._posted, f"no receive was posted for {what}"
+        work, buffer = self._posted.popleft()
+        with reaching(what):
+            work.wait(self._timeout)
+        return buffer
+
+    def give(self, buffer: Tensor) -> None:
+        """Return a buffer that `receive` handed out."""
+        self._pool.give(buffer)
+
+
+@contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Inside are calls of a process group: their failures are the peer's, told as what was awaited."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(f"{what}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,185 @@
+"""What the stages of one process share to reach their neighbours: options, a process group of its own, local links.
+
+The group is separate from the one torch's schedules use, because their exchange at start and at each switch between
+training and evaluation uses tag 0 there. The two ends of a boundary compare everything they must agree on through the
+rendezvous store before the first frame.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.pipeline.boundary import BoundaryEnd, Channel, Receiver, Sender
+from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.options import CompressionOptions, WireOptions
+from thinwire.pipeline.transport import (
+    MemoryEnd,
+    ProcessGroupReceiver,
+    ProcessGroupSender,
+    ReceivingEnd,
+    SendingEnd,
+    reaching,
+)
+
+ADVISORY = ("torch",)
+
+
+@dataclass(frozen=True)
+class BoundaryShape:
+    """Which boundary, and the tuple of meta tensors that crosses it forward."""
+
+    index: int
+    examples: tuple[Tensor, ...]
+
+    @property
+    def gradients(self) -> tuple[Tensor, ...]:
+        """The tuple that crosses back: a gradient for each tensor that needs one."""
+        return tuple(example for example in self.examples if example.requires_grad)
+
+
+class Wire:
+    """Connects the stages of this process to their neighbours, here or elsewhere.
+
+    Args:
+        compression: the codecs, or None for the defaults.
+        options: time-out, checksum, what to do with NaN.
+        seed: seed of every random number a codec draws.
+        agreement: further JSON values both ends of every boundary must share, by name.
+        group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
+    """
+
+    def __init__(
+        self,
+        compression: CompressionOptions | None = None,
+        options: WireOptions | None = None,
+        *,
+        seed: int = 0,
+        agreement: Mapping[str, Any] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.compression = compression or CompressionOptions()
+        self.options = options or WireOptions()
+        self.seed = seed
+        self.compressed_evaluation = True
+        self._agreement = dict(agreement or {})
+        self._timeout = timedelta(seconds=self.options.timeout)
+        self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        created = dist.new_group(ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True)
+        assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
+        self.group = created
+
+    def end(self, shape: BoundaryShape, *, stage: int, peer: int | None, meter: Meter) -> BoundaryEnd:
+        """This stage's end of a boundary.
+
+        Args:
+            shape: which boundary, and what crosses it.
+            stage: the stage asking, `shape.index` or `shape.index + 1`.
+            peer: rank (in the group) of the neighbour's process; None when it is this one.
+            meter: charged with this end's time and bytes.
+        """
+        channels = self.channels(shape)
+        forward, back = channels["activations"], channels["gradients"]
+        outgoing, incoming = (forward, back) if stage == shape.index else (back, forward)
+        return BoundaryEnd(
+            Sender(outgoing, self._sending(outgoing, peer), self.options, meter),
+            Receiver(incoming, self._receiving(incoming, peer), meter),
+        )
+
+    def channels(self, shape: BoundaryShape) -> dict[ChannelName, Channel]:
+        """Both channels of a boundary, whoever holds its ends."""
+        return {
+            name: Channel(
+                boundary=shape.index,
+                name=name,
+                examples=shape.examples if name == "activations" else shape.gradients,
+                codec=self.compression.codec(shape.index, name),
+                seed=self.seed,
+            )
+            for name in CHANNELS
+        }
+
+    def _sending(self, channel: Channel, peer: int | None) -> SendingEnd:
+        if peer is None:
+            return self._memory(channel)
+        return ProcessGroupSender(
+            channel.capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout
+        )
+
+    def _receiving(self, channel: Channel, peer: int | None) -> ReceivingEnd:
+        if peer is None:
+            return self._memory(channel)
+        return ProcessGroupReceiver(
+            channel.capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout
+        )
+
+    def _memory(self, channel: Channel) -> MemoryEnd:
+        return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(channel.capacity))
+
+    def compare(self, ends: Sequence[tuple[int, BoundaryEnd]], stage: int) -> None:
+        """Compare this stage's configuration of each remote boundary with its neighbour's.
+
+        Raises MismatchError listing every difference at once, PeerError when a neighbour says nothing in time; warns
+        where only the torch version differs.
+        """
+        store = dist.PrefixStore(f"thinwire/{self.group.group_name}", dist.distributed_c10d._get_default_store())
+        mine = {index: self._configuration(end) for index, end in ends}
+        for index, configuration in mine.items():
+            store.set(f"{index}/{stage}", json.dumps(configuration))
+        for index, configuration in mine.items():
+            neighbour = index + 1 if stage == index else index
+            what = f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {index}"
+            with reaching(what):
+                store.wait([f"{index}/{neighbour}"], self._timeout)
+            theirs = json.loads(store.get(f"{index}/{neighbour}"))
+            _raise_on_difference(configuration, theirs, index, stage, neighbour)
+
+    def _configuration(self, end: BoundaryEnd) -> dict[str, Any]:
+        return {
+            **end.configuration(),
+            "frame version": VERSION,
+            "checksum": self.options.checksum,
+            "torch": torch.__version__,
+            **self._agreement,
+        }
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two configurations differ, with both values."""
+    names = [*mine, *(name for name in theirs if name not in mine)]
+    return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
+
+
+def _raise_on_difference(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], boundary: int, stage: int, neighbour: int
+) -> None:
+    found = differences(mine, theirs)
+    for name in ADVISORY:
+        if name in found:
+            here, there = found.pop(name)
+            warnings.warn(
+                f"boundary {boundary}: stage {stage} runs {name} {here}, stage {neighbour} {there}; results may "
+                f"differ in the last bits",
+                stacklevel=3,
+            )
+    if found:
+        lines = [f"  {name}: {here!r} here, {there!r} there" for name, (here, there) in found.items()]
+        raise MismatchError(
+            f"the two ends of boundary {boundary} must be started alike; stage {stage} (here) and stage {neighbour} "
+            f"(there) differ in:\n" + "\n".join(lines)
+        )
+
+
+def _tag(channel: Channel) -> int:
+    return channel.boundary * len(CHANNELS) + CHANNELS.index(channel.name)

@@ -1,0 +1,20 @@
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process only."""
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=30)
+    )
+    yield
+    dist.destroy_process_group()

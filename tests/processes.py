@@ -1,0 +1,70 @@
+"""The one way tests start processes: gloo over loopback, results by rank, a time-out, and nothing left behind."""
+
+import multiprocessing
+import tempfile
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# one clean process imports torch once, and every test process is a fork of it
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch.distributed.pipelining", "thinwire.pipeline.stage", "thinwire.models.layers"])
+
+
+def run(target, world_size, *args, timeout=120):
+    """Call `target(rank, *args)` on `world_size` processes of one group; the results in rank order.
+
+    Raises AssertionError with the traceback of every process that failed, or naming the first that says nothing in time.
+    """
+    outcomes = outcomes_of(target, world_size, *args, timeout=timeout)
+    failed = [f"rank {rank}:\n{value}" for rank, (ok, value) in sorted(outcomes.items()) if not ok]
+    assert not failed, "\n".join(failed)
+    return [outcomes[rank][1] for rank in range(world_size)]
+
+
+def outcomes_of(target, world_size, *args, timeout=120):
+    """As `run`, but rank -> (whether it returned, its value or its traceback); killed processes are missing."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
+        processes = [
+            _context.Process(target=_main, args=(target, rank, world_size, folder, sender, args), daemon=True)
+            for rank, (_, sender) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        for _, sender in pipes:
+            sender.close()
+        outcomes = {}
+        try:
+            for rank, (receiver, _) in enumerate(pipes):
+                assert receiver.poll(timeout), f"rank {rank} said nothing within {timeout} s"
+                try:
+                    outcomes[rank] = receiver.recv()
+                except EOFError:
+                    continue
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return outcomes
+
+
+def _main(target, rank, world_size, folder, sender, args):
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{Path(folder, 'store')}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=60),
+        )
+        outcome = (True, target(rank, *args))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        outcome = (False, traceback.format_exc())
+    sender.send(outcome)

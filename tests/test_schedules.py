@@ -1,0 +1,71 @@
+import pytest
+
+from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
+
+
+def names(row):
+    return [str(action) for action in row if action is not None]
+
+
+def test_gpipe_on_two_stages_is_this_table():
+    order = actions("gpipe", num_stages=2, num_processes=2, num_microbatches=2)
+    assert {process: names(row) for process, row in order.items()} == {
+        0: ["0F0", "0F1", "0B0", "0B1"],
+        1: ["1F0", "1F1", "1B0", "1B1"],
+    }
+    assert names(merge(order)) == ["0F0", "1F0", "0F1", "1F1", "1B0", "0B0", "1B1", "0B1"]
+
+
+def test_1f1b_on_two_stages_is_this_table():
+    order = actions("1f1b", num_stages=2, num_processes=2, num_microbatches=3)
+    assert {process: names(row) for process, row in order.items()} == {
+        0: ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
+        1: ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
+    }
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_merging_keeps_every_stages_order_and_every_dependency(name, num_processes):
+    num_stages = num_processes * SCHEDULES[name].stages_per_process
+    order = actions(name, num_stages, num_processes, num_microbatches=8)
+    merged = merge(order)
+    flat = [part for action in merged for part in (action.sub_actions or (action,))]
+    for row in order.values():
+        kept = [action for action in row if action is not None]
+        assert [action for action in merged if action in kept] == kept
+    place = {(part.stage_index, part.computation_type.value, part.microbatch_index): i for i, part in enumerate(flat)}
+    assert len(place) == len(flat), "an action stands twice"
+    for (stage, kind, microbatch), position in place.items():
+        if kind == "F" and stage > 0:
+            assert place[stage - 1, "F", microbatch] < position
+        if kind in "BI" and stage < num_stages - 1:
+            after = place.get((stage + 1, "B", microbatch), place.get((stage + 1, "I", microbatch)))
+            assert after < position
+
+
+def test_v_schedules_go_down_and_back_up():
+    assert placement("zbv-zero-bubble", num_stages=4, num_processes=2) == {0: 0, 1: 1, 2: 1, 3: 0}
+    assert placement("interleaved-1f1b", num_stages=4, num_processes=2) == {0: 0, 1: 1, 2: 0, 3: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages", "per_process", "num_microbatches", "said"),
+    [
+        ("gpipe", 4, 2, 4, "pipeline.stages_per_process must be 1 here, got 2"),
+        ("zbv-zero-bubble", 6, 3, 6, "pipeline.stages_per_process must be 2 here, got 3"),
+        ("interleaved-1f1b", 5, 2, 4, "pipeline.num_stages must be a multiple of 2 stages a process, got 5"),
+        ("1f1b", 4, 1, 2, "at least num_stages for this schedule, got 2 < 4; raise --pipeline.num_microbatches"),
+        ("interleaved-1f1b", 4, 2, 5, "multiple of its 2 rounds over 2 processes for this schedule, got 5; take 4"),
+        ("dualpipev", 4, 2, 3, "at least num_stages for this schedule, got 3 < 4"),
+    ],
+)
+def test_impossible_numbers_are_told(name, num_stages, per_process, num_microbatches, said):
+    (mistake,) = SCHEDULES[name].mistakes(num_stages, per_process, num_microbatches)
+    assert said in mistake
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_possible_numbers_are_not(name):
+    per_process = SCHEDULES[name].stages_per_process
+    assert SCHEDULES[name].mistakes(4 * per_process, per_process, 8) == []
