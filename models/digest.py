@@ -1,0 +1,28 @@
+"""One hash of all weights, the same for every cut of a model, made without moving a weight between processes.
+
+A stage turns its own tensors into lines, one a tensor; the digest is that of all stages' lines, sorted.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def tensor_lines(full_state: Mapping[str, Tensor]) -> list[str]:
+    """Return for each tensor a line "full name, dtype, shape, SHA-256 of bytes": "ln.bias, float32, [64], 5f1c..."."""
+    return [_line(name, tensor) for name, tensor in full_state.items()]
+
+
+def weights_digest(lines: Iterable[str]) -> str:
+    """Return the SHA-256, in hex, of the sorted lines of every stage, joined by newlines."""
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def _line(name: str, tensor: Tensor) -> str:
+    # bytes are hashed where hashing happens; reshape makes strided and 0-d tensors viewable as bytes
+    content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = ",".join(map(str, tensor.shape))
+    return f"{name}, {dtype}, [{shape}], {hashlib.sha256(content.data).hexdigest()}"

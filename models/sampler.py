@@ -1,0 +1,74 @@
+"""Which samples each step trains on, as a pure function of the step: every stage computes it alone, and agrees.
+
+Stages know the sample ids of every micro-batch without a message, and a resumed run continues where it stopped with no
+sampler state to keep.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.models.errors import require
+from thinwire.models.seed import derive_seed
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The samples of one step, B of them."""
+
+    epoch: int
+    """How often the data has been gone through before."""
+    ids: Tensor
+    """The sample ids, int64 [B]; no id twice among the valid ones."""
+    valid: Tensor
+    """Which of them count, bool [B]; the others only fill the shape."""
+
+
+class Sampler:
+    """Every sample once an epoch, in an order that seed and epoch alone decide; the last short batch is dropped."""
+
+    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool = True) -> None:
+        require(
+            (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
+            (num_samples >= batch_size, f"batch_size must be at most the {num_samples} samples, got {batch_size}"),
+        )
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self._order = (0, self._compute_order(0))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of whole batches in the data."""
+        return self.num_samples // self.batch_size
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0 over all epochs; the same whenever and wherever it is called."""
+        require((step >= 0, f"step must be at least 0, got {step}"))
+        epoch, index = divmod(step, self.steps_per_epoch)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._compute_order(epoch))
+        ids = self._order[1][index * self.batch_size : (index + 1) * self.batch_size].clone()
+        return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
+
+    def _compute_order(self, epoch: int) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", epoch))
+        return torch.randperm(self.num_samples, generator=generator)
+
+
+def evaluation_batches(num_samples: int, batch_size: int) -> Iterator[Batch]:
+    """Return an iterator over the samples in order, in batches of one shape.
+
+    The last batch is filled up with ids from the start of the data, wrapping, which `valid` marks as not counting.
+    """
+    require(
+        (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
+        (num_samples >= 1, f"there must be at least one sample to evaluate, got {num_samples}"),
+    )
+    positions = (torch.arange(start, start + batch_size) for start in range(0, num_samples, batch_size))
+    return (Batch(0, position % num_samples, position < num_samples) for position in positions)

@@ -1,0 +1,14 @@
+"""Seeds derived from names: the same number in every process, on every day, whatever was drawn before.
+
+Python's own hash() differs from process to process, and consecutive seeds of one generator give related streams, so
+every seed is a slice of a cryptographic hash of what it is for.
+"""
+
+import hashlib
+import json
+
+
+def derive_seed(*purpose: int | str) -> int:
+    """Return the seed, in [0, 2**63), of one purpose, e.g. (7, "transformer.h.3.ln_1") or (7, "epoch", 2)."""
+    digest = hashlib.blake2b(json.dumps(purpose).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

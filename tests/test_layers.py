@@ -1,0 +1,286 @@
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import (
+    Blueprint,
+    Layer,
+    LayerSpec,
+    Stage,
+    boundary_examples,
+    build_stage,
+    stage_output_examples,
+)
+
+IDENTICAL = {"rtol": 0, "atol": 0}
+
+
+class Lookup(Layer):
+    """Ids [B] to features [B, 4] and, passed on as they are, the ids: a boundary with an integer tensor on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+        self.parts = {"table": self.table}
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(ids), ids
+
+
+class Mix(Layer):
+    """Two tensors in, two out; batch norm brings buffers, floating and integer."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.parts = {f"mix.{index}": self.block}
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.block(x), ids
+
+
+class ShiftedNorm(nn.LayerNorm):
+    """A buffer that the state does not hold: its constructor computes it."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.register_buffer("shift", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+class Score(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = ShiftedNorm()
+        self.score = nn.Linear(4, 3)
+        self.parts = {"norm": self.norm, "score": self.score}
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.score(self.norm(x)) + ids[:, None]
+
+
+def initialize(full_name: str, module: nn.Module) -> None:
+    module.reset_parameters()
+
+
+def toy() -> Blueprint:
+    layers = (LayerSpec("lookup", Lookup), *(LayerSpec(f"mix {i}", partial(Mix, i)) for i in range(2)))
+    return Blueprint((*layers, LayerSpec("score", Score)), initialize)
+
+
+def broken(build: type[Layer]) -> Blueprint:
+    return Blueprint((LayerSpec("only", build),), initialize)
+
+
+IDS = torch.tensor([5, 0, 3])
+CUTS = {
+    1: (range(0, 4),),
+    2: (range(0, 1), range(1, 4)),
+    3: (range(0, 2), range(2, 3), range(3, 4)),
+    4: tuple(range(i, i + 1) for i in range(4)),
+}
+
+
+def union_of_states(blueprint: Blueprint, cuts: tuple[range, ...], seed: int) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for cut in cuts:
+        state |= build_stage(blueprint, cut, seed=seed).full_state()
+    return state
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_values_do_not_depend_on_the_cut(num_stages):
+    whole = union_of_states(toy(), CUTS[1], seed=7)
+    pieces = union_of_states(toy(), CUTS[num_stages], seed=7)
+    assert whole.keys() == pieces.keys()
+    torch.testing.assert_close(pieces, whole, **IDENTICAL)
+
+
+def test_values_depend_on_seed_and_name():
+    one, other = (union_of_states(toy(), CUTS[1], seed=seed) for seed in (1, 2))
+    assert not torch.equal(one["mix.0.0.weight"], other["mix.0.0.weight"])
+    assert not torch.equal(one["mix.0.0.weight"], one["mix.1.0.weight"])
+
+
+def test_values_do_not_depend_on_what_else_is_in_the_layer():
+    class ScoreAndMore(Score):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(9, 9)
+            self.parts = {"first": self.first, **self.parts}
+
+    blueprints = (Blueprint((LayerSpec("score", build),), initialize) for build in (Score, ScoreAndMore))
+    plain, more = (build_stage(blueprint, range(1), seed=0).full_state() for blueprint in blueprints)
+    torch.testing.assert_close(more["score.weight"], plain["score.weight"], **IDENTICAL)
+
+
+def test_names_are_those_of_the_unsplit_model():
+    names = set(build_stage(toy(), range(2, 4), seed=0).full_state())
+    norm = {f"mix.1.1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    linear = {"mix.1.0.weight", "mix.1.0.bias", "norm.weight", "norm.bias", "score.weight", "score.bias"}
+    assert names == norm | linear
+
+
+def test_buffers_keep_what_their_constructors_computed():
+    stage = build_stage(toy(), range(1, 4), seed=0)
+    state = stage.full_state()
+    torch.testing.assert_close(state["mix.0.1.running_var"], torch.ones(4), **IDENTICAL)
+    torch.testing.assert_close(state["mix.0.1.num_batches_tracked"], torch.tensor(0), **IDENTICAL)
+    torch.testing.assert_close(stage.get_submodule("layers.2.norm").shift, torch.arange(4.0), **IDENTICAL)
+
+
+def test_building_and_describing_leave_the_random_state_alone():
+    before = torch.get_rng_state()
+    build_stage(toy(), range(4), seed=3)
+    boundary_examples(toy(), CUTS[2], IDS, "fp32")
+    torch.testing.assert_close(torch.get_rng_state(), before, **IDENTICAL)
+
+
+def test_values_do_not_depend_on_the_random_state():
+    states = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        states.append(union_of_states(toy(), CUTS[1], seed=5))
+    torch.testing.assert_close(states[0], states[1], **IDENTICAL)
+
+
+def test_only_the_layers_asked_for_are_built():
+    def refuse() -> Layer:
+        raise AssertionError("built a layer of another stage")
+
+    blueprint = Blueprint((*toy().layers[:2], LayerSpec("other", refuse)), initialize)
+    assert len(build_stage(blueprint, range(2), seed=0).layers) == 2
+
+
+def test_composed_stages_are_the_whole_model():
+    whole = build_stage(toy(), range(4), seed=0)
+    x: tuple[Tensor, ...] = (IDS,)
+    for cut in CUTS[3]:
+        out = build_stage(toy(), cut, seed=0)(*x)
+        x = out if isinstance(out, tuple) else (out,)
+    torch.testing.assert_close(x[0], whole(IDS), **IDENTICAL)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+def test_examples_are_what_the_stages_put_out(num_stages, precision):
+    x: tuple[Tensor, ...] = (IDS,)
+    with torch.no_grad():
+        examples = stage_output_examples(toy(), CUTS[num_stages], IDS, precision)
+    for cut, example in zip(CUTS[num_stages], examples, strict=True):
+        out = build_stage(toy(), cut, seed=0, precision=precision)(*x)
+        x = out if isinstance(out, tuple) else (out,)
+        assert [(t.shape, t.dtype, t.requires_grad) for t in x] == [
+            (e.shape, e.dtype, e.requires_grad) for e in example
+        ]
+        assert all(e.is_meta and e.is_leaf for e in example)
+    assert len(boundary_examples(toy(), CUTS[num_stages], IDS, precision)) == num_stages - 1
+
+
+def test_examples_as_literals():
+    [first, second] = boundary_examples(toy(), CUTS[3], IDS.to("meta"), "bf16")
+    assert [(e.dtype, tuple(e.shape), e.requires_grad) for e in first] == [
+        (torch.bfloat16, (3, 4), True),
+        (torch.int64, (3,), False),
+    ]
+    assert [e.dtype for e in second] == [torch.bfloat16, torch.int64]
+    [plain, *_] = boundary_examples(toy(), CUTS[3], IDS, "fp32")
+    assert plain[0].dtype == torch.float32
+
+
+def test_a_floating_tensor_that_needs_no_gradient_says_so():
+    class Beside(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(4, 3)
+            self.parts = {"score": self.score}
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.score(x), x.mean(dim=1)
+
+    blueprint = Blueprint((LayerSpec("beside", Beside), LayerSpec("score", Score)), initialize)
+    [[scores, mean]] = stage_output_examples(blueprint, CUTS[2][:1], torch.zeros(2, 4), "fp32")
+    assert (scores.requires_grad, mean.requires_grad) == (True, False)
+    assert (scores.shape, mean.shape) == ((2, 3), (2,))
+
+
+def test_bf16_differs_from_fp32_but_not_much():
+    exact, rounded = (build_stage(toy(), range(4), seed=0, precision=p)(IDS).float() for p in ("fp32", "bf16"))
+    error = (exact - rounded).abs().max().item()
+    assert 1e-5 < error < 0.1, error
+
+
+def test_state_is_shared_and_loads_back():
+    stage, other = (build_stage(toy(), range(1, 3), seed=seed) for seed in (1, 2))
+    assert not torch.equal(other.full_state()["mix.0.0.weight"], stage.full_state()["mix.0.0.weight"])
+    other.load_full_state(stage.full_state())
+    torch.testing.assert_close(other.full_state(), stage.full_state(), **IDENTICAL)
+    with torch.no_grad():
+        other.layers[0].block[0].weight.add_(1)
+    assert not torch.equal(other.full_state()["mix.0.0.weight"], stage.full_state()["mix.0.0.weight"])
+
+
+def test_a_stage_takes_its_own_from_the_state_of_the_whole_model():
+    whole = build_stage(toy(), range(4), seed=1)
+    stage = build_stage(toy(), range(3, 4), seed=2)
+    stage.load_full_state(whole.full_state())
+    torch.testing.assert_close(stage.full_state()["score.weight"], whole.full_state()["score.weight"], **IDENTICAL)
+
+
+def test_loading_names_every_misfit_and_then_copies_nothing():
+    stage = build_stage(toy(), range(3, 4), seed=0)
+    before = {name: tensor.clone() for name, tensor in stage.full_state().items()}
+    state = {
+        "norm.weight": torch.full((4,), 9.0),
+        "norm.bias": torch.zeros(5),
+        "score.weight": torch.zeros(3, 4).double(),
+    }
+    with pytest.raises(ModelError) as caught:
+        stage.load_full_state(state)
+    for part in ("norm.bias must be torch.float32 of shape [4]", "score.weight must be", "score.bias is missing"):
+        assert part in str(caught.value), str(caught.value)
+    torch.testing.assert_close(stage.full_state(), before, **IDENTICAL)
+
+
+def test_a_tensor_that_initialize_leaves_out_is_an_error():
+    def weights_only(full_name: str, module: nn.Module) -> None:
+        nn.init.ones_(module.weight)
+
+    with pytest.raises(ModelError, match=r"must fill bias of norm, and did not"):
+        build_stage(Blueprint((LayerSpec("score", Score),), weights_only), range(1), seed=0)
+
+
+def test_a_tensor_outside_all_parts_is_an_error():
+    class Forgetful(Score):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.parts["norm"]
+
+    with pytest.raises(ModelError, match=r"layer 'only' must belong to a part"):
+        build_stage(broken(Forgetful), range(1), seed=0)
+
+
+def test_two_parts_of_one_name_are_an_error():
+    blueprint = Blueprint((LayerSpec("a", Score), LayerSpec("b", Score)), initialize)
+    with pytest.raises(ModelError, match=r"got norm, score more than once"):
+        build_stage(blueprint, range(2), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"), [(range(2, 2), "at least one layer"), (range(3, 5), r"0\.\.3"), (range(-1, 2), r"0\.\.3")]
+)
+def test_layers_that_are_not_there_are_an_error(layers, message):
+    with pytest.raises(ModelError, match=message):
+        build_stage(toy(), layers, seed=0)
+
+
+def test_an_unknown_precision_and_an_empty_model_are_errors():
+    with pytest.raises(ModelError, match="one of fp32, bf16, got 'fp16'"):
+        Stage([], precision="fp16")
+    with pytest.raises(ModelError, match="at least one layer, got none"):
+        Blueprint((), initialize)
