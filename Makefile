@@ -14,7 +14,7 @@ quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small m
 	$(BIN)/thinwire train quickstart
 
 test: lint types ## Install what development needs, then check style and types and run the tests.
-	$(BIN)/pytest --verbosity=0
+	$(BIN)/pytest
 
 lint: $(VENV)/installed-dev ## Check the code's style and format.
 	$(BIN)/ruff check

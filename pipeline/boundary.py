@@ -179,7 +179,9 @@ class Receiver:
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
-        self._transport.post(count)
+        channel = self.channel
+        what = f"stage {channel.destination} was making room for {channel.name} from stage {channel.source}"
+        self._transport.post(count, what)
 
     def receive(self, phase: Phase, step: int, microbatch: int) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors.

@@ -7,6 +7,7 @@ accepts a message shorter than the posted buffer and aborts the process on a lon
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +53,8 @@ class SendingEnd(Protocol):
 class ReceivingEnd(Protocol):
     """The end of a channel that frames arrive at, in the order they were sent."""
 
-    def post(self, count: int) -> None:
-        """Make room for `count` more frames; they may arrive from now on."""
+    def post(self, count: int, what: str) -> None:
+        """Make room for `count` more frames, which may arrive from now on; `what` is named in a PeerError."""
 
     def receive(self, what: str) -> Tensor:
         """Wait for the next frame and return its buffer; `what` is named in the PeerError if none comes."""
@@ -80,7 +81,7 @@ class MemoryEnd:
     def flush(self) -> None:
         """Nothing is ever under way."""
 
-    def post(self, count: int) -> None:
+    def post(self, count: int, what: str) -> None:
         """A queue has room."""
 
     def receive(self, what: str) -> Tensor:
@@ -130,11 +131,11 @@ class ProcessGroupReceiver:
         self._posted: deque[tuple[dist.Work, Tensor]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
-    def post(self, count: int) -> None:
+    def post(self, count: int, what: str) -> None:
         """Post `count` receives; gloo moves bytes only once the receiver has posted."""
         for _ in range(count):
             buffer = self._pool.take()
-            with reaching("receives were being posted"):
+            with reaching(what):
                 work = dist.irecv(buffer, group=self._group, tag=self._tag, group_src=self._peer)
             assert work is not None, "this process is no member of the boundary's process group"
             self._posted.append((work, buffer))
@@ -158,4 +159,10 @@ def reaching(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerError(f"{what}: {str(error).splitlines()[0]}") from error
+        raise PeerError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """Gloo's message without its source line and its general advice."""
+    first_line = str(error).splitlines()[0]
+    return re.sub(r"^\[\S+\] ", "", first_line).split(". This is typically")[0]

@@ -1,8 +1,10 @@
 """The one way tests start processes: gloo over loopback, results by rank, a time-out, and nothing left behind."""
 
 import multiprocessing
+import pickle
 import tempfile
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +19,7 @@ _context.set_forkserver_preload(["torch.distributed.pipelining", "thinwire.pipel
 def run(target, world_size, *args, timeout=120):
     """Call `target(rank, *args)` on `world_size` processes of one group; the results in rank order.
 
-    Raises AssertionError with the traceback of every process that failed, or naming the first that says nothing in time.
+    Raises AssertionError with the traceback of every process that failed, or naming the first that says nothing in time
     """
     outcomes = outcomes_of(target, world_size, *args, timeout=timeout)
     failed = [f"rank {rank}:\n{value}" for rank, (ok, value) in sorted(outcomes.items()) if not ok]
@@ -42,7 +44,7 @@ def outcomes_of(target, world_size, *args, timeout=120):
             for rank, (receiver, _) in enumerate(pipes):
                 assert receiver.poll(timeout), f"rank {rank} said nothing within {timeout} s"
                 try:
-                    outcomes[rank] = receiver.recv()
+                    outcomes[rank] = pickle.loads(receiver.recv_bytes())
                 except EOFError:
                     continue
         finally:
@@ -63,8 +65,9 @@ def _main(target, rank, world_size, folder, sender, args):
             timeout=timedelta(seconds=60),
         )
         outcome = (True, target(rank, *args))
-        dist.barrier()
-        dist.destroy_process_group()
     except BaseException:
         outcome = (False, traceback.format_exc())
-    sender.send(outcome)
+    # multiprocessing's own pickler would share tensors' memory, which ends with this process
+    sender.send_bytes(pickle.dumps(outcome))
+    with suppress(RuntimeError):  # a peer may be gone by intention
+        dist.barrier()

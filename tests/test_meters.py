@@ -1,0 +1,66 @@
+import pytest
+
+from thinwire.pipeline import meters
+from thinwire.pipeline.meters import SECTIONS, Meter, Traffic
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until told to move."""
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(meters, "time", clock)
+    return clock
+
+
+def test_sections_are_exclusive(clock):
+    meter = Meter()
+    with meter.section("compute"):
+        clock.now = 1.0
+        with meter.section("wait"):
+            clock.now = 4.0
+            with meter.section("decode"):
+                clock.now = 4.5
+        clock.now = 6.0
+    clock.now = 100.0
+    with meter.section("encode"):
+        clock.now = 101.0
+    assert meter.seconds == {"compute": 2.5, "wait": 3.0, "decode": 0.5, "encode": 1.0}
+    assert set(meter.seconds) == set(SECTIONS)
+
+
+def test_an_exception_closes_its_section(clock):
+    meter = Meter()
+    with pytest.raises(KeyError), meter.section("wait", "news"):
+        clock.now = 2.0
+        raise KeyError
+    clock.now = 9.0
+    assert meter.seconds["wait"] == 2.0
+    assert meter.doing == ""
+
+
+def test_doing_is_the_innermost_section_in_words():
+    meter = Meter()
+    assert meter.doing == ""
+    with meter.section("compute"):
+        assert meter.doing == "compute"
+        with meter.section("wait", "stage 1 was waiting"):
+            assert meter.doing == "stage 1 was waiting"
+        assert meter.doing == "compute"
+
+
+def test_traffic_adds_up_by_boundary_channel_and_phase():
+    meter = Meter()
+    meter.sent(0, "activations", "train", 100, 400)
+    meter.sent(0, "activations", "train", 100, 400)
+    meter.sent(0, "activations", "eval-on", 50, 400)
+    assert meter.traffic == {
+        (0, "activations", "train"): Traffic(2, 200, 800),
+        (0, "activations", "eval-on"): Traffic(1, 50, 400),
+    }

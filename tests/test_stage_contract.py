@@ -1,0 +1,63 @@
+"""What CompressedStage takes for granted of torch: if a release changes one of these, this says which."""
+
+import inspect
+
+import pytest
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from thinwire.pipeline.stage import CompressedStage
+
+HOOKS = {
+    "clear_runtime_states": ["self"],
+    "_prepare_forward_infra": ["self", "num_microbatches"],
+    "_prepare_backward_infra": ["self", "num_microbatches"],
+    "forward_one_chunk": ["self", "fwd_chunk_id", "args", "kwargs", "save_forward_output"],
+    "backward_one_chunk": ["self", "bwd_chunk_id"],
+    "backward_weight_one_chunk": ["self", "bwd_chunk_id"],
+    "_retrieve_recv_activations": ["self", "fwd_chunk_id"],
+    "_retrieve_recv_grads": ["self", "bwd_chunk_id"],
+    "get_fwd_recv_ops": ["self", "fwd_chunk_id"],
+    "get_bwd_recv_ops": ["self", "bwd_chunk_id"],
+    "get_fwd_send_ops": ["self", "fwd_chunk_id"],
+    "get_bwd_send_ops": ["self", "bwd_chunk_id"],
+    "set_local_fwd_input": ["self", "prev_stage_outputs", "mb_index"],
+    "get_local_bwd_output": ["self", "mb_index"],
+    "set_local_bwd_input": ["self", "next_stage_bwd_outputs", "mb_index"],
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_torch_has_the_hook_with_these_first_arguments(hook):
+    arguments = list(inspect.signature(getattr(PipelineStage, hook)).parameters)
+    assert arguments[: len(HOOKS[hook])] == HOOKS[hook]
+
+
+def test_no_other_hook_is_overridden():
+    base = set(dir(_PipelineStageBase)) | set(dir(PipelineStage))
+    overridden = {name for name in vars(CompressedStage) if name in base and callable(getattr(CompressedStage, name))}
+    assert overridden - {"__init__"} == set(HOOKS)
+
+
+@pytest.mark.parametrize(
+    "attribute", ["bwd_cache", "args_recv_info", "grad_recv_info", "stage_index_to_group_rank", "output_chunks"]
+)
+def test_the_stage_keeps_its_state_where_we_look(attribute):
+    assert f"self.{attribute}" in inspect.getsource(_PipelineStageBase.__init__)
+
+
+@pytest.mark.parametrize("schedule", [torch_schedules.PipelineScheduleSingle, torch_schedules.PipelineScheduleMulti])
+def test_every_step_begins_by_clearing_after_has_backward_is_set(schedule):
+    source = inspect.getsource(schedule.step)
+    assert 0 < source.index("has_backward = self._has_backward") < source.index("clear_runtime_states()")
+    assert source.index("clear_runtime_states()") < source.index("self._step_microbatches(")
+
+
+def test_the_runtime_takes_a_compute_only_order():
+    assert list(inspect.signature(torch_schedules._PipelineScheduleRuntime._prepare_schedule_with_comms).parameters)[
+        :2
+    ] == [
+        "self",
+        "actions",
+    ]

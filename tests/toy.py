@@ -1,0 +1,149 @@
+"""A small pipeline for tests: linear layers with dropout, cut anywhere, on real processes or all in one."""
+
+import torch
+from torch import nn
+
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.options import (
+    CompressionOptions,
+    OptimizerOptions,
+    PipelineOptions,
+    TrainingOptions,
+    WireOptions,
+)
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.schedules import SCHEDULES, actions, build, build_merged, merge, placement
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
+from thinwire.pipeline.wire import Wire
+
+WIDTH = 12
+IGNORE = -100
+
+
+class Samples:
+    """Vectors with several targets each, some of them masked: sample 0's all are."""
+
+    def __len__(self):
+        return 64
+
+    def inputs(self, ids):
+        return torch.stack([torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(int(id))) for id in ids])
+
+    def targets(self, ids):
+        targets = (ids[:, None] + torch.arange(3)) % WIDTH
+        targets[(ids[:, None] * torch.tensor([1, 2, 3])) % 5 == 0] = IGNORE
+        return targets
+
+
+class Task:
+    def loss_sum(self, output, target):
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="sum")
+
+    def num_valid(self, target):
+        return int((target != IGNORE).sum())
+
+
+class Batch:
+    def __init__(self, epoch, ids):
+        self.epoch, self.ids, self.valid = epoch, ids, torch.ones(len(ids), dtype=torch.bool)
+
+
+class Sampler:
+    def __init__(self, size):
+        self.size = size
+
+    def batch(self, step):
+        return Batch(0, (torch.arange(self.size) + step * self.size) % 64)
+
+
+def module(index, dropout=0.0):
+    """Layer `index`: its values depend on the index only."""
+    torch.manual_seed(index)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh())
+
+
+def unsplit(num_stages, dropout=0.0):
+    return nn.Sequential(*(module(index, dropout) for index in range(num_stages)))
+
+
+def make_trainer(
+    rank,
+    *,
+    schedule="gpipe",
+    num_stages=2,
+    microbatches=4,
+    microbatch_size=2,
+    accumulation=1,
+    dropout=0.0,
+    steps=3,
+    simulated=False,
+    compression=None,
+    wire=None,
+    optimizer=None,
+):
+    """A trainer over the stages of one process, connected."""
+    pipeline = PipelineOptions(
+        num_stages=num_stages,
+        schedule=schedule,
+        num_microbatches=microbatches,
+        microbatch_size=microbatch_size,
+        accumulation=accumulation,
+    )
+    where = Placement(placement(schedule, num_stages, pipeline.num_processes))
+    if simulated:
+        where = Placement(dict.fromkeys(range(num_stages), 0))
+    shared = Wire(CompressionOptions(**(compression or {})), WireOptions(**(wire or {"timeout": 60.0})), seed=5)
+    example = torch.empty(microbatch_size, 3, WIDTH, device="meta")
+    stages = [
+        CompressedStage(
+            module(index, dropout),
+            index,
+            num_stages,
+            torch.device("cpu"),
+            input_args=example,
+            output_args=example,
+            wire=shared,
+            first_layer=index,
+        )
+        for index in where.stages_of(rank)
+    ]
+    task = Task()
+    loss = WholeBatchLoss(task, Meter())
+    if simulated:
+        order = actions(schedule, num_stages, pipeline.num_processes, microbatches)
+        torch_schedule = build_merged(merge(order), stages, microbatches, loss)
+    else:
+        torch_schedule = build(schedule, stages, microbatches, loss)
+    trainer = Trainer(
+        stages=stages,
+        schedule=torch_schedule,
+        loss=loss,
+        placement=where,
+        samples=Samples(),
+        sampler=Sampler(pipeline.batch_size),
+        task=task,
+        pipeline=pipeline,
+        optimizer=OptimizerOptions(**(optimizer or {"lr": 0.05, "max_grad_norm": 0.5})),
+        training=TrainingOptions(steps=steps),
+    )
+    for stage in stages:
+        stage.connect()
+    return trainer
+
+
+def train(rank, options):
+    """Train; (losses if the last stage lives here, stage -> weights after training, stage -> traffic)."""
+    trainer = make_trainer(rank, **options)
+    losses = []
+    trainer.train(lambda record: losses.append(record.loss))
+    weights = {
+        stage.stage_index: {name: tensor.clone() for name, tensor in stage.submod.state_dict().items()}
+        for stage in trainer.stages
+    }
+    traffic = {stage.stage_index: dict(stage.meter.traffic) for stage in trainer.stages}
+    return (losses if trainer.has_last else None), weights, traffic
+
+
+def processes_of(schedule, num_stages):
+    return num_stages // SCHEDULES[schedule].stages_per_process
