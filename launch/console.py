@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -51,9 +52,8 @@ class ProgressLine:
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
-    table = Table(
-        title=f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s", title_justify="left"
-    )
+    title = f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     for column in ("", "loss", "perplexity"):
         table.add_column(column, justify="left" if not column else "right")
     for mode, score in summary["held_out"].items():
@@ -66,7 +66,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _channels_table(summary: Mapping[str, Any]) -> Table:
-    table = Table("boundary", "channel", "codec", title="bytes sent while training", title_justify="left")
+    table = Table("boundary", "channel", "codec", title="bytes sent while training", box=SIMPLE, title_justify="left")
     for column in ("sent", "uncompressed", "ratio"):
         table.add_column(column, justify="right")
     for channel in summary["channels"]:
@@ -84,17 +84,17 @@ def _channels_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _stages_table(summary: Mapping[str, Any]) -> Table:
-    table = Table("stage", title="where the time of training went", title_justify="left")
-    for column in (*SECTIONS, "other", "peak memory"):
-        table.add_column(column, justify="right")
+    table = Table("stage", title="where the time of training went, and peak memory", box=SIMPLE, title_justify="left")
+    for column in (*SECTIONS, "other", "memory"):
+        table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
         seconds = stage["seconds"]
         total = max(1e-9, summary["training_seconds"])
         other = max(0.0, total - sum(seconds.values()))
-        shares = [f"{seconds[name]:.1f} s ({seconds[name] / total:.0%})" for name in SECTIONS]
-        table.add_row(str(stage["stage"]), *shares, f"{other:.1f} s", _megabytes(stage["peak_memory"]))
+        times = [f"{spent:.3g} s {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
+        table.add_row(str(stage["stage"]), *times, _megabytes(stage["peak_memory"]))
     return table
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e6:,.0f} MB"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import threading
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from thinwire.compress import CodecError
+from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import PeerError, PipelineError
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
@@ -49,7 +52,7 @@ class Report:
 
 def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
     """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
-    told = isinstance(error, PipelineError | ValueError)
+    told = isinstance(error, PipelineError | ModelError | CodecError)
     text = str(error) if told else "".join(traceback.format_exception(error)).rstrip()
     kind = "peer" if isinstance(error, PeerError) else "own"
     return Report(rank=rank, stages=list(stages), kind=kind, text=text, time=time.time())
@@ -64,22 +67,27 @@ def read_reports(folder: Path) -> dict[int, Report]:
 def tell(reports: Mapping[int, Report], exit_codes: Mapping[int, int], stages_of: Callable[[int], list[int]]) -> str:
     """The whole failure in words: processes killed by a signal, then own failures by time, then what the rest awaited.
 
+    Where none of them failed of itself (a link went down, one stage was told to stop), the earliest report comes first.
     `exit_codes` are those of the processes that ended badly; a negative one is a signal's number.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
     killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
     order = {"own": 0, "peer": 1, "stopped": 2}
     told = sorted(reports.values(), key=lambda report: (order[report.kind], report.time))
-    causes = killed + [report.line() for report in told if report.kind == "own"]
-    others = [f"  {report.line()}" for report in told if report.kind != "own"]
-    return "\n".join(causes + others)
+    causes = [report for report in told if report.kind == "own"]
+    if told and not killed and not causes:
+        causes = [min(told, key=lambda report: report.time)]
+    others = [f"  {report.line()}" for report in told if report not in causes]
+    return "\n".join(killed + [report.line() for report in causes] + others)
 
 
 def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signals]) -> None:
     """End this process at once on a signal, even inside a blocking call, leaving a report first.
 
     A signal handler of Python's would have to wait until the call returns; a thread reading the wake-up pipe does not.
+    The thread also sees that the launcher is gone without a word (killed), where no signal comes.
     """
+    launcher = os.getppid()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -87,9 +95,12 @@ def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signa
         signal.signal(number, lambda *_: None)
 
     def watch() -> None:
-        os.read(reading, 1)
-        report().save()
-        os._exit(STOPPED)
+        while os.getppid() == launcher and not select.select([reading], [], [], 1.0)[0]:
+            pass
+        try:
+            report().save()
+        finally:
+            os._exit(STOPPED)
 
     threading.Thread(target=watch, name="stop-on-signals", daemon=True).start()
 

@@ -7,12 +7,14 @@ jsonargparse makes the options, their help and the checks of types from the data
 from __future__ import annotations
 
 import json
+import re
 from argparse import ArgumentError
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
@@ -113,12 +115,12 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
     """
     parser = make_parser(prog)
     arguments = [_underscored(argument) for argument in argv]
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
     try:
-        base = parser.parse_object({"recipe": named, **_load(named)}) if named else None
+        named = parser.parse_args(arguments).recipe  # wherever it stands among the options
+        base = parser.parse_object({"recipe": named, **_load(named)})
         values = parser.parse_args(arguments, namespace=base)
     except ArgumentError as error:
-        raise OptionsError([f"{' '.join(str(error).split())}; see {prog} --help"]) from error
+        raise OptionsError([_sentence(error, prog)]) from error
     return _instantiate(parser, values)
 
 
@@ -134,8 +136,10 @@ def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
     for name in (part.name for part in fields(Recipe)):
         try:
             parts[name] = getattr(parser.instantiate(Namespace({name: values[name]})), name)
-        except (OptionsError, ModelError) as error:
-            mistakes += str(error).splitlines()
+        except OptionsError as error:
+            mistakes += error.mistakes
+        except ModelError as error:
+            mistakes.append(f"{name}: {error}")
     if mistakes:
         raise OptionsError(mistakes)
     return Recipe(**parts)
@@ -153,11 +157,52 @@ def _load(named: str) -> dict[str, Any]:
         )
     try:
         loaded = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsError([f"{path} cannot be read: {error}"]) from error
     except yaml.YAMLError as error:
         raise OptionsError([f"{path} is no YAML: {' '.join(str(error).split())}"]) from error
     if not isinstance(loaded, dict):
         raise OptionsError([f"{path} must hold the fields of a recipe, got {type(loaded).__name__}"])
+    if mistakes := _misfits(loaded, Recipe):
+        raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
     return {"name": path.stem, **loaded}
+
+
+def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list[str]:
+    """What is no field of a dataclass, or should have fields of its own and has none, a sentence each."""
+    kinds = get_type_hints(group)
+    mistakes = []
+    for name, value in loaded.items():
+        if name not in kinds:
+            mistakes.append(f"there is no field {prefix}{name}; known: {', '.join(prefix + known for known in kinds)}")
+        elif is_dataclass(kinds[name]) and isinstance(value, dict):
+            mistakes += _misfits(value, kinds[name], f"{prefix}{name}.")
+        elif is_dataclass(kinds[name]):
+            mistakes.append(f"{prefix}{name} must hold fields, such as {fields(kinds[name])[0].name}, got {value!r}")
+    return mistakes
+
+
+def _sentence(error: ArgumentError, prog: str) -> str:
+    """What jsonargparse found, in the words of this package where it names a field and a value that do not fit."""
+    text = " ".join(str(error).split())
+    misfit = re.fullmatch(r'Parser key "([\w.]+)": .*Expected an? .*(?:Got|Given) value: (.*)', text)
+    if misfit is None:
+        text = re.sub(r'Parser key "([\w.]+)": (?:Problem with given class_path \S+ )?', r"\1: ", text)
+        return f"{text}; see {prog} --help"
+    kind: Any = Recipe
+    for name in misfit[1].split("."):
+        kind = get_type_hints(kind)[name]
+    return f"{misfit[1]} must be {_words(kind)}, got {misfit[2]}"
+
+
+def _words(kind: Any) -> str:
+    """A field's type as people say it."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if isinstance(kind, UnionType):
+        return " or ".join(map(_words, get_args(kind)))
+    said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    return said.get(kind, str(kind))
 
 
 def _underscored(argument: str) -> str:

@@ -48,7 +48,9 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # what elastic warns of, the lines of `failures.tell` say better; its modules set levels of their own
+    for module in ("elastic", "elastic.agent.server.api", "launcher.api"):
+        logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(wanted.training.threads)
     config = LaunchConfig(
         min_nodes=1,

@@ -170,7 +170,8 @@ class Trainer:
         norm = None
         if self._options.max_grad_norm is not None:
             squares = {stage.stage_index: squared_norm(stage.submod.parameters()) for stage in self.stages}
-            norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
+            with self.stages[0].meter.section("wait", "waiting for the gradient norm of all stages"):
+                norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
             for stage in self.stages:
                 clip(stage.submod.parameters(), norm, self._options.max_grad_norm)
         lr = self._options.lr * lr_factor(step, self._training.steps, self._options)

@@ -3,15 +3,15 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from processes import outcomes_of, run
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from toy import make_trainer
 
+from processes import outcomes_of, run
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
 from thinwire.pipeline.errors import OptionsError, PipelineError
-from thinwire.pipeline.schedules import build_merged, merge, actions
+from thinwire.pipeline.schedules import actions, build_merged, merge
 from thinwire.pipeline.wire import differences
+from toy import make_trainer
 
 BATCH, WIDTH = 8, 6
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from processes import outcomes_of, run
 
+from processes import outcomes_of, run
 from thinwire.pipeline.errors import PeerError
 from thinwire.pipeline.transport import MemoryEnd, Pool, ProcessGroupReceiver, ProcessGroupSender
 
