@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from thinwire.compress import SlotCounts
 from thinwire.launch.recipe import Recipe
 from thinwire.models.data import TextBlocks, check_vocabulary, load_blocks
 from thinwire.models.errors import ModelError
@@ -23,7 +25,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
-from thinwire.pipeline.wire import BoundaryShape, Wire
+from thinwire.pipeline.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,6 @@ class Assembly:
     trainer: Trainer
     prepared: Prepared
     placement: Placement
-    bytes_per_pass: Mapping[str, int]
-    """Bytes of all boundaries in one training pass: "compressed" as framed, "uncompressed" as tensors."""
 
 
 def prepare(recipe: Recipe) -> Prepared:
@@ -89,7 +89,18 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     recipe = prepared.recipe
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
-    wire = Wire(recipe.compression, recipe.wire, seed=training.seed, agreement=_agreement(prepared))
+    wire = Wire(
+        recipe.compression,
+        recipe.wire,
+        seed=training.seed,
+        agreement=_agreement(prepared),
+        slots=SlotCounts(
+            positions=pipeline.batch_size,
+            samples=len(prepared.training),
+            evaluation_samples=len(prepared.held_out or ()),
+        ),
+        store_folder=Path(recipe.compression.store_folder or recipe.folder / "stores"),
+    )
     example = torch.empty(pipeline.microbatch_size, recipe.data.block_size, dtype=torch.int64, device="meta")
     outputs = stage_output_examples(prepared.blueprint, prepared.cuts, example, training.precision)
     inputs = [(example,), *outputs[:-1]]
@@ -122,8 +133,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     )
     for stage in stages:
         stage.connect()
-    shapes = [BoundaryShape(index, crossing) for index, crossing in enumerate(outputs[:-1])]
-    return Assembly(trainer, prepared, where, _bytes_per_pass(wire, shapes, pipeline.num_microbatches))
+    return Assembly(trainer, prepared, where)
 
 
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:
@@ -148,11 +158,3 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
     return {**dotted, "text": prepared.training.digest}
-
-
-def _bytes_per_pass(wire: Wire, shapes: Sequence[BoundaryShape], num_microbatches: int) -> dict[str, int]:
-    channels = [channel for shape in shapes for channel in wire.channels(shape).values()]
-    return {
-        "compressed": num_microbatches * sum(channel.plans["train"].nbytes for channel in channels),
-        "uncompressed": num_microbatches * sum(channel.uncompressed for channel in channels),
-    }

@@ -17,9 +17,9 @@ from thinwire.pipeline.trainer import StepRecord
 class ProgressLine:
     """A live line on a terminal; elsewhere a plain line now and then, so that logs stay readable."""
 
-    def __init__(self, total: int, ratio: float) -> None:
+    def __init__(self, total: int) -> None:
         self._console = Console()
-        self._total, self._ratio = total, ratio
+        self._total = total
         self._bar = Progress(
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -41,7 +41,8 @@ class ProgressLine:
         """Show a finished step."""
         line = (
             f"loss {record.loss:.3f}  {record.samples / record.seconds:.1f} samples/s  "
-            f"{self._ratio:.1f}x fewer bytes  {record.sections['wait'] / record.seconds:.0%} waiting on the wire"
+            f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  "
+            f"{record.sections['wait'] / record.seconds:.0%} waiting on the wire"
         )
         self._bar.update(self._task, advance=1, description=line)
         every = max(1, self._total // 10)
@@ -67,7 +68,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
 
 def _channels_table(summary: Mapping[str, Any]) -> Table:
     table = Table("boundary", "channel", "codec", title="bytes sent while training", box=SIMPLE, title_justify="left")
-    for column in ("sent", "uncompressed", "ratio"):
+    for column in ("sent", "uncompressed", "ratio", "bits", "in full"):
         table.add_column(column, justify="right")
     for channel in summary["channels"]:
         table.add_row(
@@ -79,6 +80,8 @@ def _channels_table(summary: Mapping[str, Any]) -> Table:
             _megabytes(channel["bytes"]),
             _megabytes(channel["uncompressed"]),
             f"{channel['uncompressed'] / max(1, channel['bytes']):.2f}x",
+            f"{channel['bits_per_element']:.2f}",
+            f"{channel['full_share']:.0%}",
         )
     return table
 

@@ -106,6 +106,8 @@ def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signa
 
 
 def _name(stages: Sequence[int]) -> str:
+    if not stages:
+        return "a process without a stage"
     return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
 
 

@@ -44,9 +44,9 @@ class MetricsLog:
         self.losses: list[tuple[int, float]] = []
         self.evaluations: list[tuple[int, dict[Mode, Score]]] = []
 
-    def step(self, record: StepRecord, **extra: float) -> None:
+    def step(self, record: StepRecord) -> None:
         """Log a training step."""
-        values = {**asdict(record), **extra}
+        values = asdict(record)
         self._lines.write(json.dumps(values) + "\n")
         self._lines.flush()
         for name in ("loss", "lr", "grad_norm"):
@@ -90,5 +90,6 @@ def save_picture(
         if points:
             axes.plot(*zip(*points, strict=True), marker, label=f"held out, compression {mode}: {points[-1][1]:.3f}")
     axes.grid(alpha=0.3)
-    axes.legend()
+    if losses or evaluations:
+        axes.legend()
     figure.savefig(path, dpi=120)

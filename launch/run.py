@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import time
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ class Run:
     """A run as one process sees it."""
 
     def __init__(self, prepared: Prepared, where: Placement) -> None:
+        # on an error torch's runtime logs the whole schedule, which buries the error
+        logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
         self.recipe = prepared.recipe
         self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
         self.trainer = self.assembly.trainer
@@ -50,7 +53,7 @@ class Run:
         if self._log is None:
             self.trainer.train(self._after_step)
         else:
-            with ProgressLine(self.recipe.training.steps, self._ratio) as self._line:
+            with ProgressLine(self.recipe.training.steps) as self._line:
                 self.trainer.train(self._after_step)
         training_seconds = time.perf_counter() - training_started
         stages = self._stage_reports()
@@ -62,7 +65,7 @@ class Run:
     def _after_step(self, record: StepRecord) -> None:
         done = record.step + 1
         if self._log is not None:
-            self._log.step(record, **self._bytes)
+            self._log.step(record)
             self._line.step(record)
         if self._evaluates_after(done):
             self._evaluate(done)
@@ -85,17 +88,6 @@ class Run:
     def _save(self, done: int) -> None:
         for stage in self.trainer.stages:
             save_weights(self.recipe.folder, stage.stage_index, _module(stage).full_state(), done)
-
-    @property
-    def _bytes(self) -> dict[str, float]:
-        """Bytes of all boundaries in one optimizer step, from the plan."""
-        passes = self.recipe.pipeline.accumulation
-        return {f"bytes_{name}": passes * count for name, count in self.assembly.bytes_per_pass.items()}
-
-    @property
-    def _ratio(self) -> float:
-        per_pass = self.assembly.bytes_per_pass
-        return per_pass["uncompressed"] / max(1, per_pass["compressed"])
 
     def _stage_reports(self) -> list[dict[str, Any]] | None:
         """What every stage has to say of training; None except where the last stage lives."""
@@ -143,16 +135,21 @@ class Run:
     def _channels(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Traffic of training, a row a boundary and channel."""
         sent = {key: traffic for stage in stages for key, traffic in stage["traffic"].items()}
-        return [
-            {
-                "boundary": boundary,
-                "channel": channel,
-                "codec": str(self.recipe.compression.codec(boundary, channel)),
-                **asdict(sent.get((boundary, channel, "train"), Traffic())),
-            }
-            for boundary in range(self.recipe.num_boundaries)
-            for channel in CHANNELS
-        ]
+        rows = []
+        for boundary in range(self.recipe.num_boundaries):
+            for channel in CHANNELS:
+                traffic = sent.get((boundary, channel, "train"), Traffic())
+                rows.append(
+                    {
+                        "boundary": boundary,
+                        "channel": channel,
+                        "codec": str(self.recipe.compression.method(boundary, channel)),
+                        **asdict(traffic),
+                        "bits_per_element": traffic.bits_per_element,
+                        "full_share": traffic.full_rows / max(1, traffic.rows),
+                    }
+                )
+        return rows
 
 
 def _report(stage: CompressedStage) -> dict[str, Any]:
@@ -166,7 +163,7 @@ def _report(stage: CompressedStage) -> dict[str, Any]:
 
 def _end_report(stage: CompressedStage) -> dict[str, Any]:
     return {
-        "traffic": dict(stage.meter.traffic),
+        "traffic": dict(stage.meter.sent),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest_lines": tensor_lines(_module(stage).full_state()),
     }

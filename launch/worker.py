@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -28,13 +27,12 @@ def work(prepared: Prepared) -> int:
         return Report(rank=rank, stages=stages, kind="stopped", text=doing, time=time.time())
 
     stop_on_signals(stopped, (signal.SIGTERM, signal.SIGINT))
-    # on an error torch's runtime logs the whole schedule, which buries the error
-    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
     try:
         _join(prepared, rank)
         run = Run(prepared, where)
         run.go()
-        dist.barrier()
+        with reaching(f"process {rank} was waiting for all others to finish"):
+            dist.barrier()
         dist.destroy_process_group()
     except Exception as error:
         report_of(error, rank, stages).save()
@@ -51,5 +49,7 @@ def _join(prepared: Prepared, rank: int) -> None:
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
             f"equal to {needed}, or change pipeline.num_stages"
         )
-    with reaching(f"process {rank} was waiting for all {needed} processes to start"):
+    several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
+    advice = " (GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor)"
+    with reaching(f"process {rank} was waiting for all {needed} processes to start{advice if several_hosts else ''}"):
         dist.init_process_group("gloo", timeout=timedelta(seconds=prepared.recipe.wire.timeout))

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, Key, parse
+from thinwire.compress import Coder, Key, Method, Moment, parse
+from thinwire.compress.feedback import check_channel
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, PHASES, ChannelName, Header, Phase, check, checksum
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, checksum
+from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
@@ -29,10 +30,19 @@ UNCOMPRESSED = parse("none")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a frame is laid out: each tensor's codec and the byte range of its payload, and the frame's length."""
+class Crossing:
+    """One micro-batch's passage over a channel: which, and what both ends know of its rows."""
 
-    codecs: tuple[Codec, ...]
+    phase: Phase
+    step: int
+    microbatch: int
+    moment: Moment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a frame is laid out: the byte range of each tensor's payload, and the frame's length."""
+
     ranges: tuple[tuple[int, int], ...]
     nbytes: int
 
@@ -42,26 +52,22 @@ class Channel:
     """One direction over one boundary.
 
     `examples` (meta tensors) give shape and dtype of every tensor that crosses; those that need gradients go through
-    `codec`, the others as they are.
+    `method`, the others as they are.
     """
 
     boundary: int
     name: ChannelName
     examples: tuple[Tensor, ...]
-    codec: Codec
+    method: Method
     seed: int
-    plans: Mapping[Phase, Plan] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        compressed = tuple(self.codec if example.requires_grad else UNCOMPRESSED for example in self.examples)
-        plain = (UNCOMPRESSED,) * len(self.examples)
-        codecs = {"train": compressed, "eval-on": compressed, "eval-off": plain}
-        object.__setattr__(self, "plans", {phase: lay_out(self.examples, codecs[phase]) for phase in PHASES})
+        check_channel(self.method, self.name)
 
     @property
-    def capacity(self) -> int:
-        """Bytes of the largest frame this channel can carry."""
-        return max(plan.nbytes for plan in self.plans.values())
+    def methods(self) -> tuple[Method, ...]:
+        """What each tensor goes through."""
+        return tuple(self.method if example.requires_grad else UNCOMPRESSED for example in self.examples)
 
     @property
     def source(self) -> int:
@@ -78,25 +84,30 @@ class Channel:
         """Bytes of the tensors as they are."""
         return sum(example.numel() * example.element_size() for example in self.examples)
 
-    def header(self, phase: Phase, step: int, microbatch: int) -> Header:
+    @property
+    def compressed_elements(self) -> int:
+        """Elements of the tensors that go through the method."""
+        return sum(example.numel() for example in self.examples if example.requires_grad)
+
+    def header(self, crossing: Crossing, plan: Plan) -> Header:
         """The planned header of one micro-batch's frame."""
         return Header(
-            phase=phase,
+            phase=crossing.phase,
             channel=self.name,
             boundary=self.boundary,
-            microbatch=microbatch,
-            step=step,
-            length=self.plans[phase].nbytes - HEADER_BYTES,
+            microbatch=crossing.microbatch,
+            step=crossing.step,
+            length=plan.nbytes - HEADER_BYTES,
         )
 
-    def key(self, phase: Phase, step: int, microbatch: int, tensor: int) -> Key:
+    def key(self, crossing: Crossing, tensor: int) -> Key:
         """The source of randomness of one tensor of one micro-batch."""
-        return Key(self.seed, self.boundary, self.name, phase, step, microbatch, tensor)
+        return Key(self.seed, self.boundary, self.name, crossing.phase, crossing.step, crossing.microbatch, tensor)
 
     def configuration(self) -> dict[str, Any]:
         """What both ends must agree on, as JSON values."""
         return {
-            f"{self.name} codec": str(self.codec),
+            f"{self.name} codec": str(self.method),
             f"{self.name} tensors": [
                 f"{str(example.dtype).removeprefix('torch.')}{list(example.shape)}"
                 + (" with gradient" if example.requires_grad else "")
@@ -105,54 +116,123 @@ class Channel:
             "seed": self.seed,
         }
 
-    def describe(self, step: int, microbatch: int, phase: Phase) -> str:
-        """This channel's frame in words, for errors."""
-        return f"{self.name} of micro-batch {microbatch}, {phase} step {step}, over boundary {self.boundary}"
+    def describe(self, crossing: Crossing) -> str:
+        """A frame of this channel in words, for errors."""
+        return (
+            f"{self.name} of micro-batch {crossing.microbatch}, {crossing.phase} step {crossing.step}, "
+            f"over boundary {self.boundary}"
+        )
 
 
-def lay_out(examples: Sequence[Tensor], codecs: Sequence[Codec]) -> Plan:
-    """Place the payloads one after the other behind the header, each at a multiple of 16 bytes."""
+def lay_out(sizes: Sequence[int]) -> Plan:
+    """Place payloads of these sizes one after the other behind the header, each at a multiple of 16 bytes."""
     ranges, end = [], HEADER_BYTES
-    for example, codec in zip(examples, codecs, strict=True):
+    for size in sizes:
         start = math.ceil(end / ALIGNMENT) * ALIGNMENT
-        end = start + codec.nbytes(example.shape, example.dtype)
+        end = start + size
         ranges.append((start, end))
-    return Plan(tuple(codecs), tuple(ranges), end)
+    return Plan(tuple(ranges), end)
 
 
-class Sender:
+class ChannelEnd:
+    """One end of a channel: its description, and a coder for each tensor, which keeps what its method remembers."""
+
+    def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter) -> None:
+        self.channel, self.coders, self._meter = channel, tuple(coders), meter
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the largest frame this channel can carry."""
+        return lay_out([coder.capacity for coder in self.coders]).nbytes
+
+    def plan(self, moment: Moment) -> Plan:
+        """The layout of a frame, which both ends compute before it is sent."""
+        return lay_out([coder.nbytes(moment) for coder in self.coders])
+
+    def count(self, into: dict[Route, Traffic], crossing: Crossing, plan: Plan) -> None:
+        """Count one frame; to be called before its rows are known as visited."""
+        channel = self.channel
+        coded = [coder for coder, example in zip(self.coders, channel.examples, strict=True) if example.requires_grad]
+        traffic = Traffic(
+            frames=1,
+            bytes=plan.nbytes,
+            uncompressed=channel.uncompressed,
+            elements=channel.compressed_elements,
+            rows=sum(coder.rows for coder in coded),
+            full_rows=sum(coder.full_rows(crossing.moment) for coder in coded),
+        )
+        count(into, (channel.boundary, channel.name, crossing.phase), traffic)
+
+    def prefetch(self, moment: Moment) -> None:
+        """Announce a micro-batch, so that its buffers can be read ahead."""
+        for coder in self.coders:
+            coder.prefetch(moment)
+
+    def digests(self) -> dict[str, str]:
+        """A hash of every buffer both ends of this channel keep, by name."""
+        return {
+            f"boundary {self.channel.boundary} {self.channel.name} tensor {index} {name}": digest
+            for index, coder in enumerate(self.coders)
+            for name, digest in coder.digests().items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the coders remember."""
+        return {str(index): coder.state_dict() for index, coder in enumerate(self.coders)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` returned, exactly."""
+        for index, coder in enumerate(self.coders):
+            coder.load_state_dict(state[str(index)])
+
+    def flush_stores(self) -> None:
+        """Wait until every buffer written has reached its medium."""
+        for coder in self.coders:
+            coder.flush()
+
+
+class Sender(ChannelEnd):
     """The end of a channel that a stage's tensors leave through."""
 
-    def __init__(self, channel: Channel, transport: SendingEnd, options: WireOptions, meter: Meter) -> None:
-        self.channel, self._transport, self._options, self._meter = channel, transport, options, meter
+    def __init__(
+        self, channel: Channel, coders: Sequence[Coder], transport: SendingEnd, options: WireOptions, meter: Meter
+    ) -> None:
+        super().__init__(channel, coders, meter)
+        self._transport, self._options = transport, options
 
-    def send(self, phase: Phase, step: int, microbatch: int, tensors: Sequence[Tensor | None]) -> None:
-        """Encode one micro-batch's tuple into a frame and start sending it.
+    def send(self, crossing: Crossing, tensors: Sequence[Tensor | None]) -> None:
+        """Encode one micro-batch's tuple into a frame, start sending it, and then update what must be remembered.
 
         Raises PipelineError if the tensors are not the ones announced, NonFiniteError on NaN or infinity.
         """
-        channel, plan = self.channel, self.channel.plans[phase]
-        what = channel.describe(step, microbatch, phase)
+        channel, what = self.channel, self.channel.describe(crossing)
         with self._meter.section("encode"), torch.no_grad():
             self._check(tensors, what)
+            plan = self.plan(crossing.moment)
             frame = self._transport.take()
-            for index, (tensor, codec, (start, end)) in enumerate(zip(tensors, plan.codecs, plan.ranges, strict=True)):
-                if tensor is not None:
-                    codec.encode(tensor.detach(), frame[start:end], channel.key(phase, step, microbatch, index))
+            parts = [
+                (coder, tensor.detach(), frame[start:end], channel.key(crossing, index))
+                for index, (coder, tensor, (start, end)) in enumerate(
+                    zip(self.coders, tensors, plan.ranges, strict=True)
+                )
+                if tensor is not None
+            ]
+            self.count(self._meter.sent, crossing, plan)
+            for coder, tensor, payload, key in parts:
+                coder.encode(tensor, payload, key, crossing.moment)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
             crc32 = checksum(frame[: plan.nbytes]) if self._options.checksum else 0
-            header = channel.header(phase, step, microbatch)
-            Header(**{**vars(header), "nones": nones, "crc32": crc32}).write(frame)
+            replace(channel.header(crossing, plan), nones=nones, crc32=crc32).write(frame)
             self._transport.send(
                 frame, plan.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
             )
-        self._meter.sent(channel.boundary, channel.name, phase, plan.nbytes, channel.uncompressed)
+            for coder, tensor, payload, key in parts:
+                coder.settle(tensor, payload, key, crossing.moment)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
-        with self._meter.section(
-            "wait", f"stage {self.channel.source} was waiting for its {self.channel.name} to leave"
-        ):
+        what = f"stage {self.channel.source} was waiting for its {self.channel.name} to leave"
+        with self._meter.section("wait", what):
             self._transport.flush()
 
     def _check(self, tensors: Sequence[Tensor | None], what: str) -> None:
@@ -171,11 +251,12 @@ class Sender:
             )
 
 
-class Receiver:
+class Receiver(ChannelEnd):
     """The end of a channel that a stage's tensors arrive through."""
 
-    def __init__(self, channel: Channel, transport: ReceivingEnd, meter: Meter) -> None:
-        self.channel, self._transport, self._meter = channel, transport, meter
+    def __init__(self, channel: Channel, coders: Sequence[Coder], transport: ReceivingEnd, meter: Meter) -> None:
+        super().__init__(channel, coders, meter)
+        self._transport = transport
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
@@ -183,32 +264,33 @@ class Receiver:
         what = f"stage {channel.destination} was making room for {channel.name} from stage {channel.source}"
         self._transport.post(count, what)
 
-    def receive(self, phase: Phase, step: int, microbatch: int) -> tuple[Tensor | None, ...]:
+    def receive(self, crossing: Crossing) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors.
 
         Raises PeerError if none comes, WireError if it is not the planned one.
         """
-        channel, plan = self.channel, self.channel.plans[phase]
-        what = channel.describe(step, microbatch, phase)
+        channel, what = self.channel, self.channel.describe(crossing)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
         with self._meter.section("wait", waiting):
             frame = self._transport.receive(waiting)
         with self._meter.section("decode"), torch.no_grad():
+            plan = self.plan(crossing.moment)
+            self.count(self._meter.received, crossing, plan)
             try:
-                header = check(channel.header(phase, step, microbatch), frame)
+                header = check(channel.header(crossing, plan), frame)
             except WireError as error:
                 raise WireError(
                     f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}"
                 ) from error
             tensors: list[Tensor | None] = []
-            for index, (example, codec, (start, end)) in enumerate(
-                zip(channel.examples, plan.codecs, plan.ranges, strict=True)
+            for index, (example, coder, (start, end)) in enumerate(
+                zip(channel.examples, self.coders, plan.ranges, strict=True)
             ):
                 if header.nones >> index & 1:
                     tensors.append(None)
                     continue
                 tensor = torch.empty(example.shape, dtype=example.dtype)
-                codec.decode(frame[start:end], tensor, channel.key(phase, step, microbatch, index))
+                coder.decode(frame[start:end], tensor, channel.key(crossing, index), crossing.moment)
                 tensors.append(tensor)
             self._transport.give(frame)
         return tuple(tensors)
@@ -228,14 +310,18 @@ class BoundaryEnd:
     outgoing: Sender
     incoming: Receiver
 
-    def begin(self, phase: Phase, num_microbatches: int) -> None:
+    def begin(self, crossings: Sequence[Crossing]) -> None:
         """Open a step: what the last one sent must have left; what this one will receive may arrive.
 
         Gradients flow in training only.
         """
         self.outgoing.flush()
-        if phase == "train" or self.incoming.channel.name == "activations":
-            self.incoming.post(num_microbatches)
+        for end in (self.outgoing, self.incoming):
+            if end.channel.name == "activations" or crossings[0].phase == "train":
+                for crossing in crossings:
+                    end.prefetch(crossing.moment)
+                if isinstance(end, Receiver):
+                    end.post(len(crossings))
 
     def configuration(self) -> dict[str, Any]:
         """What both ends must agree on, as JSON values."""

@@ -63,9 +63,11 @@ def _score(
     for stage in trainer.stages:
         stage.submod.eval()
     with torch.no_grad():
+        for stage in trainer.stages:
+            stage.accumulation_pass = 0
         for batch in batches:
             inputs = samples.inputs(batch.ids) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             count += trainer.task.num_valid(targets) if targets is not None else 0
-            sums += [float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets)]
+            sums += [float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets, batch.ids)]
     return Score(math.fsum(sums) / max(1, count), count)

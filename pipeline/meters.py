@@ -8,31 +8,49 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal, get_args
 
 Section = Literal["compute", "encode", "wait", "decode"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 
 
-@dataclass
+Route = tuple[int, str, str]
+"""Boundary, channel, phase."""
+
+
+@dataclass(frozen=True)
 class Traffic:
-    """What one end sent over one channel: frames, their bytes (headers included), and the tensors' own bytes."""
+    """What crossed one channel."""
 
     frames: int = 0
     bytes: int = 0
+    """Bytes of the frames, headers included."""
     uncompressed: int = 0
+    """Bytes of the tensors as they are."""
+    elements: int = 0
+    """Elements of the tensors that go through the method."""
+    rows: int = 0
+    """Rows of those tensors."""
+    full_rows: int = 0
+    """Rows that went in full: warm-up, first visits, evaluation with compression off."""
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.frames + other.frames, self.bytes + other.bytes, self.uncompressed + other.uncompressed)
+        return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits on the wire for each element, everything counted; 0 where there is none."""
+        return 8 * self.bytes / self.elements if self.elements else 0.0
 
 
 @dataclass
 class Meter:
-    """Seconds of one stage by section, and its traffic by (boundary, channel, phase)."""
+    """Seconds of one stage by section, and what it sent and received by (boundary, channel, phase)."""
 
     seconds: dict[Section, float] = field(default_factory=lambda: dict.fromkeys(SECTIONS, 0.0))
-    traffic: dict[tuple[int, str, str], Traffic] = field(default_factory=dict)
+    sent: dict[Route, Traffic] = field(default_factory=dict)
+    received: dict[Route, Traffic] = field(default_factory=dict)
     _open: list[tuple[Section, str]] = field(default_factory=list)
     _since: float = 0.0
 
@@ -59,7 +77,12 @@ class Meter:
         inside = self._open[-1:]
         return inside[0][1] or inside[0][0] if inside else ""
 
-    def sent(self, boundary: int, channel: str, phase: str, frame_bytes: int, tensor_bytes: int) -> None:
-        """Count one frame."""
-        key = (boundary, channel, phase)
-        self.traffic[key] = self.traffic.get(key, Traffic()) + Traffic(1, frame_bytes, tensor_bytes)
+    @property
+    def total(self) -> Traffic:
+        """Everything sent and received."""
+        return sum([*self.sent.values(), *self.received.values()], Traffic())
+
+
+def count(into: dict[Route, Traffic], route: Route, traffic: Traffic) -> None:
+    """Add traffic to what a route has carried."""
+    into[route] = into.get(route, Traffic()) + traffic

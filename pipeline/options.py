@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinwire.compress import Codec, CodecError, parse
+from thinwire.compress import CodecError, Method, parse
+from thinwire.compress.feedback import check_channel
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import ChannelName
+from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
+
+_WARMUP = re.compile(r"\d+ (epochs?|steps?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +36,42 @@ class CompressionOptions:
     """Codec of the gradients, sent back."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Overrides by boundary index; boundary i is the cut between stages i and i+1."""
+    warmup: str = "0 steps"
+    """How long nothing is compressed at first: "20 epochs" or "500 steps"."""
+    warmup_fill: bool = True
+    """Whether feedback fills its buffers while warming up; 2401.07788 starts with empty ones."""
+    store_folder: str = ""
+    """Folder on each stage's own disk for stores with store="disk"; empty means the run's output folder."""
 
     def __post_init__(self) -> None:
         mistakes = []
-        for where, expression in self._expressions():
+        for where, channel, expression in self._expressions():
             try:
-                parse(expression)
+                check_channel(parse(expression), channel)
             except CodecError as error:
                 mistakes.append(f"{where}: {error}")
+        if not _WARMUP.fullmatch(self.warmup):
+            mistakes.append(f'compression.warmup must be like "20 epochs" or "500 steps", got {self.warmup!r}')
         if mistakes:
             raise OptionsError(mistakes)
 
-    def _expressions(self) -> list[tuple[str, str]]:
-        common = [("compression.activations", self.activations), ("compression.gradients", self.gradients)]
-        overrides = [
-            (f"compression.boundaries.{index}.{name}", expression)
-            for index, override in self.boundaries.items()
-            for name, expression in (("activations", override.activations), ("gradients", override.gradients))
-            if expression is not None
+    def _expressions(self) -> list[tuple[str, ChannelName, str]]:
+        """Where each expression stands, its channel, and the expression."""
+        overrides = {f"compression.boundaries.{index}": override for index, override in self.boundaries.items()}
+        return [
+            (f"{where}.{channel}", channel, expression)
+            for where, group in {"compression": self, **overrides}.items()
+            for channel in CHANNELS
+            if (expression := getattr(group, channel)) is not None
         ]
-        return common + overrides
 
-    def codec(self, boundary: int, channel: ChannelName) -> Codec:
-        """The codec of one channel of one boundary."""
+    def warms_up(self, step: int, epoch: int) -> bool:
+        """Whether an optimizer step, counted from 0, belongs to the warm-up."""
+        number, unit = self.warmup.split()
+        return (epoch if unit.startswith("epoch") else step) < int(number)
+
+    def method(self, boundary: int, channel: ChannelName) -> Method:
+        """What one channel of one boundary goes through."""
         override = getattr(self.boundaries.get(boundary), channel, None)
         return parse(override if override is not None else getattr(self, channel))
 

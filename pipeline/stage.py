@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.compress import Key
-from thinwire.pipeline.boundary import BoundaryEnd
+from thinwire.compress import Key, Moment
+from thinwire.compress.coder import Mode
+from thinwire.pipeline.boundary import BoundaryEnd, Crossing
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
@@ -44,6 +45,8 @@ class CompressedStage(PipelineStage):
         meter: seconds and bytes of this stage.
         keep_outputs: whether the last stage's outputs are returned by the schedule; set it to False where only the
             loss is wanted, and a batch of logits costs no memory.
+        sample_ids: ids of the samples of the coming pass, int64 [samples], for feedback kept by sample.
+        accumulation_pass: which pass of an accumulated batch comes next, for feedback kept by position.
 
     Raises:
         OptionsError: input_args or output_args are missing.
@@ -80,6 +83,8 @@ class CompressedStage(PipelineStage):
         self.wire = wire
         self.meter = Meter()
         self.keep_outputs = True
+        self.sample_ids: Tensor | None = None
+        self.accumulation_pass = 0
         self._first_layer = first_layer
         self._examples = (_examples(input_args), _examples(output_args))
         self._upstream: BoundaryEnd | None = None
@@ -89,6 +94,7 @@ class CompressedStage(PipelineStage):
         self._phase: Phase = "train"
         self._open = False
         self._num_microbatches = 0
+        self._crossings: list[Crossing] = []
 
     def connect(self) -> None:
         """Set up both boundaries and compare them with the neighbours'; done at the first step if not before.
@@ -117,6 +123,15 @@ class CompressedStage(PipelineStage):
         """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
         for end in self._ends():
             end.outgoing.flush()
+
+    def digests(self) -> dict[str, str]:
+        """A hash of every buffer that both ends of this stage's boundaries keep, by name."""
+        return {
+            name: digest
+            for end in self._ends()
+            for channel_end in (end.outgoing, end.incoming)
+            for name, digest in channel_end.digests().items()
+        }
 
     @property
     def step(self) -> int:
@@ -157,7 +172,7 @@ class CompressedStage(PipelineStage):
         if self.is_last and save_forward_output and not self.keep_outputs:
             self.output_chunks.append(torch.empty(0))  # the schedule concatenates what it finds
         if self._downstream is not None:
-            self._downstream.outgoing.send(self._phase, self.step, fwd_chunk_id, _as_tuple(output))
+            self._downstream.outgoing.send(self._crossing(fwd_chunk_id), _as_tuple(output))
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
@@ -173,7 +188,7 @@ class CompressedStage(PipelineStage):
                 for gradient, example in zip(gradients, self._examples[0], strict=True)
                 if example.requires_grad
             ]
-            self._upstream.outgoing.send(self._phase, self.step, bwd_chunk_id, needed)
+            self._upstream.outgoing.send(self._crossing(bwd_chunk_id), needed)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that makes the weights' gradients."""
@@ -182,7 +197,7 @@ class CompressedStage(PipelineStage):
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         assert self._upstream is not None, "the first stage receives no activations"
-        received = self._upstream.incoming.receive(self._phase, self.step, fwd_chunk_id)
+        received = self._upstream.incoming.receive(self._crossing(fwd_chunk_id))
         needs_gradient = self.has_backward and torch.is_grad_enabled()
         activations = []
         for tensor, example in zip(received, self._examples[0], strict=True):
@@ -192,7 +207,7 @@ class CompressedStage(PipelineStage):
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         assert self._downstream is not None, "the last stage receives no gradients"
-        received = iter(self._downstream.incoming.receive(self._phase, self.step, bwd_chunk_id))
+        received = iter(self._downstream.incoming.receive(self._crossing(bwd_chunk_id)))
         return tuple(
             _or_zeros(next(received), example) if example.requires_grad else None for example in self._examples[1]
         )
@@ -234,16 +249,50 @@ class CompressedStage(PipelineStage):
         evaluation: Phase = "eval-on" if self.wire.compressed_evaluation else "eval-off"
         self._phase = "train" if self.has_backward else evaluation
         self._steps[self._phase] += 1
+        self._crossings = [self._make_crossing(index) for index in range(self._num_microbatches)]
         for end in self._ends():
-            end.begin(self._phase, self._num_microbatches)
+            end.begin(self._crossings)
         self._open = True
+
+    def _crossing(self, microbatch: int) -> Crossing:
+        if microbatch >= len(self._crossings):
+            raise PipelineError(
+                f"a step of {len(self._crossings)} micro-batches has no micro-batch {microbatch}; use one schedule for "
+                f"each stage, or schedules with the same number of micro-batches"
+            )
+        return self._crossings[microbatch]
+
+    def _make_crossing(self, microbatch: int) -> Crossing:
+        rows = self._rows
+        first = (self.accumulation_pass * self._num_microbatches + microbatch) * rows
+        samples = None
+        if self.sample_ids is not None:
+            samples = self.sample_ids[microbatch * rows : (microbatch + 1) * rows]
+        moment = Moment(self._mode, torch.arange(first, first + rows), samples)
+        return Crossing(self._phase, self.step, microbatch, moment)
+
+    @property
+    def _mode(self) -> Mode:
+        if self._phase == "train":
+            return "warmup" if self.wire.warming_up else "train"
+        return "eval" if self._phase == "eval-on" else "off"
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a micro-batch: the first dimension of its first tensor."""
+        shape = self._examples[0][0].shape
+        return shape[0] if shape else 1
 
     def _ends(self) -> list[BoundaryEnd]:
         return [end for end in (self._upstream, self._downstream) if end is not None]
 
     def _end(self, boundary: int, examples: tuple[Tensor, ...], neighbour: int) -> BoundaryEnd:
         return self.wire.end(
-            BoundaryShape(boundary, examples), stage=self.stage_index, peer=self._peer(neighbour), meter=self.meter
+            BoundaryShape(boundary, examples),
+            stage=self.stage_index,
+            peer=self._peer(neighbour),
+            meter=self.meter,
+            positions=self._num_microbatches * self._rows,
         )
 
     def _peer(self, stage: int) -> int | None:
@@ -297,7 +346,8 @@ def _or_zeros(gradient: Tensor | None, example: Tensor) -> Tensor:
 
 
 def _drop_buffers(recv_info: dict[int, Any]) -> None:
-    """Forget the receive buffers that torch 2.13 allocates and no frame will ever use."""
+    """Empty the receive buffers that torch 2.11 to 2.13 allocate and no frame will ever use; 2.11 clears their grad."""
     for infos in recv_info.values():
         for info in infos:
-            info.buffer = None
+            if getattr(info, "buffer", None) is not None:
+                info.buffer = torch.empty(0)

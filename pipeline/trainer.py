@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from thinwire.pipeline.meters import SECTIONS, Meter, Section
+from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.process import Placement
@@ -83,6 +83,10 @@ class StepRecord:
     seconds: float
     samples: int
     sections: dict[Section, float]
+    bytes: int
+    """Bytes of the frames that this process's stages sent and received."""
+    uncompressed: int
+    """Bytes of the tensors in them."""
 
 
 class Trainer:
@@ -126,7 +130,7 @@ class Trainer:
             after_step(self._step(step))
 
     def _step(self, step: int) -> StepRecord:
-        started, spent = time.perf_counter(), self._sections()
+        started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
         batch = self.sampler.batch(step)
         inputs = self.samples.inputs(batch.ids) if self.has_first else None
         targets = self.samples.targets(batch.ids) if self.has_last else None
@@ -135,8 +139,13 @@ class Trainer:
         losses: list[Tensor] = []
         for stage in self.stages:
             stage.submod.train()
-        for part in zip(self._passes(inputs), self._passes(targets), strict=True):
-            losses += self.run(self.schedule.step, *part)
+        for wire in {id(stage.wire): stage.wire for stage in self.stages}.values():
+            wire.warming_up = wire.compression.warms_up(step, batch.epoch)
+        passes = zip(self._passes(inputs), self._passes(targets), self._passes(batch.ids), strict=True)
+        for index, (part_inputs, part_targets, ids) in enumerate(passes):
+            for stage in self.stages:
+                stage.accumulation_pass = index
+            losses += self.run(self.schedule.step, part_inputs, part_targets, ids)
         grad_norm = self._update(step)
         return StepRecord(
             step=step,
@@ -147,14 +156,21 @@ class Trainer:
             seconds=time.perf_counter() - started,
             samples=len(batch.ids),
             sections={name: now - spent[name] for name, now in self._sections().items()},
+            bytes=self._traffic().bytes - traffic.bytes,
+            uncompressed=self._traffic().uncompressed - traffic.uncompressed,
         )
 
-    def run(self, act: Callable[..., Any], inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
+    def run(
+        self, act: Callable[..., Any], inputs: Tensor | None, targets: Tensor | None, ids: Tensor | None
+    ) -> list[Tensor]:
         """One pass through the schedule (`schedule.step` or `.eval`): the micro-batches' losses on the last stage.
 
-        Inputs are None except where the first stage lives, targets except where the last one does.
+        Inputs are None except where the first stage lives, targets except where the last one does; ids are those of
+        the pass's samples.
         """
         losses: list[Tensor] = []
+        for stage in self.stages:
+            stage.sample_ids = ids
         args = () if inputs is None else (inputs,)
         kwargs = {} if targets is None else {"target": targets, "losses": losses}
         act(*args, **kwargs)
@@ -182,6 +198,9 @@ class Trainer:
                 optimizer.step()
                 optimizer.zero_grad()
         return norm
+
+    def _traffic(self) -> Traffic:
+        return sum((stage.meter.total for stage in self.stages), Traffic())
 
     def _sections(self) -> dict[Section, float]:
         return {name: sum(stage.meter.seconds[name] for stage in self.stages) for name in SECTIONS}

@@ -12,13 +12,19 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.boundary import BoundaryEnd, Channel, Receiver, Sender
+from thinwire.compress import Coder, Feedback, SlotCounts
+from thinwire.compress.coder import Purpose
+from thinwire.compress.disk import DiskStore
+from thinwire.compress.memory import MemoryStore
+from thinwire.compress.store import Store, StoreLayout
+from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Receiver, Sender
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.meters import Meter
@@ -57,6 +63,12 @@ class Wire:
         seed: seed of every random number a codec draws.
         agreement: further JSON values both ends of every boundary must share, by name.
         group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
+        slots: how many slots feedback may fill; None means the positions of one pass, and no sample ids.
+        store_folder: where stores on disk keep their files.
+
+    Attributes:
+        compressed_evaluation: whether evaluation sends what training would, or everything as it is.
+        warming_up: whether training sends everything as it is.
     """
 
     def __init__(
@@ -67,11 +79,16 @@ class Wire:
         seed: int = 0,
         agreement: Mapping[str, Any] | None = None,
         group: dist.ProcessGroup | None = None,
+        slots: SlotCounts | None = None,
+        store_folder: Path | None = None,
     ) -> None:
         self.compression = compression or CompressionOptions()
         self.options = options or WireOptions()
         self.seed = seed
+        self.slots = slots
         self.compressed_evaluation = True
+        self.warming_up = False
+        self._store_folder = store_folder or Path(self.compression.store_folder or "stores")
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
         self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
@@ -80,7 +97,7 @@ class Wire:
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
 
-    def end(self, shape: BoundaryShape, *, stage: int, peer: int | None, meter: Meter) -> BoundaryEnd:
+    def end(self, shape: BoundaryShape, *, stage: int, peer: int | None, meter: Meter, positions: int) -> BoundaryEnd:
         """This stage's end of a boundary.
 
         Args:
@@ -88,13 +105,49 @@ class Wire:
             stage: the stage asking, `shape.index` or `shape.index + 1`.
             peer: rank (in the group) of the neighbour's process; None when it is this one.
             meter: charged with this end's time and bytes.
+            positions: rows of one pass, the number of position slots if nothing else was said.
         """
         channels = self.channels(shape)
         forward, back = channels["activations"], channels["gradients"]
-        outgoing, incoming = (forward, back) if stage == shape.index else (back, forward)
+        upstream = stage == shape.index
+        slots = self.slots or SlotCounts(positions=positions)
+        forth = [
+            self._coder(forward, index, sends=upstream, slots=slots, companion=None)
+            for index in range(len(forward.examples))
+        ]
+        companions = [coder for coder, tensor in zip(forth, forward.examples, strict=True) if tensor.requires_grad]
+        returning = [
+            self._coder(back, index, sends=not upstream, slots=slots, companion=companion)
+            for index, companion in enumerate(companions)
+        ]
+        (outgoing, leaving), (incoming, arriving) = (
+            ((forward, forth), (back, returning)) if upstream else ((back, returning), (forward, forth))
+        )
+        capacities = (ChannelEnd(outgoing, leaving, meter).capacity, ChannelEnd(incoming, arriving, meter).capacity)
         return BoundaryEnd(
-            Sender(outgoing, self._sending(outgoing, peer), self.options, meter),
-            Receiver(incoming, self._receiving(incoming, peer), meter),
+            Sender(outgoing, leaving, self._sending(outgoing, capacities[0], peer), self.options, meter),
+            Receiver(incoming, arriving, self._receiving(incoming, capacities[1], peer), meter),
+        )
+
+    def _coder(self, channel: Channel, index: int, *, sends: bool, slots: SlotCounts, companion: Coder | None) -> Coder:
+        method = channel.methods[index]
+        name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if sends else 'receiver'}"
+
+        def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
+            assert isinstance(method, Feedback)
+            if method.store == "memory":
+                return MemoryStore(layout)
+            self._store_folder.mkdir(parents=True, exist_ok=True)
+            return DiskStore(layout, self._store_folder / f"{name}-{purpose}.slots")
+
+        return Coder(
+            method,
+            channel.examples[index],
+            sends=sends,
+            counts=slots,
+            make_store=make_store,
+            warmup_fill=self.compression.warmup_fill,
+            companion=companion,
         )
 
     def channels(self, shape: BoundaryShape) -> dict[ChannelName, Channel]:
@@ -104,28 +157,24 @@ class Wire:
                 boundary=shape.index,
                 name=name,
                 examples=shape.examples if name == "activations" else shape.gradients,
-                codec=self.compression.codec(shape.index, name),
+                method=self.compression.method(shape.index, name),
                 seed=self.seed,
             )
             for name in CHANNELS
         }
 
-    def _sending(self, channel: Channel, peer: int | None) -> SendingEnd:
+    def _sending(self, channel: Channel, capacity: int, peer: int | None) -> SendingEnd:
         if peer is None:
-            return self._memory(channel)
-        return ProcessGroupSender(
-            channel.capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout
-        )
+            return self._memory(channel, capacity)
+        return ProcessGroupSender(capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout)
 
-    def _receiving(self, channel: Channel, peer: int | None) -> ReceivingEnd:
+    def _receiving(self, channel: Channel, capacity: int, peer: int | None) -> ReceivingEnd:
         if peer is None:
-            return self._memory(channel)
-        return ProcessGroupReceiver(
-            channel.capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout
-        )
+            return self._memory(channel, capacity)
+        return ProcessGroupReceiver(capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout)
 
-    def _memory(self, channel: Channel) -> MemoryEnd:
-        return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(channel.capacity))
+    def _memory(self, channel: Channel, capacity: int) -> MemoryEnd:
+        return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(capacity))
 
     def compare(self, ends: Sequence[tuple[int, BoundaryEnd]], stage: int) -> None:
         """Compare this stage's configuration of each remote boundary with its neighbour's.
@@ -150,6 +199,8 @@ class Wire:
             **end.configuration(),
             "frame version": VERSION,
             "checksum": self.options.checksum,
+            "warmup": self.compression.warmup,
+            "warmup_fill": self.compression.warmup_fill,
             "torch": torch.__version__,
             **self._agreement,
         }

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from codec_helpers import few
 from thinwire.compress import CodecError, parse
 from thinwire.compress.cast import BFloat16, Float16, Uncompressed
+from thinwire.compress.expression import CODECS
 from thinwire.compress.quantize import Quantize
 
 quantizers = st.builds(
@@ -47,12 +48,16 @@ def test_every_quantizer_is_read_as_it_is_written(codec):
     assert parse(str(codec)) == codec
 
 
+def test_the_names_of_all_codecs_are_known():
+    assert {"none", "fp16", "bf16", "q"} <= set(CODECS)
+
+
 def test_different_codecs_are_not_equal():
     assert len({parse(text) for text in ("fp16", "bf16", "none", "q(4)", "q(3)", "q(4, group=4)")}) == 6
 
 
 NO_CODEC = " is no codec: write a name or a call, such as none or q(4)"
-USAGE = "; it is q(bits, scale, per, group, round)"
+USAGE = "; it is q(bits, scale, per, group, round, rotate, outliers)"
 
 
 @pytest.mark.parametrize(
@@ -67,11 +72,8 @@ USAGE = "; it is q(bits, scale, per, group, round)"
         ("q(4) + 1", "'q(4) + 1'" + NO_CODEC),
         ("os.remove('x')", "\"os.remove('x')\"" + NO_CODEC),
         ("q(4)(2)", "'q(4)(2)'" + NO_CODEC),
-        ("int4", "unknown codec 'int4' in 'int4'; the codecs are bf16, fp16, none, q"),
-        ("exit()", "unknown codec 'exit' in 'exit()'; the codecs are bf16, fp16, none, q"),
         ("q(b)", "an argument in 'q(b)' is neither a number nor a quoted string"),
         ("q(4, scale=minmax)", "an argument in 'q(4, scale=minmax)' is neither a number nor a quoted string"),
-        ("q(__import__('os'))", "an argument in \"q(__import__('os'))\" is neither a number nor a quoted string"),
         ("q(*[4])", "an argument in 'q(*[4])' is neither a number nor a quoted string"),
         ("q", "'q': missing a required argument: 'bits'" + USAGE),
         ("q(4, 'minmax')", "\"q(4, 'minmax')\": too many positional arguments" + USAGE),
@@ -99,6 +101,22 @@ def test_every_mistake_has_its_sentence(expression, sentence):
     with pytest.raises(CodecError) as error:
         parse(expression)
     assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("name", ["int4", "exit", "__import__", "Q"])
+def test_an_unknown_name_is_answered_with_the_known_ones(name):
+    for expression in (name, f"{name}()", f"{name}('os')"):
+        with pytest.raises(CodecError) as error:
+            parse(expression)
+        start = f"unknown codec {name!r} in {expression!r}; the codecs are {', '.join(sorted(CODECS))}"
+        assert str(error.value).startswith(start)
+
+
+def test_an_argument_is_never_evaluated():
+    with pytest.raises(CodecError):
+        parse("q(__import__('os').remove('x'))")
+    with pytest.raises(CodecError):
+        parse("q(exit())")
 
 
 @pytest.mark.parametrize("value", [4, None, Quantize(4)])

@@ -1,7 +1,7 @@
 import pytest
 
 from thinwire.pipeline import meters
-from thinwire.pipeline.meters import SECTIONS, Meter, Traffic
+from thinwire.pipeline.meters import SECTIONS, Meter, Traffic, count
 
 
 @pytest.fixture
@@ -56,11 +56,12 @@ def test_doing_is_the_innermost_section_in_words():
 
 
 def test_traffic_adds_up_by_boundary_channel_and_phase():
-    meter = Meter()
-    meter.sent(0, "activations", "train", 100, 400)
-    meter.sent(0, "activations", "train", 100, 400)
-    meter.sent(0, "activations", "eval-on", 50, 400)
-    assert meter.traffic == {
-        (0, "activations", "train"): Traffic(2, 200, 800),
-        (0, "activations", "eval-on"): Traffic(1, 50, 400),
-    }
+    meter, frame = Meter(), Traffic(frames=1, bytes=100, uncompressed=400, elements=100, rows=4, full_rows=1)
+    train, evaluation = (0, "activations", "train"), (0, "activations", "eval-on")
+    for route in (train, train, evaluation):
+        count(meter.sent, route, frame)
+    count(meter.received, (0, "gradients", "train"), frame)
+    assert meter.sent == {train: Traffic(2, 200, 800, 200, 8, 2), evaluation: frame}
+    assert meter.total == Traffic(4, 400, 1600, 400, 16, 4)
+    assert meter.sent[train].bits_per_element == 8.0
+    assert Traffic().bits_per_element == 0.0

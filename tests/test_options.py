@@ -16,7 +16,7 @@ def test_an_override_replaces_one_channel_of_one_boundary():
     options = CompressionOptions(
         activations="q(4)", gradients="q(8)", boundaries={1: BoundaryOptions(activations="q(2)"), 2: BoundaryOptions()}
     )
-    codecs = {(b, c): options.codec(b, c) for b in range(3) for c in ("activations", "gradients")}
+    codecs = {(b, c): options.method(b, c) for b in range(3) for c in ("activations", "gradients")}
     assert codecs == {
         (0, "activations"): parse("q(4)"),
         (0, "gradients"): parse("q(8)"),

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from codec_helpers import KEY, assert_identical, decode, encode, few, gaussian, roundtrip, snr_db
 from thinwire.compress import CodecError, parse
 from thinwire.compress.granularity import Blocks, blocks_of_group, blocks_per
+from thinwire.compress.grid import AbsMaxGrid, MinMaxGrid
 from thinwire.compress.quantize import Quantize
 
 WIDTHS = range(1, 9)
@@ -156,6 +158,21 @@ def test_the_largest_values_never_wrap_around(bits, rounding):
         assert ((y - x).abs() <= codec.error_bound(x)).all()
 
 
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("grid", [AbsMaxGrid, MinMaxGrid])
+def test_codes_fit_their_width_whatever_the_values_and_the_noise(grid, bits):
+    """Packing puts codes side by side: a bit too many would spoil a neighbour, in another block perhaps."""
+    outside = torch.tensor([[[1e9, -1e9, 300.0, -300.0, torch.nan, torch.inf, -torch.inf]]])
+    ends = torch.tensor([[[-1.0, 1.0], [0.0, 0.0]]])
+    for stochastic, noise in ((False, None), (True, 0.5 - 2.0**-17), (True, 2.0**-17 - 0.5)):
+        rule = grid(bits, stochastic)
+        scales = rule.measure(ends)
+        all_outside = rule.codes(outside, scales[:1], None if noise is None else torch.full_like(outside, noise))
+        assert all_outside.max().item() <= rule.last == 2**bits - 1
+        codes = rule.codes(ends, scales, None if noise is None else torch.full_like(ends, noise)).tolist()[0]
+        assert codes[0][0] <= stochastic and codes[0][1] >= rule.last - stochastic, codes
+
+
 @pytest.mark.parametrize("magnitude", [1e-34, 1e-10, 1e6, 1e30, 1e38])
 @pytest.mark.parametrize("expression", ["q(4)", 'q(4, scale="minmax")'])
 def test_any_magnitude_that_float32_holds(magnitude, expression):
@@ -166,7 +183,7 @@ def test_any_magnitude_that_float32_holds(magnitude, expression):
 def test_a_row_below_the_smallest_scale_is_sent_as_zeros():
     x = torch.tensor([[2.0**-119, -(2.0**-126)], [2.0**-118, -(2.0**-118)]])
     codec = parse("q(2)")
-    assert hexed(encode(codec, x)[:4]) == "00008004"
+    assert hexed(encode(codec, x)) == "000080043a"  # codes 2, 2 for nothing and 3, 0
     assert_identical(roundtrip(codec, x), torch.tensor([[0.0, 0.0], [0.75 * 2.0**-118, -0.75 * 2.0**-118]]))
     assert ((roundtrip(codec, x) - x).abs() <= codec.error_bound(x)).all()
 
@@ -189,6 +206,15 @@ def test_minmax_returns_constant_rows_exactly(value, rounding):
     x = torch.full((3, 11), value)
     for bits in WIDTHS:
         assert_identical(roundtrip(Quantize(bits, scale="minmax", round=rounding), x), x)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_a_narrow_range_far_from_zero_stays_within_the_bound(bits):
+    """Here most of the error is float32's own rounding."""
+    x = 1000 + gaussian(64, 64, scale=2.0**-9)
+    codec = Quantize(bits, scale="minmax")
+    assert ((roundtrip(codec, x) - x).abs() <= codec.error_bound(x)).all()
+    assert (codec.error_bound(x) < (x.amax() - x.amin()) / (2**bits - 1) + 2**-12).all()
 
 
 @few
@@ -254,6 +280,38 @@ def test_the_last_group_is_a_group_of_its_own(expression):
 def test_a_payload_is_its_scales_and_three_bits_an_element(expression, scales, scale_bytes):
     for dtype in (torch.float32, torch.bfloat16):
         assert parse(expression).nbytes((4, 3, 5, 2), dtype) == scales * scale_bytes + 45
+
+
+@pytest.mark.parametrize(
+    ("per", "absmax", "minmax"),
+    [
+        ('per="tensor"', (2.5e-6, 4.9e-6), (1.0e-5, 2.0e-5)),
+        ('per="sample"', (2.0e-5, 4.9e-4), (8.1e-5, 2.0e-3)),
+        ('per="row"', (0.0208, 0.0625), (0.0833, 0.25)),
+        ('per="channel"', (1.95e-3, 6.25e-4), (7.81e-3, 2.5e-3)),
+        ("group=256", (0.0625, 0.0625), (0.25, 0.25)),
+        ("group=64", (0.25, 0.25), (1.0, 1.0)),
+    ],
+)
+def test_bits_an_element_beyond_those_of_the_codes(per, absmax, minmax):
+    for scale, expected in (("absmax", absmax), ("minmax", minmax)):
+        for shape, bits in zip([(8, 1024, 768), (100, 128, 16, 16)], expected, strict=True):
+            nbytes = parse(f'q(4, scale="{scale}", {per})').nbytes(shape, torch.float32)
+            assert 8 * nbytes / math.prod(shape) - 4 == pytest.approx(bits, rel=0.03)
+
+
+@pytest.mark.parametrize("scale", ["absmax", "minmax"])
+@pytest.mark.parametrize("per", [{"per": per} for per in ("tensor", "sample", "row", "channel")] + [{"group": 7}])
+def test_the_decoder_in_the_documentation_gets_the_same_bits(scale, per):
+    namespace = {}
+    page = (Path(__file__).parent.parent / "docs" / "codecs.md").read_text()
+    exec(page.split("```python")[1].split("```")[0], namespace)
+    for bits in WIDTHS:
+        for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
+            x, codec = gaussian(*shape), Quantize(bits, scale=scale, **per)
+            blocks = blocks_of_group(7, shape) if "group" in per else blocks_per(per["per"], shape)
+            values = namespace["decode"](bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.c, blocks.b)
+            assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
 
 
 def test_widths_differ():

@@ -67,7 +67,7 @@ def evaluations_around_training(rank):
         for compressed in (True, False):
             stage.wire.compressed_evaluation = compressed
             with torch.no_grad():
-                values.append(sum(float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets)))
+                values.append(sum(float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets, ids)))
         return values
 
     losses = []
@@ -75,7 +75,7 @@ def evaluations_around_training(rank):
     for step in range(2):
         losses.append(trainer._step(step).loss)
         scores.append(both())
-    phases = {key[2]: traffic.frames for key, traffic in stage.meter.traffic.items()}
+    phases = {key[2]: traffic.frames for key, traffic in stage.meter.sent.items()}
     return scores, losses, phases
 
 

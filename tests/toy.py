@@ -141,7 +141,7 @@ def train(rank, options):
         stage.stage_index: {name: tensor.clone() for name, tensor in stage.submod.state_dict().items()}
         for stage in trainer.stages
     }
-    traffic = {stage.stage_index: dict(stage.meter.traffic) for stage in trainer.stages}
+    traffic = {stage.stage_index: dict(stage.meter.sent) for stage in trainer.stages}
     return (losses if trainer.has_last else None), weights, traffic
 
 

@@ -1,0 +1,159 @@
+"""What a codec is: the one interface through which tensors become bytes and come back.
+
+A codec is a frozen description with pure functions. It never sees a rank, a socket or a stream, it keeps no state, and
+its only randomness comes from the :class:`Key` of the message at hand: schedules order micro-batches differently, so
+a running generator would make two runs of one recipe differ.
+"""
+
+import dataclasses
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+
+class CodecError(ValueError):
+    """A codec expression, or a use of a codec, that cannot work."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which message a tensor is: the only source of a codec's randomness."""
+
+    seed: int
+    """The seed of the run."""
+    boundary: int
+    """The boundary's index: the cut between stage ``boundary`` and the next."""
+    channel: str
+    """``activations`` or ``gradients``."""
+    phase: str
+    """``train``, or the kind of evaluation."""
+    step: int
+    """The optimizer step."""
+    microbatch: int
+    """The micro-batch within the step."""
+    tensor: int = 0
+    """The place in the tuple that crosses the boundary."""
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a new generator on ``device``, seeded by a hash of all fields that is the same in every process."""
+        fields = json.dumps(dataclasses.astuple(self)).encode()
+        seed = int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little")
+        return torch.Generator(device).manual_seed(seed)
+
+
+class Named(Protocol):
+    """Anything with a name in expressions."""
+
+    name: ClassVar[str]
+
+
+class Codec(ABC):
+    """A frozen description of how a tensor becomes bytes; ``str`` and ``repr`` are its expression.
+
+    Subclasses are frozen dataclasses with ``repr=False``, whose fields are the arguments of the expression: those
+    without a default come first and are written by position, the others by name and only where they differ.
+    """
+
+    name: ClassVar[str]
+    """What the codec is called in expressions."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every tensor comes back bit for bit."""
+        return False
+
+    @abstractmethod
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the exact payload size in bytes of a tensor; both ends know it in advance.
+
+        Raises :class:`CodecError` for a dtype that the codec does not take.
+        """
+
+    def encode(self, x: Tensor, out: Tensor, key: Key, side: object = None) -> None:
+        """Write the payload of ``x`` (any strides, never written to) into ``out``.
+
+        ``out`` is uint8, one-dimensional, contiguous, exactly ``nbytes(x.shape, x.dtype)`` long, at any alignment.
+        ``side`` is what both ends know already; most codecs need nothing.
+        """
+        self._check_payload(out, x)
+        if x.numel():
+            self._encode(x.detach(), out, key, side)
+
+    def decode(self, payload: Tensor, out: Tensor, key: Key, side: object = None) -> None:
+        """Write the decoded tensor into ``out``: contiguous, of the sender's shape and dtype."""
+        self._check_payload(payload, out)
+        assert out.is_contiguous(), "a tensor is decoded into contiguous memory"
+        if out.numel():
+            self._decode(payload, out.detach(), key, side)
+
+    @abstractmethod
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Return how far from ``x`` its decoded elements can be, as float32 that broadcasts to the shape of ``x``."""
+
+    @abstractmethod
+    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None: ...
+
+    @abstractmethod
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None: ...
+
+    def _check_payload(self, payload: Tensor, x: Tensor) -> None:
+        assert payload.dtype == torch.uint8 and payload.dim() == 1 and payload.is_contiguous(), "a payload is bytes"
+        nbytes = self.nbytes(x.shape, x.dtype)
+        assert len(payload) == nbytes, f"{self} needs {nbytes} bytes for {tuple(x.shape)}, got {len(payload)}"
+
+    def next_side(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return the ``side`` of the next message in this one's place, from the payload alone, or None."""
+        return None
+
+    def __str__(self) -> str:
+        return expression_of(self)
+
+    __repr__ = __str__
+
+
+def expression_of(described: object) -> str:
+    """Return the expression of a codec or of feedback around one: a dataclass with a ``name``."""
+    fields = dataclasses.fields(described)  # type: ignore[arg-type]
+    values = {field.name: getattr(described, field.name) for field in fields}
+    required = [values[field.name] for field in fields if field.default is dataclasses.MISSING]
+    plain = type(described)(*required)
+    changed = {name: value for name, value in values.items() if value not in (None, getattr(plain, name))}
+    arguments = [_literal(value) for value in required]
+    arguments += [f"{name}={_literal(value)}" for name, value in changed.items()]
+    name: str = described.name  # type: ignore[attr-defined]
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def require_floating(codec: Codec, dtype: torch.dtype) -> None:
+    """Raise :class:`CodecError` unless ``dtype`` is a floating one, which is all that lossy codecs take."""
+    if not dtype.is_floating_point:
+        raise CodecError(f"{codec} compresses floating-point tensors, got {dtype}; send this tensor with none")
+
+
+def require_int(codec: Codec, argument: str, value: object, low: int, high: int | None) -> None:
+    """Raise :class:`CodecError` unless ``value`` is an int (not a bool) from ``low`` to ``high``; None is no limit."""
+    allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if type(value) is not int or value < low or (high is not None and value > high):
+        raise CodecError(f"{codec.name}'s {argument} must be {allowed}, got {_literal(value)}")
+
+
+def require_choice(codec: Named, argument: str, value: object, choices: Sequence[str]) -> None:
+    """Raise :class:`CodecError` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        allowed = ", ".join(_literal(choice) for choice in choices)
+        raise CodecError(f"{codec.name}'s {argument} must be one of {allowed}, got {_literal(value)}")
+
+
+def tensor_bytes(x: Tensor) -> Tensor:
+    """Return the bytes of ``x`` as one-dimensional uint8, a view where ``x`` is contiguous."""
+    return x.reshape(-1).contiguous().view(torch.uint8)
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,375 @@
+"""One tensor of one channel, at one end: what its rows are sent as at each moment, and the state that takes.
+
+A row is one sample's part of a micro-batch. At each moment some rows go in full (warm-up, first visits, evaluation with
+compression off) and the others through the method:
+
+    payload = | full rows, in the tensor's own dtype | codec's payload of the other rows as one tensor |
+
+Both ends decide alike, from the moment and the slots they have seen, before a byte is sent. Buffers are written from
+the decoded payload at both ends, never from the encoder's intermediates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import CodecError, Key, tensor_bytes
+from thinwire.compress.feedback import ActivationDifference, Feedback, Method, codec_of
+from thinwire.compress.sparse import Reuse, Sparse
+from thinwire.compress.store import Store, StoreLayout
+
+Mode = Literal["train", "warmup", "eval", "off"]
+Purpose = Literal["train", "eval"]
+MakeStore = Callable[[StoreLayout, Purpose], Store]
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """When a message crosses, as both ends know it without asking.
+
+    Modes: ``train`` through the method; ``warmup`` in full, filling buffers; ``eval`` through the method, training's
+    buffers untouched; ``off`` in full, nothing touched.
+    """
+
+    mode: Mode
+    positions: Tensor
+    """Each row's slot in the batch, int64 [R]: (accumulation pass * micro-batches + micro-batch) * R + row."""
+    samples: Tensor | None = None
+    """Each row's sample id, int64 [R]; None where nobody said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotCounts:
+    """How many slots there are of each kind: the bound on every store."""
+
+    positions: int
+    samples: int = 0
+    evaluation_samples: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """What happens to one message: which rows go in full, and which store is read, and written, for the others."""
+
+    full: Tensor
+    """bool [R]."""
+    slots: Tensor
+    """int64 [R]: each row's slot in the store."""
+    store: Store | None
+    """The buffers of the coded rows; None where the codec works on its own."""
+    writes: bool
+    """Whether the buffers are updated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Where an activation's values went, for the gradient that comes back."""
+
+    full: Tensor
+    """Which rows went in full, bool [R]."""
+    places: Tensor | None
+    """The positions of the others, int64 [rows, k]; None if there were none."""
+
+
+class Coder:
+    """Encodes or decodes one tensor of one channel, and keeps what its method must remember.
+
+    Args:
+        method: the codec, or feedback around one.
+        example: shape [R, ..] and dtype of the tensor.
+        sends: whether this is the sending end.
+        counts: how many slots there are.
+        make_store: called at first use of a store.
+        warmup_fill: whether warm-up writes what is sent in full into the buffers.
+        companion: for ``reuse``, the coder of the activation at this same end.
+
+    Raises:
+        CodecError: ``reuse`` without topk or randk on the activation, or feedback by sample without sample ids.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        example: Tensor,
+        *,
+        sends: bool,
+        counts: SlotCounts,
+        make_store: MakeStore,
+        warmup_fill: bool = True,
+        companion: Coder | None = None,
+    ) -> None:
+        self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
+        self._feedback = method if isinstance(method, Feedback) else None
+        self._codec = self._feedback.inner if self._feedback else codec_of(method)
+        self._companion: Coder | None = None
+        if isinstance(method, Reuse):
+            self._companion = companion
+            self._codec = method.bound_to(_sparse(companion))
+        self._sends, self._counts, self._make_store, self._warmup_fill = sends, counts, make_store, warmup_fill
+        self._stores: dict[Purpose, Store] = {}
+        self._sides: dict[int, Tensor] = {}
+        self._traces: dict[int, Trace] = {}
+        self._sent: tuple[Route, Tensor | None, Tensor | None] | None = None
+
+    # --- planning -------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tensor."""
+        return self._shape[0] if self._shape else 1
+
+    def nbytes(self, moment: Moment) -> int:
+        """The payload's exact size at a moment."""
+        return self._size(self.full_rows(moment))
+
+    def full_rows(self, moment: Moment) -> int:
+        """How many rows go in full at a moment."""
+        return int(self._route(moment).full.sum())
+
+    @property
+    def capacity(self) -> int:
+        """The largest payload there can be."""
+        return max(self._size(full) for full in range(self.rows + 1))
+
+    @property
+    def layouts(self) -> dict[Purpose, StoreLayout]:
+        """The stores this end may fill, with their sizes."""
+        feedback = self._feedback
+        if feedback is None or not (self._sends or feedback.receiver_keeps):
+            return {}
+        counts: dict[Purpose, int] = {"train": self._counts.positions}
+        if feedback.slot == "sample":
+            counts["train"] = self._counts.samples
+            if feedback.receiver_keeps and _has_eval_history(feedback):
+                counts["eval"] = self._counts.evaluation_samples
+        return {
+            purpose: StoreLayout(num_slots=count, row_shape=self._shape[1:], bits=feedback.store_bits)
+            for purpose, count in counts.items()
+        }
+
+    def prefetch(self, moment: Moment) -> None:
+        """Announce a micro-batch, so that its buffers can be read ahead."""
+        route = self._route(moment)
+        if route.store is not None:
+            route.store.prefetch(route.slots)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def encode(self, x: Tensor, out: Tensor, key: Key, moment: Moment) -> None:
+        """Write the payload of ``x`` into ``out``, uint8 [nbytes]; `settle` must follow."""
+        route = self._route(moment)
+        split = self._full_bytes(route)
+        message = buffer = None
+        if route.full.any():
+            out[:split] = tensor_bytes(_take(x, route.full))
+        if not route.full.all():
+            rows, side = _take(x, ~route.full), self._side(moment)
+            if route.store is None:
+                self._codec.encode(rows, out[split:], key, side)
+            else:
+                assert self._feedback is not None
+                buffer = route.store.read(route.slots[~route.full])
+                message = self._feedback.encode(rows, buffer, out[split:], key, side)
+        self._trace(route, out[split:], key, moment)
+        self._sent = (route, message, buffer)
+
+    def settle(self, x: Tensor, payload: Tensor, key: Key, moment: Moment) -> None:
+        """Update what this end remembers, after `encode`; the message may be on its way already."""
+        assert self._sent is not None, "settle follows encode"
+        (route, message, buffer), self._sent = self._sent, None
+        coded = payload[self._full_bytes(route) :]
+        self._fill(route, x)
+        if message is not None and buffer is not None and route.writes:
+            decoded = self._decoded(coded, route, key, moment)
+            self._update(route, message, decoded, buffer)
+        self._keep_side(coded, route, moment)
+
+    # --- receiving --------------------------------------------------------------------------------------------------
+
+    def decode(self, payload: Tensor, out: Tensor, key: Key, moment: Moment) -> None:
+        """Write the tensor that the payload stands for into ``out``, contiguous, and update what is remembered."""
+        route = self._route(moment)
+        split = self._full_bytes(route)
+        coded = payload[split:]
+        if route.full.any():
+            rows = torch.empty(self._rows_shape(route.full), dtype=self._dtype)
+            tensor_bytes(rows).copy_(payload[:split])
+            _put(out, route.full, rows)
+            self._fill(route, out)
+        if route.store is not None and not route.full.all():
+            assert self._feedback is not None
+            buffer = route.store.read(route.slots[~route.full])
+            decoded = self._decoded(coded, route, key, moment)
+            _put(out, ~route.full, self._feedback.received(decoded, buffer))
+            if route.writes:
+                self._update(route, None, decoded, buffer)
+        elif not route.full.any():
+            self._codec.decode(coded, out, key, self._side(moment))
+        elif not route.full.all():
+            _put(out, ~route.full, self._decoded(coded, route, key, moment))
+        self._trace(route, coded, key, moment)
+        self._keep_side(coded, route, moment)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def digests(self) -> dict[str, str]:
+        """A hash of every buffer that both ends keep, by purpose and slot."""
+        if self._feedback is None or not self._feedback.receiver_keeps:
+            return {}
+        return {
+            f"{purpose} slot {slot}": digest
+            for purpose, store in self._stores.items()
+            for slot, digest in store.digests().items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything remembered, for a checkpoint."""
+        return {
+            "stores": {purpose: store.state_dict() for purpose, store in self._stores.items()},
+            "sides": dict(self._sides),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` returned, exactly."""
+        self._sides = dict(state["sides"])
+        for purpose, saved in state["stores"].items():
+            self._store(purpose).load_state_dict(saved)
+
+    def flush(self) -> None:
+        """Wait until every buffer written has reached its medium; StoreError if one could not."""
+        for store in self._stores.values():
+            store.flush()
+
+    def close(self) -> None:
+        """Give up the stores."""
+        for store in self._stores.values():
+            store.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _size(self, full: int) -> int:
+        """The payload's size when `full` rows go in full."""
+        rest = self._shape[1:]
+        in_full = full * prod(rest) * self._dtype.itemsize
+        if full == self.rows:
+            return prod(self._shape) * self._dtype.itemsize
+        coded_dtype = torch.float32 if self._feedback else self._dtype
+        return in_full + self._codec.nbytes((self.rows - full, *rest) if self._shape else (), coded_dtype)
+
+    def _full_bytes(self, route: Route) -> int:
+        return int(route.full.sum()) * prod(self._shape[1:]) * self._dtype.itemsize
+
+    def _rows_shape(self, mask: Tensor) -> tuple[int, ...]:
+        return (int(mask.sum()), *self._shape[1:]) if self._shape else ()
+
+    def _route(self, moment: Moment) -> Route:
+        """Decide, from what both ends know, what happens at a moment."""
+        everything, nothing = torch.ones(self.rows, dtype=torch.bool), torch.zeros(self.rows, dtype=torch.bool)
+        slots = self._slots(moment)
+        if moment.mode == "off":
+            return Route(everything, slots, None, writes=False)
+        purpose, writes = self._purpose(moment)
+        store = self._store(purpose) if purpose else None
+        if moment.mode == "warmup":
+            return Route(everything, slots, store, writes=writes)
+        if self._companion is not None:
+            return Route(self._companion.trace(moment).full, slots, None, writes=False)
+        opens = store is not None and self._feedback is not None and self._feedback.opens_in_full
+        full = ~store.known(slots) if opens and store is not None else nothing
+        return Route(full, slots, store, writes)
+
+    def _purpose(self, moment: Moment) -> tuple[Purpose | None, bool]:
+        """Which store a moment uses, and whether it writes there."""
+        feedback = self._feedback
+        if feedback is None or not (self._sends or feedback.receiver_keeps):
+            return None, False
+        if moment.mode == "train":
+            return "train", True
+        if not feedback.receiver_keeps:
+            return None, False
+        if moment.mode == "warmup":
+            return ("train", True) if self._warmup_fill else (None, False)
+        if feedback.slot == "position":
+            return "train", False
+        return ("eval", True) if _has_eval_history(feedback) else (None, False)
+
+    def _slots(self, moment: Moment) -> Tensor:
+        if self._feedback is None or self._feedback.slot == "position":
+            return moment.positions
+        if moment.samples is None:
+            raise CodecError(f"{self.method} keeps a buffer for each sample: give the stages sample ids")
+        return moment.samples
+
+    def _store(self, purpose: Purpose) -> Store:
+        if purpose not in self._stores:
+            self._stores[purpose] = self._make_store(self.layouts[purpose], purpose)
+        return self._stores[purpose]
+
+    def _decoded(self, coded: Tensor, route: Route, key: Key, moment: Moment) -> Tensor:
+        decoded = torch.empty(self._rows_shape(~route.full), dtype=torch.float32 if self._feedback else self._dtype)
+        self._codec.decode(coded, decoded, key, self._side(moment))
+        return decoded
+
+    def _update(self, route: Route, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> None:
+        assert route.store is not None and self._feedback is not None
+        route.store.write(route.slots[~route.full], self._feedback.next_buffer(message, decoded, buffer))
+
+    def _fill(self, route: Route, x: Tensor) -> None:
+        """A row that goes in full is what the next difference is taken against."""
+        if route.store is not None and route.writes and route.full.any():
+            route.store.write(route.slots[route.full], _take(x, route.full).float())
+
+    def trace(self, moment: Moment) -> Trace:
+        """Where the values of a micro-batch of this activation went; known until its gradient has been coded."""
+        return self._traces[int(moment.positions[0])]
+
+    def _trace(self, route: Route, coded: Tensor, key: Key, moment: Moment) -> None:
+        if moment.mode not in ("train", "warmup") or not isinstance(self._codec, Sparse):
+            return
+        rows = self._rows_shape(~route.full)
+        places = None if route.full.all() else self._codec.positions(coded, rows, self._coded_dtype, key)
+        self._traces[int(moment.positions[0])] = Trace(route.full, places)
+
+    def _side(self, moment: Moment) -> object:
+        """What the codec is told beside the tensor: an activation's positions for reuse, the warm Q for lowrank."""
+        if self._companion is not None:
+            return self._companion.trace(moment).places
+        return self._sides.get(int(moment.positions[0])) if len(moment.positions) else None
+
+    def _keep_side(self, coded: Tensor, route: Route, moment: Moment) -> None:
+        if moment.mode == "train" and not route.full.any():
+            side = self._codec.next_side(coded, self._shape, self._coded_dtype)
+            if side is not None:
+                self._sides[int(moment.positions[0])] = side
+
+    @property
+    def _coded_dtype(self) -> torch.dtype:
+        return torch.float32 if self._feedback else self._dtype
+
+
+def _has_eval_history(feedback: Feedback) -> bool:
+    return feedback.eval_history if isinstance(feedback, ActivationDifference) else True
+
+
+def _sparse(companion: Coder | None) -> Sparse:
+    codec = codec_of(companion.method) if companion is not None else None
+    if not isinstance(codec, Sparse):
+        raise CodecError("reuse needs topk or randk on the activations of the same boundary")
+    return codec
+
+
+def _take(x: Tensor, mask: Tensor) -> Tensor:
+    return x if mask.all() else x[mask]
+
+
+def _put(out: Tensor, mask: Tensor, rows: Tensor) -> None:
+    if mask.all():
+        out.copy_(rows)
+    else:
+        out[mask] = rows.to(out.dtype)

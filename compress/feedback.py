@@ -1,0 +1,183 @@
+"""Feedback: rules around a codec that remember what was sent, so that what one message loses a later one brings.
+
+Each rule is three formulas over a message's input x, the buffer b kept for its slot, and the decoded payload c = C(u):
+
+                u, what the codec sees     what the receiver uses     the next b        who keeps b
+    ef          x + b                      c                          u - c             the sender
+    efmixed     x + b, at chosen places    c                          u - c             the sender
+    ef21        x - b                      b + c                      b + c             both ends
+    aqsgd       x - b                      b + c                      S(b + c)          both ends
+
+A buffer belongs to a slot: a position in the batch (accumulation pass, micro-batch, row), or a sample id. Everything
+here is a frozen description with pure functions; coder.py keeps the buffers.
+
+EF: Seide et al., in 2401.07788 section 2.4; EF21: Richtarik et al., ibid.; EF-mixed: ibid.; AQ-SGD: Algorithm 1 of
+2206.01299.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, CodecError, Key, expression_of, require_choice
+from thinwire.compress.sparse import Reuse, Sparse, TopK, mixed_positions
+
+Slot = Literal["position", "sample"]
+Medium = Literal["memory", "disk"]
+STORE_BITS = (32, 16, 8, 4)
+
+
+@dataclass(frozen=True, repr=False)
+class Feedback(ABC):
+    """A rule around a codec; ``str`` and ``repr`` are its expression."""
+
+    name: ClassVar[str]
+    """What the rule is called in expressions."""
+    receiver_keeps: ClassVar[bool]
+    """Whether the receiver keeps the buffer too."""
+    opens_in_full: ClassVar[bool] = False
+    """Whether a slot's first visit sends the tensor as it is."""
+
+    codec: Codec
+    """What turns u into a payload."""
+    slot: Slot = field(default="position", kw_only=True)
+    """What a buffer is kept for: a position in the batch, or a sample id."""
+    store: Medium = field(default="memory", kw_only=True)
+    """Where the buffers live."""
+    store_bits: int = field(default=32, kw_only=True)
+    """Bits of a buffer's value: 32, 16, 8 or 4."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec):
+            raise CodecError(f"{self.name} goes around a codec, got {self.codec}; write {self.name}(q(4)), say")
+        if isinstance(self.codec, Reuse):
+            raise CodecError(
+                f"{self.name} cannot go around reuse, whose positions are another tensor's; drop {self.name}"
+            )
+        require_choice(self, "slot", self.slot, get_args(Slot))
+        require_choice(self, "store", self.store, get_args(Medium))
+        if self.store_bits not in STORE_BITS:
+            allowed = ", ".join(map(str, STORE_BITS))
+            raise CodecError(f"{self.name}'s store_bits must be one of {allowed}, got {self.store_bits}")
+
+    @property
+    def inner(self) -> Codec:
+        """The codec as it is used here: without the scaling that makes it unbiased on its own."""
+        return self.codec.unscaled() if isinstance(self.codec, Sparse) else self.codec
+
+    @abstractmethod
+    def message(self, x: Tensor, buffer: Tensor) -> Tensor:
+        """u, float32 in the shape of ``x``."""
+
+    @abstractmethod
+    def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """What the receiver uses, float32."""
+
+    @abstractmethod
+    def next_buffer(self, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """The slot's next buffer, float32; ``message`` is None at the receiver."""
+
+    def encode(self, x: Tensor, buffer: Tensor, out: Tensor, key: Key, side: object = None) -> Tensor:
+        """Write the payload of C(u) and return u."""
+        message = self.message(x, buffer)
+        self.inner.encode(message, out, key, side)
+        return message
+
+    def __str__(self) -> str:
+        return expression_of(self)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Feedback):
+    """``ef(codec)``: what a message lost is added to the slot's next one."""
+
+    name: ClassVar[str] = "ef"
+    receiver_keeps: ClassVar[bool] = False
+
+    def message(self, x: Tensor, buffer: Tensor) -> Tensor:
+        """X + e."""
+        return x.float() + buffer
+
+    def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """C."""
+        return decoded
+
+    def next_buffer(self, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """X + e - c."""
+        assert message is not None, "only the sender keeps an error"
+        return message - decoded
+
+
+@dataclass(frozen=True, repr=False)
+class MixedErrorFeedback(ErrorFeedback):
+    """``efmixed(topk(..))``: half of what is sent is chosen by the input, half by the error (2401.07788, 2.4)."""
+
+    name: ClassVar[str] = "efmixed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.codec, TopK):
+            raise CodecError(f"efmixed chooses positions itself, so it goes around topk only, got {self.codec}")
+
+    def encode(self, x: Tensor, buffer: Tensor, out: Tensor, key: Key, side: object = None) -> Tensor:
+        """Write x + e at the mixed positions and return x + e."""
+        assert isinstance(self.codec, TopK)
+        message = self.message(x, buffer)
+        count = self.codec.count(message[0].numel())
+        self.codec.encode_at(message, mixed_positions(x.float(), buffer, count), out, key)
+        return message
+
+
+@dataclass(frozen=True, repr=False)
+class DifferenceFeedback(Feedback):
+    """``ef21(codec)``: only the change since the slot's last message is sent; both ends add it up."""
+
+    name: ClassVar[str] = "ef21"
+    receiver_keeps: ClassVar[bool] = True
+
+    def message(self, x: Tensor, buffer: Tensor) -> Tensor:
+        """X - g."""
+        return x.float() - buffer
+
+    def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """G + c."""
+        return buffer + decoded
+
+    def next_buffer(self, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """G + c."""
+        return buffer + decoded
+
+
+@dataclass(frozen=True, repr=False)
+class ActivationDifference(DifferenceFeedback):
+    """``aqsgd(codec)``: EF21 whose slot is the sample, its first visit in full precision; activations only."""
+
+    name: ClassVar[str] = "aqsgd"
+    opens_in_full: ClassVar[bool] = True
+
+    slot: Slot = field(default="sample", kw_only=True)
+    """What a buffer is kept for."""
+    eval_history: bool = field(default=True, kw_only=True)
+    """Whether evaluation sends differences to the last evaluation; else it applies the codec to x itself."""
+
+
+Method = Codec | Feedback
+
+
+def codec_of(method: Method) -> Codec:
+    """The codec a method ends in."""
+    return method.codec if isinstance(method, Feedback) else method
+
+
+def check_channel(method: Method, channel: str) -> None:
+    """Raise CodecError for a method that cannot be used on a channel (``activations`` or ``gradients``)."""
+    if isinstance(method, ActivationDifference) and channel == "gradients":
+        raise CodecError(f"aqsgd is for activations only, got {method} for gradients; use {method.codec}, or ef21")
+    if isinstance(method, Reuse) and channel == "activations":
+        raise CodecError("reuse is for gradients only: it takes the positions of the activations")
