@@ -155,9 +155,9 @@ class Coder:
 
     def prefetch(self, moment: Moment) -> None:
         """Announce a micro-batch, so that its buffers can be read ahead."""
-        route = self._route(moment)
-        if route.store is not None:
-            route.store.prefetch(route.slots)
+        purpose, _ = self._purpose(moment)
+        if purpose is not None and moment.mode in ("train", "eval"):
+            self._store(purpose).prefetch(self._slots(moment))
 
     # --- sending ----------------------------------------------------------------------------------------------------
 

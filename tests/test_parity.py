@@ -53,6 +53,43 @@ def test_every_other_schedule_runs_on_two_processes_as_simulated(schedule, alone
     assert_identical(merged(run(train, 2, options)), merged([train(0, options | {"simulated": True})]))
 
 
+FEEDBACK = {
+    "ef": {"activations": "ef(topk(0.25))", "gradients": "ef(q(3))"},
+    "efmixed": {"activations": "efmixed(topk(0.25))", "gradients": "q(8)"},
+    "ef21": {"activations": "ef21(topk(0.25))", "gradients": "ef21(randk(0.5), store_bits=8)"},
+    "ef21 by sample": {"activations": 'ef21(q(2), slot="sample")', "gradients": 'ef21(q(4), slot="sample")'},
+    "aqsgd": {"activations": "aqsgd(q(2))", "gradients": "q(4)"},
+    "aqsgd stored small": {"activations": "aqsgd(topk(0.25), store_bits=4)", "gradients": "reuse"},
+    "reuse": {"activations": "topk(0.25)", "gradients": "reuse"},
+    "warm-up": {"activations": "aqsgd(q(2))", "gradients": "ef21(q(3))", "warmup": "2 steps"},
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_feedback_is_the_same_simulated_and_its_buffers_equal_at_both_ends(name, alone):
+    schedule = "zbv-zero-bubble" if name == "aqsgd" else "gpipe"
+    stages = 2 * SCHEDULES[schedule].stages_per_process
+    options = {
+        "schedule": schedule,
+        "num_stages": stages,
+        "compression": FEEDBACK[name],
+        "steps": 50,
+        "accumulation": 2,
+        "microbatches": 2,
+        "microbatch_size": 2,
+    }
+    results = run(train, 2, options)
+    real, simulated = merged(results), merged([train(0, options | {"simulated": True})])
+    assert_identical(real, simulated)
+    digests = [found for result in results for found in result[3].values()]
+    names = [name for found in digests for name in found]
+    kept = {name: {found[name] for found in digests if name in found} for name in names}
+    assert all(names.count(name) == 2 for name in kept), "a buffer is kept at both ends"
+    assert all(len(hashes) == 1 for hashes in kept.values())
+    assert bool(kept) == any("ef21" in method or "aqsgd" in method for method in FEEDBACK[name].values())
+
+
 def test_codecs_change_the_numbers(alone):
     losses = {name: train(0, {"simulated": True, "compression": codec})[0] for name, codec in CODECS.items()}
     assert len({tuple(values) for values in losses.values()}) == len(CODECS), losses

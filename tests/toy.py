@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from thinwire.compress import SlotCounts
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import (
     CompressionOptions,
@@ -54,7 +55,7 @@ class Sampler:
         self.size = size
 
     def batch(self, step):
-        return Batch(0, (torch.arange(self.size) + step * self.size) % 64)
+        return Batch(0, (torch.arange(self.size) + step * self.size) % 16)
 
 
 def module(index, dropout=0.0):
@@ -93,7 +94,12 @@ def make_trainer(
     where = Placement(placement(schedule, num_stages, pipeline.num_processes))
     if simulated:
         where = Placement(dict.fromkeys(range(num_stages), 0))
-    shared = Wire(CompressionOptions(**(compression or {})), WireOptions(**(wire or {"timeout": 60.0})), seed=5)
+    shared = Wire(
+        CompressionOptions(**(compression or {})),
+        WireOptions(**(wire or {"timeout": 60.0})),
+        seed=5,
+        slots=SlotCounts(positions=pipeline.batch_size, samples=64, evaluation_samples=64),
+    )
     example = torch.empty(microbatch_size, 3, WIDTH, device="meta")
     stages = [
         CompressedStage(
@@ -142,7 +148,8 @@ def train(rank, options):
         for stage in trainer.stages
     }
     traffic = {stage.stage_index: dict(stage.meter.sent) for stage in trainer.stages}
-    return (losses if trainer.has_last else None), weights, traffic
+    digests = {stage.stage_index: stage.digests() for stage in trainer.stages}
+    return (losses if trainer.has_last else None), weights, traffic, digests
 
 
 def processes_of(schedule, num_stages):
