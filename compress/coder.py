@@ -151,6 +151,7 @@ class Coder:
         return {
             purpose: StoreLayout(num_slots=count, row_shape=self._shape[1:], bits=feedback.store_bits)
             for purpose, count in counts.items()
+            if count
         }
 
     def prefetch(self, moment: Moment) -> None:
@@ -308,7 +309,12 @@ class Coder:
 
     def _store(self, purpose: Purpose) -> Store:
         if purpose not in self._stores:
-            self._stores[purpose] = self._make_store(self.layouts[purpose], purpose)
+            layouts = self.layouts
+            if purpose not in layouts:
+                raise CodecError(
+                    f"{self.method} has no slot to keep anything in: tell the wire how many samples there are"
+                )
+            self._stores[purpose] = self._make_store(layouts[purpose], purpose)
         return self._stores[purpose]
 
     def _decoded(self, coded: Tensor, route: Route, key: Key, moment: Moment) -> Tensor:

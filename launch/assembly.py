@@ -99,7 +99,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
             samples=len(prepared.training),
             evaluation_samples=len(prepared.held_out or ()),
         ),
-        store_folder=Path(recipe.compression.store_folder or recipe.folder / "stores"),
+        store_folder=_store_folder(recipe),
     )
     example = torch.empty(pipeline.microbatch_size, recipe.data.block_size, dtype=torch.int64, device="meta")
     outputs = stage_output_examples(prepared.blueprint, prepared.cuts, example, training.precision)
@@ -143,6 +143,11 @@ def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage
         return build(pipeline.schedule, stages, pipeline.num_microbatches, loss)
     order = actions(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
     return build_merged(merge(order), stages, pipeline.num_microbatches, loss)
+
+
+def _store_folder(recipe: Recipe) -> Path:
+    chosen = recipe.compression.store_folder
+    return Path(chosen, recipe.name) if chosen else recipe.folder / "stores"
 
 
 def _agreement(prepared: Prepared) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -50,6 +50,15 @@ class ProgressLine:
             self._console.print(f"step {record.step + 1}/{self._total}  {line}", soft_wrap=True)
 
 
+def show_stores(stages: Sequence[Mapping[str, int]]) -> None:
+    """Print what the stores of feedback will take once full, a line a process; nothing where there are none."""
+    where = {"memory": "in memory", "disk": "on disk"}
+    for index, taken in enumerate(stages):
+        parts = [f"{_megabytes(count)} {where[medium]}" for medium, count in taken.items() if count]
+        if parts:
+            Console().print(f"stage {index}: stores for feedback will take {' and '.join(parts)}", highlight=False)
+
+
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
@@ -67,14 +76,15 @@ def show_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _channels_table(summary: Mapping[str, Any]) -> Table:
-    table = Table("boundary", "channel", "codec", title="bytes sent while training", box=SIMPLE, title_justify="left")
-    for column in ("sent", "uncompressed", "ratio", "bits", "in full"):
-        table.add_column(column, justify="right")
+    table = Table("boundary", title="bytes sent while training", box=SIMPLE, title_justify="left")
+    table.add_column("channel", no_wrap=True)
+    table.add_column("codec", overflow="fold")
+    for column in ("sent", "of", "ratio", "bits", "in full"):
+        table.add_column(column, justify="right", no_wrap=True)
     for channel in summary["channels"]:
+        low, high = channel["boundary"], channel["boundary"] + 1
         table.add_row(
-            f"{channel['boundary']} -> {channel['boundary'] + 1}"
-            if channel["channel"] == "activations"
-            else f"{channel['boundary'] + 1} -> {channel['boundary']}",
+            f"{low} -> {high}" if channel["channel"] == "activations" else f"{high} -> {low}",
             channel["channel"],
             channel["codec"],
             _megabytes(channel["bytes"]),
@@ -87,14 +97,15 @@ def _channels_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _stages_table(summary: Mapping[str, Any]) -> Table:
-    table = Table("stage", title="where the time of training went, and peak memory", box=SIMPLE, title_justify="left")
+    table = Table(title="where the time of training went, and peak memory", box=SIMPLE, title_justify="left")
+    table.add_column("stage", no_wrap=True)
     for column in (*SECTIONS, "other", "memory"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
         seconds = stage["seconds"]
         total = max(1e-9, summary["training_seconds"])
         other = max(0.0, total - sum(seconds.values()))
-        times = [f"{spent:.3g} s {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
+        times = [f"{spent:.1f} s {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
         table.add_row(str(stage["stage"]), *times, _megabytes(stage["peak_memory"]))
     return table
 

@@ -25,6 +25,7 @@ from thinwire.models.gpt2 import GPT2Options
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import (
     CompressionOptions,
+    DebugOptions,
     OptimizerOptions,
     PipelineOptions,
     TrainingOptions,
@@ -53,6 +54,7 @@ class Recipe:
     wire: WireOptions = field(default_factory=WireOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    debug: DebugOptions = field(default_factory=DebugOptions)
 
     def __post_init__(self) -> None:
         mistakes = []

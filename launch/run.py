@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.compress.slot_file import check_space
 from thinwire.launch.assembly import Assembly, Prepared, assemble
-from thinwire.launch.console import ProgressLine, show_summary
+from thinwire.launch.console import ProgressLine, show_stores, show_summary
 from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_weights
 from thinwire.launch.recipe import dump
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -38,6 +39,8 @@ class Run:
         self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
         self.trainer = self.assembly.trainer
         self._held_out = prepared.held_out
+        self._wire = self.trainer.stages[0].wire
+        check_space((layout, path) for layout, path in self._wire.stores if path is not None)
         self._started = time.perf_counter()
         self._log = MetricsLog(self.recipe.folder) if self.trainer.has_last else None
 
@@ -49,6 +52,7 @@ class Run:
 
     def go(self) -> None:
         """Train, evaluate both ways, save, report."""
+        self._show_stores()
         training_started = time.perf_counter()
         if self._log is None:
             self.trainer.train(self._after_step)
@@ -60,6 +64,9 @@ class Run:
         if self.recipe.training.steps == 0 or not self._evaluates_after(self.recipe.training.steps):
             self._evaluate(self.recipe.training.steps)
         self._save(self.recipe.training.steps)
+        for stage in self.trainer.stages:
+            stage.close()
+        self._wire.discard_stores()
         self._finish(training_seconds, stages)
 
     def _after_step(self, record: StepRecord) -> None:
@@ -69,8 +76,29 @@ class Run:
             self._line.step(record)
         if self._evaluates_after(done):
             self._evaluate(done)
+        if self.recipe.debug.check_buffers and (
+            done % self._steps_per_epoch == 0 or done == self.recipe.training.steps
+        ):
+            self.assembly.placement.compare({stage.stage_index: stage.digests() for stage in self.trainer.stages})
         if self.recipe.save_every and done % self.recipe.save_every == 0:
             self._save(done)
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return len(self.assembly.prepared.training) // self.recipe.pipeline.batch_size
+
+    def _show_stores(self) -> None:
+        """Say what the stores of feedback will take, before they take it."""
+        first = self.trainer.stages[0].stage_index
+        mine = {
+            medium: sum(layout.nbytes for layout, path in self._wire.stores if (path is not None) == (medium == "disk"))
+            for medium in ("memory", "disk")
+        }
+        gathered = self.assembly.placement.gather(
+            {stage.stage_index: mine if stage.stage_index == first else {} for stage in self.trainer.stages}
+        )
+        if gathered is not None:
+            show_stores(gathered)
 
     def _evaluates_after(self, done: int) -> bool:
         every = self.recipe.training.evaluate_every

@@ -185,10 +185,11 @@ class ChannelEnd:
         for index, coder in enumerate(self.coders):
             coder.load_state_dict(state[str(index)])
 
-    def flush_stores(self) -> None:
-        """Wait until every buffer written has reached its medium."""
+    def close(self) -> None:
+        """Wait until every buffer written has reached its medium, and give up the stores."""
         for coder in self.coders:
             coder.flush()
+            coder.close()
 
 
 class Sender(ChannelEnd):

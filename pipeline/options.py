@@ -223,3 +223,11 @@ class TrainingOptions:
         ]
         if mistakes:
             raise OptionsError(mistakes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugOptions:
+    """Checks that cost time."""
+
+    check_buffers: bool = False
+    """Compare the buffers at both ends of every boundary after each epoch and at the end."""

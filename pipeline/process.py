@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.transport import reaching
 
 T = TypeVar("T")
@@ -47,6 +48,18 @@ class Placement:
         with reaching(f"stages {sorted(local)} were waiting for numbers of all stages"):
             dist.all_gather(everyone, mine)
         return [float(everyone[self.process_of[stage]][stage]) for stage in range(self.num_stages)]
+
+    def compare(self, local: Mapping[int, Mapping[str, str]]) -> None:
+        """Compare what stages hold under the same names; collective. MismatchError naming the first difference."""
+        everyone: dict[str, tuple[int, str]] = {}
+        for stage, found in enumerate(self.gather(local) or ()):
+            for name, value in found.items():
+                other, expected = everyone.setdefault(name, (stage, value))
+                if value != expected:
+                    raise MismatchError(
+                        f"the buffers of {name} differ between stages {other} and {stage}: what they send each other "
+                        f"from now on would mean nothing; do both run the same release, torch and kind of machine?"
+                    )
 
     def gather(self, local: Mapping[int, T]) -> list[T] | None:
         """One value of every stage, in stage order; None except on the process of the last stage."""

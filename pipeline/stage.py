@@ -6,7 +6,7 @@ tests/test_stage_contract.py holds torch to them. The schedule orders the work a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from thinwire.compress import Key, Moment
 from thinwire.compress.coder import Mode
-from thinwire.pipeline.boundary import BoundaryEnd, Crossing
+from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Crossing
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
@@ -126,12 +126,24 @@ class CompressedStage(PipelineStage):
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer that both ends of this stage's boundaries keep, by name."""
-        return {
-            name: digest
-            for end in self._ends()
-            for channel_end in (end.outgoing, end.incoming)
-            for name, digest in channel_end.digests().items()
-        }
+        return {name: digest for end in self._channel_ends() for name, digest in end.digests().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this stage's ends of its boundaries remember: passes counted, buffers of feedback."""
+        ends = {f"{end.channel.boundary} {end.channel.name}": end.state_dict() for end in self._channel_ends()}
+        return {"steps": dict(self._steps), "ends": ends}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` returned, exactly; the stage must be connected."""
+        self._steps = dict(state["steps"])
+        for end in self._channel_ends():
+            end.load_state_dict(state["ends"][f"{end.channel.boundary} {end.channel.name}"])
+
+    def close(self) -> None:
+        """Flush, and give up the stores of feedback."""
+        self.flush()
+        for end in self._channel_ends():
+            end.close()
 
     @property
     def step(self) -> int:
@@ -146,7 +158,12 @@ class CompressedStage(PipelineStage):
         self._open = False
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
-        result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+        # torch 2.11 asks every receive buffer for a gradient, integers too, where it thinks there is a backward
+        training, self.has_backward = self.has_backward, False
+        try:
+            result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+        finally:
+            self.has_backward = training
         self._num_microbatches = num_microbatches
         _drop_buffers(self.args_recv_info)
         return result
@@ -282,6 +299,9 @@ class CompressedStage(PipelineStage):
         """Rows of a micro-batch: the first dimension of its first tensor."""
         shape = self._examples[0][0].shape
         return shape[0] if shape else 1
+
+    def _channel_ends(self) -> list[ChannelEnd]:
+        return [channel_end for end in self._ends() for channel_end in (end.outgoing, end.incoming)]
 
     def _ends(self) -> list[BoundaryEnd]:
         return [end for end in (self._upstream, self._downstream) if end is not None]

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.compress import Coder, Feedback, SlotCounts
+from thinwire.compress import Coder, Feedback, Method, SlotCounts
 from thinwire.compress.coder import Purpose
+from thinwire.compress.contraction import contraction
 from thinwire.compress.disk import DiskStore
 from thinwire.compress.memory import MemoryStore
 from thinwire.compress.store import Store, StoreLayout
@@ -69,6 +70,7 @@ class Wire:
     Attributes:
         compressed_evaluation: whether evaluation sends what training would, or everything as it is.
         warming_up: whether training sends everything as it is.
+        stores: the layout of every store that these stages may fill, and its file where it is on disk.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Wire:
         self.slots = slots
         self.compressed_evaluation = True
         self.warming_up = False
+        self.stores: list[tuple[StoreLayout, Path | None]] = []
         self._store_folder = store_folder or Path(self.compression.store_folder or "stores")
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
@@ -133,14 +136,19 @@ class Wire:
         method = channel.methods[index]
         name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if sends else 'receiver'}"
 
-        def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
-            assert isinstance(method, Feedback)
-            if method.store == "memory":
-                return MemoryStore(layout)
-            self._store_folder.mkdir(parents=True, exist_ok=True)
-            return DiskStore(layout, self._store_folder / f"{name}-{purpose}.slots")
+        def path(purpose: Purpose) -> Path | None:
+            on_disk = isinstance(method, Feedback) and method.store == "disk"
+            return self._store_folder / f"{name}-{purpose}.slots" if on_disk else None
 
-        return Coder(
+        def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
+            where = path(purpose)
+            if where is None:
+                return MemoryStore(layout)
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.unlink(missing_ok=True)  # of an earlier run of the same name
+            return DiskStore(layout, where)
+
+        coder = Coder(
             method,
             channel.examples[index],
             sends=sends,
@@ -149,6 +157,16 @@ class Wire:
             warmup_fill=self.compression.warmup_fill,
             companion=companion,
         )
+        if sends:
+            _warn_if_not_contractive(method, channel, channel.examples[index])
+        self.stores += [(layout, path(purpose)) for purpose, layout in coder.layouts.items()]
+        return coder
+
+    def discard_stores(self) -> None:
+        """Delete the files of stores on disk, once they are closed."""
+        for _, path in self.stores:
+            if path is not None:
+                path.unlink(missing_ok=True)
 
     def channels(self, shape: BoundaryShape) -> dict[ChannelName, Channel]:
         """Both channels of a boundary, whoever holds its ends."""
@@ -229,6 +247,21 @@ def _raise_on_difference(
         raise MismatchError(
             f"the two ends of boundary {boundary} must be started alike; stage {stage} (here) and stage {neighbour} "
             f"(there) differ in:\n" + "\n".join(lines)
+        )
+
+
+def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) -> None:
+    """Differences around a codec that makes some of them larger never converge: measured on Gaussian data."""
+    if not isinstance(method, Feedback) or not method.receiver_keeps:
+        return
+    x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
+    c = contraction(method.inner, x)
+    if not c < 1:
+        warnings.warn(
+            f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by differences "
+            f"needs a codec with |x - C(x)| < |x|, and this one has c = {c:.2f} on Gaussian data; take more bits, or a "
+            f"scale over fewer values",
+            stacklevel=2,
         )
 
 

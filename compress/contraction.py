@@ -1,0 +1,25 @@
+"""How much of a tensor a codec loses: what feedback needs to know of the codec inside.
+
+Feedback that sends differences (EF21, AQ-SGD) converges only around a contractive codec, |x - C(x)| <= c |x| with c
+below 1; the theorem of 2206.01299 asks for c below sqrt(1/2).
+"""
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, Key
+
+_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
+
+
+def contraction(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
+    """Return c = |x - C(x)| / |x| in the Euclidean norm for this ``x``; 0 where both are 0, and NaN if not finite.
+
+    A measurement: a codec may do worse on another tensor, and one that rounds by chance with another key.
+    """
+    payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
+    decoded = torch.empty_like(x, memory_format=torch.contiguous_format)
+    codec.encode(x, payload, key)
+    codec.decode(payload, decoded, key)
+    error, norm = (x.detach().double() - decoded.double()).norm(), x.detach().double().norm()
+    return (error / norm).item() if error else 0.0
