@@ -24,6 +24,8 @@ class DataOptions:
 
     text: str = PYDOC
     """A file, read as bytes, or "pydoc" for the documentation that comes with Python, half a megabyte of English."""
+    limit: int | None = None
+    """How many bytes of the text are used, from its start; null uses all."""
     block_size: int = 128
     """The tokens of one sample."""
     held_out: float = 0.1
@@ -32,6 +34,7 @@ class DataOptions:
     def __post_init__(self) -> None:
         require(
             (bool(self.text), f"text must name a file, or be {PYDOC!r}, got ''"),
+            (self.limit is None or self.limit >= 1, f"limit must be at least 1 byte, got {self.limit}"),
             (self.block_size >= 1, _rule_block_size(self.block_size)),
             (0 <= self.held_out < 1, _rule_held_out(self.held_out)),
         )
@@ -108,7 +111,7 @@ def load_blocks(options: DataOptions) -> tuple[TextBlocks, TextBlocks | None]:
     Raises:
         ModelError: if the text cannot be read, or is too short for a block in either part.
     """
-    training, evaluation = split(load_text(options.text), options.held_out)
+    training, evaluation = split(load_text(options.text)[: options.limit], options.held_out)
     required = options.block_size + 1
     require(
         (len(training) >= required, f"the training text must have {required} bytes or more, got {len(training)}"),

@@ -111,3 +111,13 @@ def test_a_token_beyond_the_vocabulary_is_caught():
     check_vocabulary(blocks, ord("z") + 1)
     with pytest.raises(ModelError, match="above the text's largest token 122, got 122"):
         check_vocabulary(blocks, ord("z"))
+
+
+def test_a_limit_uses_the_start_of_the_text(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)))
+    training, held_out = load_blocks(DataOptions(text=str(path), limit=100, block_size=9, held_out=0.2))
+    assert training.tokens.tolist() == list(range(80))
+    assert held_out.tokens.tolist() == list(range(80, 100))
+    with pytest.raises(ModelError, match="limit must be at least 1 byte, got 0"):
+        DataOptions(limit=0)
