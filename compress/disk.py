@@ -26,15 +26,16 @@ from torch import Tensor
 from thinwire.compress.slot_file import SlotFile
 from thinwire.compress.store import Store, StoreError, StoreLayout
 
-MiB = 1 << 20
-
 
 class DiskStore(Store):
     """Rows in one file at ``path``, which stays there when the store is closed.
 
     An error of the disk in the background is raised by the next call, whichever it is, and by all after it: then rows
-    may be missing, and only a checkpoint helps. Which slots are known is not in the file but in `state_dict`, so a
-    file opened with ``resume`` counts as empty until `load_state_dict`. ``open_file`` stands between tests and disk.
+    may be missing, and only a checkpoint helps.
+
+    Which slots are known is not in the file but in `state_dict`, so a file opened with ``resume`` counts as empty until
+    `load_state_dict`. A store larger than memory is saved as ``state_dict(rows=False)`` and, before the next write, a
+    copy of the file; it goes on when that copy is put back, opened with ``resume``, and compared while loading.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class DiskStore(Store):
         path: Path | str,
         *,
         resume: bool = False,
-        pending_bytes: int = 128 * MiB,
-        ahead_bytes: int = 128 * MiB,
+        pending_bytes: int = 64 << 20,
+        ahead_bytes: int = 64 << 20,
         open_file: Callable[..., SlotFile] = SlotFile,
     ) -> None:
+        """Hold at most ``pending_bytes`` on the way to the disk and ``ahead_bytes`` read ahead, or one row of each."""
         super().__init__(layout)
         self._file = open_file(Path(path), layout.nbytes, resume=resume)
         self._max_pending = max(1, pending_bytes // layout.row_bytes)
@@ -92,7 +94,9 @@ class DiskStore(Store):
             self._closing = True
             self._changed.notify_all()
         deadline = time.monotonic() + timeout_seconds
-        idle = self._calls.acquire(timeout=timeout_seconds)
+        idle = self._calls.acquire(timeout=timeout_seconds)  # whoever calls from here on is turned away
+        if idle:
+            self._calls.release()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if idle and not any(thread.is_alive() for thread in self._threads):
@@ -105,8 +109,6 @@ class DiskStore(Store):
                     f"resume from the last checkpoint"
                 )
             )
-        if idle:
-            self._calls.release()
         if self._failure and not self._reported:
             raise self._report(self._failure)
 
@@ -169,16 +171,10 @@ class DiskStore(Store):
             self._prefetches += 1
             for slot in slots:
                 if slot in self._ready:
-                    self._ready[slot] = (self._prefetches, self._ready[slot][1])
+                    self._ready[slot] = (self._prefetches, self._ready.pop(slot)[1])
                 else:
                     (self._reading if slot in self._reading else self._wanted)[slot] = self._prefetches
             self._changed.notify_all()
-
-    def _forget(self) -> None:
-        with self._calls, self._changed:
-            self._wanted.clear()
-            self._reading.clear()
-            self._ready.clear()
 
     def _drain(self) -> None:
         with self._changed:
@@ -243,7 +239,8 @@ class DiskStore(Store):
             access()
         except StoreError as error:
             self._fail(error)
-            raise self._report(error) from error
+            self._reported = True
+            raise
 
     def _fail(self, failure: StoreError, cause: Exception | None = None) -> None:
         failure.__cause__ = failure.__cause__ or cause

@@ -37,6 +37,3 @@ class MemoryStore(Store):
 
     def _expect(self, slots: list[int]) -> None:
         """Every row is here already."""
-
-    def _forget(self) -> None:
-        """Nothing was prepared."""

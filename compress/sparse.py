@@ -114,12 +114,12 @@ class Sparse(Codec):
         """Return the largest error of each element, whichever positions are sent."""
         samples, n = samples_of(x.shape)
         values, scale = x.detach().reshape(samples, n), self._scale(n)
-        magnitude, of_value = values.float().abs(), self._values_codec(x.dtype).error_bound(values)
-        bound = magnitude * max(1.0, scale - 1) + scale * of_value
+        magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound(values)
+        if_sent = magnitude * (scale - 1) + scale * of_value
         if scale != 1:
             decoded = scale * (magnitude + of_value)
-            bound += rounding_bound(decoded, x.dtype) + rounding_bound(decoded, torch.float32)
-        return bound.view(x.shape)
+            if_sent += rounding_bound(decoded, x.dtype) + rounding_bound(decoded, torch.float32)
+        return torch.maximum(magnitude, if_sent).view(x.shape)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
         self.encode_at(x, self.select(x, key), out, key)
@@ -170,7 +170,7 @@ class TopK(Sparse):
         samples, n = samples_of(x.shape)
         sent = largest(magnitude_bits(x.detach().reshape(samples, n)), self.count(n))
         kept = x.detach().reshape(samples, n).gather(1, sent)
-        least = kept.float().abs().nan_to_num(nan=torch.inf, posinf=torch.inf).amin(1, keepdim=True)
+        least = _magnitude(kept).nan_to_num(nan=torch.inf, posinf=torch.inf).amin(1, keepdim=True)
         of_value = self._values_codec(x.dtype).error_bound(kept).expand(kept.shape)
         bound = least.repeat(1, n)
         return bound.scatter_(1, sent, torch.maximum(least, of_value)).view(x.shape)
@@ -320,6 +320,12 @@ def mixed_positions(x: Tensor, error: Tensor, k: int) -> Tensor:
     for part, count in ((x, (k + 1) // 2), (error, k // 2)):
         total.scatter_(1, largest(magnitude_bits(part), count), first)
     return largest(total, k)
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    """Return ``|x|`` as float32, and not less for what float64 adds."""
+    magnitude = x.float().abs()
+    return magnitude + rounding_bound(magnitude, torch.float32)
 
 
 def _needs_positions() -> CodecError:

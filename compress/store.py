@@ -161,6 +161,7 @@ class Store(ABC):
         if len(set(indices)) < len(indices):
             raise StoreError(f"a write must name each slot once, got {indices}: a batch holds no sample twice")
         assert values.shape == (len(indices), *self.layout.row_shape), f"{tuple(values.shape)} is not {self.layout}"
+        assert values.device.type == "cpu", "a store's own memory is the host's"
         values = values.detach().float().contiguous()
         rows = self.layout.encode(values)
         self._put(indices, rows)
@@ -181,7 +182,7 @@ class Store(ABC):
         """Return the store's content, for a store of the same layout on any medium; flushes first.
 
         This copies every row that was written into memory. ``rows=False`` leaves them out and takes their digests
-        instead, for whoever keeps a disk store's file, or a copy of it made now: see :class:`DiskStore`.
+        instead, for a disk store whose file is saved as well.
         """
         self.flush()
         state = {"layout": dataclasses.asdict(self.layout), "known": self._known.clone()}
@@ -200,7 +201,6 @@ class Store(ABC):
                 f"the saved store is {layout}, and this one is {self.layout}; resume with the saved settings"
             )
         self._known.zero_()
-        self._forget()
         slots: list[int] = state["known"].nonzero().flatten().tolist()
         if "rows" in state:
             self._put(slots, state["rows"])
@@ -251,7 +251,3 @@ class Store(ABC):
     @abstractmethod
     def _expect(self, slots: list[int]) -> None:
         """Prepare for a `_take` of written ``slots``."""
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drop what was prepared."""
