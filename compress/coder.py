@@ -109,12 +109,14 @@ class Coder:
         self._codec = self._feedback.inner if self._feedback else codec_of(method)
         self._companion: Coder | None = None
         if isinstance(method, Reuse):
-            self._companion = companion
             self._codec = method.bound_to(_sparse(companion))
+            self._companion = companion
         self._sends, self._counts, self._make_store, self._warmup_fill = sends, counts, make_store, warmup_fill
         self._stores: dict[Purpose, Store] = {}
         self._sides: dict[int, Tensor] = {}
-        self._traces: dict[int, Trace] = {}
+        self._traces: dict[int, Trace] | None = None
+        if self._companion is not None:
+            self._companion._traces = {}
         self._sent: tuple[Route, Tensor | None, Tensor | None] | None = None
 
     # --- planning -------------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ class Coder:
         if message is not None and buffer is not None and route.writes:
             decoded = self._decoded(coded, route, key, moment)
             self._update(route, message, decoded, buffer)
-        self._keep_side(coded, route, moment)
+        self._done(coded, route, moment)
 
     # --- receiving --------------------------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class Coder:
         elif not route.full.all():
             _put(out, ~route.full, self._decoded(coded, route, key, moment))
         self._trace(route, coded, key, moment)
-        self._keep_side(coded, route, moment)
+        self._done(coded, route, moment)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -332,12 +334,19 @@ class Coder:
             route.store.write(route.slots[route.full], _take(x, route.full).float())
 
     def trace(self, moment: Moment) -> Trace:
-        """Where the values of a micro-batch of this activation went; known until its gradient has been coded."""
+        """Where the values of a micro-batch of this activation went; kept for the companion until `forget`."""
+        assert self._traces is not None, "nobody asked for traces"
         return self._traces[int(moment.positions[0])]
 
+    def forget(self, moment: Moment) -> None:
+        """The gradient has been coded: its activation's trace is needed no more."""
+        assert self._traces is not None, "nobody asked for traces"
+        self._traces.pop(int(moment.positions[0]), None)
+
     def _trace(self, route: Route, coded: Tensor, key: Key, moment: Moment) -> None:
-        if moment.mode not in ("train", "warmup") or not isinstance(self._codec, Sparse):
+        if self._traces is None or moment.mode != "train":
             return
+        assert isinstance(self._codec, Sparse)
         rows = self._rows_shape(~route.full)
         places = None if route.full.all() else self._codec.positions(coded, rows, self._coded_dtype, key)
         self._traces[int(moment.positions[0])] = Trace(route.full, places)
@@ -348,7 +357,10 @@ class Coder:
             return self._companion.trace(moment).places
         return self._sides.get(int(moment.positions[0])) if len(moment.positions) else None
 
-    def _keep_side(self, coded: Tensor, route: Route, moment: Moment) -> None:
+    def _done(self, coded: Tensor, route: Route, moment: Moment) -> None:
+        """Keep the codec's next side, and let go of the companion's trace."""
+        if self._companion is not None:
+            self._companion.forget(moment)
         if moment.mode == "train" and not route.full.any():
             side = self._codec.next_side(coded, self._shape, self._coded_dtype)
             if side is not None:

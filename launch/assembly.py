@@ -63,12 +63,6 @@ def prepare(recipe: Recipe) -> Prepared:
             f"a batch holds no sample twice: pipeline asks for {recipe.pipeline.batch_size} samples a step, the "
             f"training text has {len(training)} blocks of {recipe.data.block_size}"
         )
-    one_pass = recipe.pipeline.num_microbatches * recipe.pipeline.microbatch_size
-    if held_out is not None and len(held_out) < one_pass:
-        raise ModelError(
-            f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
-            f"samples, the held-out text {len(held_out)} blocks of {recipe.data.block_size}; raise data.held_out"
-        )
     blueprint = gpt2(recipe.model)
     sizes, num_stages = recipe.pipeline.layers, recipe.pipeline.num_stages
     cuts = (
@@ -76,6 +70,12 @@ def prepare(recipe: Recipe) -> Prepared:
         if sizes is not None
         else partition([layer.cost for layer in blueprint.layers], num_stages)
     )
+    one_pass = recipe.pipeline.num_microbatches * recipe.pipeline.microbatch_size
+    if held_out is not None and len(held_out) < one_pass:
+        raise ModelError(
+            f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
+            f"samples, the held-out text {len(held_out)} blocks of {recipe.data.block_size}; raise data.held_out"
+        )
     return Prepared(recipe, blueprint, cuts, training, held_out)
 
 
