@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from thinwire.compress.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codec import Codec, CodecError
+from thinwire.compress.dither import Dither
 from thinwire.compress.feedback import (
     ActivationDifference,
     DifferenceFeedback,
@@ -21,11 +22,16 @@ from thinwire.compress.feedback import (
     Method,
     MixedErrorFeedback,
 )
+from thinwire.compress.fp8 import Float8
+from thinwire.compress.lowrank import LowRank
 from thinwire.compress.quantize import Quantize
 from thinwire.compress.sparse import RandK, Reuse, TopK
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
-    {codec.name: codec for codec in (Uncompressed, Float16, BFloat16, Quantize, TopK, RandK, Reuse)}
+    {
+        codec.name: codec
+        for codec in (Uncompressed, Float16, BFloat16, Float8, Quantize, Dither, TopK, RandK, Reuse, LowRank)
+    }
 )
 """Every codec by its name in expressions."""
 

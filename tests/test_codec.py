@@ -37,9 +37,16 @@ EXPRESSIONS = (
     'q(3, scale="minmax", group=5)',
     'q(4, scale="minmax", round="stochastic")',
     'q(8, scale="minmax", per="tensor", round="stochastic")',
+    "fp8",
+    'fp8(per="channel")',
+    "fp8(group=7)",
+    "dither(2)",
+    "dither(4)",
+    'dither(5, per="tensor")',
+    "dither(8, group=7)",
 )
-# They keep some elements only, and one needs a side: test_sparse.py holds them to a contract of their own.
-TESTED_ELSEWHERE = {"topk", "randk", "reuse"}
+# They keep a part only, and some need a side: tests named after them hold them to a contract of their own.
+TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}
 codecs = st.sampled_from(EXPRESSIONS).map(parse)
 dtypes = st.sampled_from(FLOATING)
 
@@ -133,7 +140,7 @@ def test_only_the_key_makes_payloads_differ(expression):
     torch.manual_seed(1)
     assert_identical(encode(expression, x), payload)
     other = encode(expression, x, dataclasses.replace(KEY, microbatch=4))
-    assert torch.equal(other, payload) == ("stochastic" not in expression)
+    assert torch.equal(other, payload) == ("stochastic" not in expression and "dither" not in expression)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
