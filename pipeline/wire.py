@@ -258,9 +258,9 @@ def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) 
     c = contraction(method.inner, x)
     if not c < 1:
         warnings.warn(
-            f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by differences "
-            f"needs a codec with |x - C(x)| < |x|, and this one has c = {c:.2f} on Gaussian data; take more bits, or a "
-            f"scale over fewer values",
+            f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by "
+            f"differences needs a codec with |x - C(x)| < |x|, and this one has c = {c:.2f} on Gaussian data; take "
+            f"more bits, or a scale over fewer values",
             stacklevel=2,
         )
 

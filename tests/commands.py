@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 THINWIRE = [str(Path(sys.executable).with_name("thinwire"))]
@@ -46,10 +46,13 @@ class Command:
         return self._files[1].read_text()
 
     def wait(self, timeout=TIMEOUT):
-        """The exit status; AssertionError with what was written when there is none in time."""
+        """The exit status; AssertionError with all that was written when there is none in time."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
+            self.process.terminate()  # stages say then what they were doing
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
             raise AssertionError(f"no end within {timeout} s\n{self.stdout}\n{self.stderr}") from None
 
     def wait_until(self, condition, timeout=TIMEOUT):
@@ -82,7 +85,8 @@ class Command:
         """End all its processes."""
         while alive := self.processes():
             for pid in alive:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self.process.poll()
             time.sleep(0.05)
         self.process.wait()

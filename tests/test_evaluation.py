@@ -1,8 +1,8 @@
 import pytest
 import torch
-from toy import IGNORE, Samples, Task, make_trainer, unsplit
 
 from thinwire.pipeline.evaluation import evaluate
+from toy import IGNORE, Samples, Task, make_trainer, unsplit
 
 
 class Padded:

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from thinwire.compress import Coder, CodecError, Key, Moment, SlotCounts, parse
+from thinwire.compress import CodecError, Coder, Key, Moment, SlotCounts, parse
 from thinwire.compress.feedback import check_channel
 from thinwire.compress.memory import MemoryStore
 

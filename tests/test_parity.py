@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from processes import run
-from toy import Samples, Sampler, Task, make_trainer, processes_of, train, unsplit
 
+from processes import run
 from thinwire.pipeline.schedules import SCHEDULES
+from toy import Sampler, Samples, Task, make_trainer, processes_of, train, unsplit
 
 CODECS = {
     "none": {"activations": "none", "gradients": "none"},
@@ -61,6 +61,8 @@ FEEDBACK = {
     "aqsgd": {"activations": "aqsgd(q(2))", "gradients": "q(4)"},
     "aqsgd stored small": {"activations": "aqsgd(topk(0.25), store_bits=4)", "gradients": "reuse"},
     "reuse": {"activations": "topk(0.25)", "gradients": "reuse"},
+    "lowrank": {"activations": "lowrank(2)", "gradients": "ef(dither(4))"},
+    "rotated and outliers": {"activations": 'ef21(q(3, rotate="hadamard"))', "gradients": "q(4, outliers=0.05)"},
     "warm-up": {"activations": "aqsgd(q(2))", "gradients": "ef21(q(3))", "warmup": "2 steps"},
 }
 

@@ -26,8 +26,9 @@ def test_the_python_example_runs_as_written(tmp_path):
     (example,) = blocks("python")
     script = tmp_path / "example.py"
     script.write_text(example)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    result = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*launch, "--master-port", str(free_port()), str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
     losses = [float(value) for value in re.findall(r"loss ([0-9.]+)", result.stdout)]
     assert len(losses) == 20, result.stdout

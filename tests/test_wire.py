@@ -2,10 +2,10 @@ import warnings
 
 import pytest
 import torch
-from toy import make_trainer
 
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.process import Placement
+from toy import make_trainer
 
 
 def told(compression, alone):

@@ -1,0 +1,107 @@
+import subprocess
+import sys
+
+import pytest
+
+from commands import THINWIRE
+from thinwire.launch import cli
+from thinwire.launch.recipe import packaged
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_names_every_command_and_its_purpose(capsys, arguments):
+    assert cli.main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: thinwire COMMAND")
+    assert said.err == ""
+    for name, purpose in cli.COMMANDS.items():
+        assert [name, *purpose.split()] in [line.split() for line in said.out.splitlines()]
+
+
+def test_the_commands_are_all_there():
+    assert {"train", "simulate", "recipes", "doctor"} <= set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["trian", "", "--version", "quickstart"])
+def test_an_unknown_command_is_answered_with_the_known_ones(capsys, command):
+    assert cli.main([command, "quickstart"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"thinwire has no command {command!r}; known: {', '.join(cli.COMMANDS)}\n"
+
+
+def test_recipes_lists_the_packaged_ones(capsys):
+    assert cli.main(["recipes"]) == 0
+    words = capsys.readouterr().out.split()
+    for name, description in packaged().items():
+        assert name in words
+        assert set(description.split()) <= set(words)
+
+
+MISTAKES = [
+    ("--training.steps -1", "training.steps must be at least 0, got -1\n"),
+    (
+        "--training.steps -1 --wire.timeout 0",
+        "wire.timeout must be positive, got 0.0; give seconds\ntraining.steps must be at least 0, got -1\n",
+    ),
+    (
+        "--data.text no/such/file",
+        "text must name a readable file, or be 'pydoc', got 'no/such/file': No such file or directory\n",
+    ),
+    ("--model.vocab_size 100", "vocab_size must be above the text's largest token 122, got 100\n"),
+    ("--pipeline.layers [1,2,3,4]", "stage sizes must add up to 6 layers, got [1, 2, 3, 4] = 10\n"),
+    ("--pipeline.num-stages 7", "each stage must have a layer, got 7 stages for 6 layers\n"),
+    (
+        "--pipeline.microbatch-size 9999",
+        "a batch holds no sample twice: pipeline asks for 39996 samples a step, the training text has 168 blocks of "
+        "128\n",
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+@pytest.mark.parametrize(("options", "said"), MISTAKES)
+def test_what_cannot_work_has_status_2_before_anything_starts(capsys, tmp_path, command, options, said):
+    (tmp_path / "text").write_bytes(b"a to z \n" * 3000)
+    given = ["--output", str(tmp_path / "run"), "--data.text", str(tmp_path / "text"), *options.split()]
+    assert cli.main([command, "quickstart", *given]) == 2
+    assert capsys.readouterr() == ("", said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_a_recipe_is_required(capsys, command):
+    assert cli.main([command]) == 2
+    said = f"the following arguments are required: recipe; see thinwire {command} --help\n"
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_help_of_a_command_names_it(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: thinwire {command} RECIPE" in capsys.readouterr().out
+
+
+def test_an_interrupt_has_status_130(monkeypatch, capsys):
+    def interrupted(command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", interrupted)
+    assert cli.main(["simulate", "quickstart"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_the_installed_command_passes_its_status_on():
+    result = subprocess.run([*THINWIRE, "fly"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith("thinwire has no command 'fly'")
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from thinwire.launch.cli import main; main(['--help']); print(sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = result.stdout.splitlines()[-1]
+    assert "'thinwire.launch.cli'" in loaded
+    assert "'torch'" not in loaded and "'rich'" not in loaded

@@ -1,0 +1,193 @@
+"""The file of a disk store: created sparse, never at the cost of another file, and checked at every access."""
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from codec_helpers import assert_identical, gaussian
+from slow_disk import LAYOUT, GatedFile, row, rows, stored_in
+from test_store import slots
+from thinwire.compress import slot_file
+from thinwire.compress.disk import DiskStore
+from thinwire.compress.slot_file import check_space
+from thinwire.compress.store import StoreError, StoreLayout
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A store, and its file."""
+    with DiskStore(LAYOUT, tmp_path / "rows", open_file=GatedFile) as store:
+        yield store, store._file
+
+
+def test_it_takes_no_room_before_it_is_written(tmp_path):
+    layout = StoreLayout(num_slots=1 << 16, row_shape=(1 << 20,))  # 256 GiB
+    with DiskStore(layout, tmp_path / "rows") as store:
+        store.write(slots((1 << 16) - 1), torch.ones(1, 1 << 20))
+        store.flush()
+        status = (tmp_path / "rows").stat()
+    assert status.st_size == layout.nbytes
+    assert layout.row_bytes <= status.st_blocks * 512 < 2 * layout.row_bytes
+
+
+def test_flush_waits_for_the_medium(disk, monkeypatch):
+    store, file = disk
+    synced = []
+    monkeypatch.setattr(slot_file.os, "fsync", lambda fd: synced.append((fd, stored_in(file, 3))))
+    store.write(slots(3), row(3))
+    store.flush()
+    assert synced == [(file._fd, 3)]
+
+
+def test_pieces_as_small_as_the_system_likes(disk):
+    store, file = disk
+    file.largest_piece = 7
+    values = store.write(slots(1, 2), rows(2))
+    store.flush()
+    assert_identical(store.read(slots(2, 1)), values.flip(0))
+    assert sum(file.reads.values()) > 2 * LAYOUT.row_bytes / 8
+
+
+def test_no_bytes_at_all_are_an_error(disk):
+    store, file = disk
+    file.largest_piece = 0
+    store.write(slots(1), row(1))
+    with pytest.raises(StoreError, match=r"cannot write .*: Input/output error"):
+        store.flush()
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path):
+    path = tmp_path / "thesis"
+    path.write_text("chapter 1")
+    with pytest.raises(StoreError, match=f"{path} exists and holds 9 bytes, which a new store will not overwrite"):
+        DiskStore(LAYOUT, path)
+    with pytest.raises(StoreError, match=f"{path} holds 9 bytes and not the 960 of this store"):
+        DiskStore(LAYOUT, path, resume=True)
+    assert path.read_text() == "chapter 1"
+
+
+def test_an_empty_file_will_do(tmp_path):
+    (tmp_path / "rows").touch()
+    with DiskStore(LAYOUT, tmp_path / "rows") as store:
+        store.write(slots(0), row(0))
+
+
+def test_a_run_goes_on_with_its_file(tmp_path):
+    with DiskStore(LAYOUT, tmp_path / "rows") as store:
+        values = store.write(slots(4, 2), rows(2))
+        state, digests = store.state_dict(rows=False), store.digests()
+    assert "rows" not in state
+    with DiskStore(LAYOUT, tmp_path / "rows", resume=True) as store:
+        assert not store.known(slots(4, 2)).any()
+        store.load_state_dict(state)
+        assert_identical(store.read(slots(4, 2)), values)
+        assert store.digests() == digests
+
+
+def test_no_two_stores_share_a_file(disk):
+    _, file = disk
+    with pytest.raises(StoreError, match=f"{file.path} is in use by another store; give each store its own file"):
+        DiskStore(LAYOUT, file.path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "cannot open .*: Is a directory; check the path"),
+        ("nowhere/rows", "cannot open .*rows: No such file or directory; check the path"),
+    ],
+)
+def test_paths_that_cannot_be_opened(tmp_path, path, message):
+    with pytest.raises(StoreError, match=message):
+        DiskStore(LAYOUT, tmp_path / path)
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match="pipe is not a regular file"):
+        DiskStore(LAYOUT, tmp_path / "pipe")
+
+
+def test_reads_are_right_after_the_cache_was_dropped(disk):
+    store, _ = disk
+    values = store.write(slots(8, 1), rows(2))
+    store.drop_cache()
+    assert_identical(store.read(slots(8, 1)), values)
+
+
+def test_a_disk_that_is_really_full(tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs to mount a file system: {mounted.stderr.strip()}")
+    try:
+        layout = StoreLayout(num_slots=64, row_shape=(1 << 14,))  # 4 MiB
+        with pytest.raises(StoreError, match=r"rows will take .*\(4194304 bytes\) more, but the disk has .* free"):
+            check_space([(layout, place / "rows")])
+        store = DiskStore(layout, place / "rows")
+        values = store.write(slots(0, 1), gaussian(2, 1 << 14))
+        store.flush()
+        with pytest.raises(StoreError, match="No space left on device"):
+            for slot in range(2, 64):
+                store.write(slots(slot), gaussian(1, 1 << 14))
+            store.flush()
+        store.close()
+        assert (place / "rows").read_bytes()[: 2 * layout.row_bytes] == values.numpy().tobytes()
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how many bytes each file system has free, all of them alike."""
+
+    def be(nbytes):
+        system = SimpleNamespace(f_bavail=nbytes, f_frsize=1)
+        monkeypatch.setattr(slot_file.os, "statvfs", lambda path: system)
+
+    return be
+
+
+def test_stores_on_one_disk_are_added_up(tmp_path, free):
+    wanted = [(LAYOUT, tmp_path / "a"), (StoreLayout(num_slots=100, row_shape=(10,)), Path(tmp_path, "not/yet/b"))]
+    free(4960)
+    check_space(wanted)
+    free(4959)
+    with pytest.raises(StoreError) as error:
+        check_space(iter(wanted))
+    assert str(error.value) == (
+        f"{tmp_path}/a, {tmp_path}/not/yet/b will take 0.0 GB (4960 bytes) more, but the disk has 0.0 GB (4959 "
+        f"bytes) free: free some space, name files on a larger disk, or keep fewer bits a value"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_disk_that_is_too_small_is_named(tmp_path, free):
+    free(100)
+    with pytest.raises(StoreError, match=r"/rows will take .* free; .*/other will take .* free: free some space"):
+        check_space([(LAYOUT, tmp_path / "rows"), (LAYOUT, Path("/proc/other"))])
+
+
+def test_what_a_file_takes_already_is_not_needed_again(tmp_path, free):
+    layout = StoreLayout(num_slots=4, row_shape=(1 << 14,))
+    with DiskStore(layout, tmp_path / "rows") as store:
+        store.write(slots(0, 2), torch.ones(2, 1 << 14))
+        store.flush()
+    free(2 * layout.row_bytes)
+    check_space([(layout, tmp_path / "rows")])
+    free(2 * layout.row_bytes - 1)
+    with pytest.raises(StoreError, match=rf"\({2 * layout.row_bytes} bytes\) more"):
+        check_space([(layout, tmp_path / "rows")])
+
+
+def test_real_disks_have_numbers(tmp_path):
+    check_space([(LAYOUT, tmp_path / "rows")])
+    with pytest.raises(StoreError, match=r"will take .*\(4611686018427387904 bytes\) more, but the disk has [1-9]"):
+        check_space([(StoreLayout(num_slots=1, row_shape=(1 << 60,)), tmp_path / "rows")])
