@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 COMMANDS = {
     "train": "train a recipe, a process a stage",
     "simulate": "train a recipe in one process, with the same numbers",
+    "bench": "measure codecs on this machine",
     "recipes": "list the packaged recipes",
     "doctor": "say what this machine can do, and what is missing for what",
 }
@@ -38,6 +39,10 @@ def _load(command: str) -> Callable[[Sequence[str]], int]:
         from thinwire.launch.simulate import main as simulate
 
         return simulate
+    if command == "bench":
+        from thinwire.launch.bench import main as bench
+
+        return bench
     if command == "recipes":
         return _recipes
     from thinwire.launch.doctor import main as doctor

@@ -1,0 +1,235 @@
+"""`thinwire bench codecs`: how many bits each codec takes, how close it stays, and how fast it is on this machine.
+
+On Gaussian data, where theory is at hand, and on what crosses the boundaries of a recipe, where it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from thinwire.compress import Codec, CodecError, parse
+from thinwire.compress.expression import CODECS
+from thinwire.launch import recipe
+from thinwire.launch.capture import capture
+from thinwire.launch.codec_trial import Place, Result, measure
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.frames import CHANNELS
+
+PROG = "thinwire bench codecs"
+EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "none": ("none",),
+        "fp16": ("fp16",),
+        "bf16": ("bf16",),
+        "fp8": ("fp8",),
+        "q": (
+            *(f"q({bits})" for bits in (8, 6, 4, 3, 2, 1)),
+            'q(4, scale="minmax")',
+            'q(4, per="channel")',
+            "q(4, group=64)",
+            'q(4, round="stochastic")',
+            'q(4, rotate="hadamard")',
+            "q(4, outliers=0.01)",
+        ),
+        "dither": ("dither(4)",),
+        "topk": ("topk(0.3)", "topk(0.1)", 'topk(0.1, values="fp16")', 'topk(0.1, values="q(8)")', "topk(0.02)"),
+        "randk": ("randk(0.1)",),
+        "lowrank": ("lowrank(8)",),
+    }
+)
+"""What is measured of each codec where nobody asks for others; ``reuse`` means nothing without an activation."""
+
+SAMPLES, ROW = 8, 1024
+
+
+def default_codecs() -> list[str]:
+    """Expressions of every codec there is."""
+    return [expression for name in CODECS for expression in EXAMPLES.get(name, ())]
+
+
+def parse_codec(expression: str) -> Codec:
+    """The codec of an expression; CodecError if there is none, or if it cannot be measured by itself."""
+    method = parse(expression)
+    if not isinstance(method, Codec):
+        raise CodecError(
+            f"{PROG} takes codecs, and {method} is feedback around one; give the codec inside, {method.inner}"
+        )
+    method.nbytes((1, 1), torch.float32)
+    return method
+
+
+def gaussian(elements: int) -> Tensor:
+    """Standard normal float32 [8, elements / 8192, 1024]."""
+    return torch.randn(SAMPLES, elements // (SAMPLES * ROW), ROW, generator=torch.Generator().manual_seed(0))
+
+
+def captured(name: str, steps: int) -> dict[str, list[Tensor]]:
+    """The messages of both channels in the last of ``steps`` of a recipe trained without compression."""
+    passages = capture(recipe.parse([name], prog=PROG), steps)
+    return {
+        channel: [tensor for passage, tensor in passages.items() if passage.channel == channel] for channel in CHANNELS
+    }
+
+
+def heading(name: str, messages: Sequence[Tensor], results: Sequence[Result]) -> str:
+    """What the results on one kind of data were measured on, and beside which memcpy."""
+    shape = "x".join(map(str, messages[0].shape))
+    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.place}" for speed in results[0].speeds)
+    return f"{name}: {len(messages)} of {shape}; memcpy {memcpy}"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """The results on one kind of data, for people."""
+    places = [speed.place for speed in results[0].speeds]
+    rows = Table(box=SIMPLE_HEAD, padding=0)
+    rows.add_column("codec", overflow="fold")
+    for header in ("bits", "x bound", "SNR dB", *(f"{act}\n{place}" for place in places for act in ("enc", "dec"))):
+        rows.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        rows.add_row(
+            escape(result.codec),
+            f"{result.quality.bits_per_element:.2f}",
+            "" if result.quality.of_entropy is None else f"{result.quality.of_entropy:.3f}",
+            "exact" if result.quality.snr_db is None else f"{result.quality.snr_db:.1f}",
+            *(
+                f"{rate:.2f} {rate / speed.memcpy:3.0%}"
+                for speed in result.speeds
+                for rate in (speed.encode, speed.decode)
+            ),
+        )
+    return rows
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """A result for machines; ``null`` stands for no bound, no noise, no threads."""
+    return {
+        "data": result.data,
+        "codec": result.codec,
+        **vars(result.quality),
+        "speeds": [
+            {
+                **vars(speed.place),
+                "memcpy_gb_s": speed.memcpy,
+                "encode_gb_s": speed.encode,
+                "decode_gb_s": speed.decode,
+                "encode_share": speed.encode / speed.memcpy,
+                "decode_share": speed.decode / speed.memcpy,
+            }
+            for speed in result.speeds
+        ],
+    }
+
+
+def environment(argv: Sequence[str]) -> dict[str, Any]:
+    """What the numbers depend on: the command, the machine, and how busy it was."""
+    cpu = next((line for line in _cpu_info() if line.startswith("model name")), ": unknown").partition(": ")[2]
+    return {
+        "command": shlex.join([*PROG.split(), *argv]),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpu": cpu,
+            "cores": _cores(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "load": os.getloadavg()[0],
+        },
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print a table for each kind of data, or JSON; the exit status."""
+    try:
+        options = _options(argv)
+        codecs = [parse_codec(expression) for expression in options.codec or default_codecs()]
+        found = environment(argv)
+        aside = Console(stderr=True)
+        with aside.status(f"training {options.recipe}, to have tensors to measure on"):
+            data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
+        aside.print(f"measuring {len(codecs)} codecs")
+        results = measure(codecs, data, _places(options.threads), options.rounds)
+    except (CodecError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps({**found, "results": [as_json(result) for result in results]}, indent=2, allow_nan=False))
+        return 0
+    console, machine = Console(), found["machine"]
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
+    for name, messages in data.items():
+        of_data = [result for result in results if result.data == name]
+        console.print(heading(name, messages, of_data), highlight=False, soft_wrap=True)
+        console.print(table(of_data))
+    console.print("enc, dec: GB/s of the tensor, share of memcpy; x bound: bytes over the entropy bound")
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells a mistake in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionsError([f"{message}; see {self.prog} --help"])
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog=PROG, description="Measure codecs on Gaussian data and on what crosses in a recipe.")
+    add = parser.add_argument
+    add("--codec", nargs="+", action="extend", metavar="EXPR", help="codecs, such as 'q(4)' (default: all families)")
+    add("--json", action="store_true", help="print JSON")
+    add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
+    add("--elements", type=_positive, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
+    add("--recipe", default="quickstart", help="whose tensors are captured (default: %(default)s)")
+    add("--steps", type=_positive, default=40, help="it is trained for before (default: %(default)s)")
+    add("--rounds", type=_positive, default=9, help="of which medians are taken (default: %(default)s)")
+    options = parser.parse_args(argv)
+    if options.elements % (SAMPLES * ROW):
+        parser.error(
+            f"--elements must be a multiple of {SAMPLES * ROW}, {SAMPLES} samples in rows of {ROW}, "
+            f"got {options.elements}"
+        )
+    return options
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _thread_counts(text: str) -> list[int]:
+    counts = [_cores() if part == "all" else _positive(part) for part in text.split(",")]
+    return list(dict.fromkeys(counts))
+
+
+def _places(threads: Sequence[int]) -> list[Place]:
+    gpu = [Place(device="cuda")] if torch.cuda.is_available() else []
+    return [*(Place(device="cpu", threads=count) for count in threads), *gpu]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []

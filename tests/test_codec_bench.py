@@ -1,0 +1,247 @@
+import json
+import math
+
+import pytest
+import torch
+
+from thinwire.compress import parse
+from thinwire.compress.expression import CODECS
+from thinwire.launch import bench, cli, codec_bench, codec_trial, recipe
+from thinwire.launch.assembly import prepare
+from thinwire.launch.capture import Passage, capture
+from thinwire.launch.codec_bench import EXAMPLES, default_codecs, gaussian, parse_codec
+from thinwire.launch.codec_trial import quality
+from thinwire.models.layers import build_stage
+from thinwire.models.sampler import Sampler
+from thinwire.models.tasks import LanguageModeling
+from thinwire.pipeline.boundary import Sender
+from thinwire.pipeline.errors import OptionsError
+
+RECIPE = """
+model: {n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}
+data: {text: TEXT, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 3, schedule: 1f1b, num_microbatches: 3, microbatch_size: 2}
+compression: {activations: q(1), gradients: "ef(topk(0.1))", boundaries: {1: {activations: q(2)}}}
+optimizer: {lr: 0.1}
+"""
+STAGES, MICROBATCHES = 3, 3
+EVERY_PASSAGE = [
+    Passage(boundary, channel, microbatch, 0)
+    for boundary in range(STAGES - 1)
+    for channel in ("activations", "gradients")
+    for microbatch in range(MICROBATCHES)
+]
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The path of a recipe as small as can be."""
+    (tmp_path / "text").write_bytes(b"some words, many times; " * 83)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE.replace("TEXT", str(tmp_path / "text")))
+    return str(path)
+
+
+@pytest.fixture
+def quick(tiny, monkeypatch):
+    """A command line that ends within a second, but for the codecs."""
+    monkeypatch.setattr(codec_trial, "MEMCPY_BYTES", 2**16)
+    return ["codecs", "--recipe", tiny, "--steps", "1", "--rounds", "1", "--threads", "1", "--elements", "8192"]
+
+
+def unsplit(wanted):
+    """What crosses in the first step, computed by autograd alone: passage -> tensor."""
+    prepared = prepare(wanted)
+    stages = [build_stage(prepared.blueprint, cut, seed=wanted.training.seed) for cut in prepared.cuts]
+    ids = Sampler(len(prepared.training), wanted.pipeline.batch_size, wanted.training.seed).batch(0).ids
+    task, crossed = LanguageModeling(), {}
+    valid = task.num_valid(prepared.training.targets(ids))
+    for microbatch, part in enumerate(ids.chunk(MICROBATCHES)):
+        x, crossing = prepared.training.inputs(part), []
+        for stage in stages:
+            x = stage(x)
+            crossing.append(x)
+        gradients = torch.autograd.grad(task.loss_sum(x, prepared.training.targets(part)) / valid, crossing[:-1])
+        for boundary, gradient in enumerate(gradients):
+            crossed[Passage(boundary, "activations", microbatch, 0)] = crossing[boundary].detach()
+            crossed[Passage(boundary, "gradients", microbatch, 0)] = gradient
+    return crossed
+
+
+def test_what_is_captured_is_what_an_unsplit_model_computes(tiny):
+    wanted = recipe.parse([tiny])
+    passages, expected = capture(wanted, 1), unsplit(wanted)
+    assert list(passages) == EVERY_PASSAGE
+    assert expected.keys() == passages.keys()
+    for passage, tensor in passages.items():
+        assert tensor.shape == (2, 16, 16)
+        assert torch.equal(tensor, expected[passage]), passage
+
+
+def test_the_last_step_is_captured_and_nothing_of_the_capture_remains(tiny):
+    wanted, send = recipe.parse([tiny]), Sender.send
+    first, third = capture(wanted, 1), capture(wanted, 3)
+    assert list(third) == EVERY_PASSAGE
+    assert not any(torch.equal(first[passage], third[passage]) for passage in EVERY_PASSAGE)
+    assert Sender.send is send
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_recipe_of_one_stage_has_nothing_to_capture(tiny):
+    wanted = recipe.parse([tiny, "--pipeline.num_stages", "1", "--compression.boundaries", "{}"])
+    with pytest.raises(OptionsError, match="nothing crosses in tiny, which has one stage"):
+        capture(wanted, 1)
+
+
+@pytest.mark.parametrize(
+    ("expression", "messages", "bits"),
+    [
+        ("none", [torch.ones(3, 5), torch.ones(7)], 32),
+        ("none", [torch.ones(3, 5).bfloat16()], 16),
+        ("q(4)", [gaussian(2**15)], 4 + 16 / 1024),
+        ("q(4)", [gaussian(2**15)] * 3, 4 + 16 / 1024),
+        ("q(3)", [torch.ones(2, 8, 192), torch.ones(1, 16, 96)], 3 + 16 * (16 + 16) / (16 * 192 + 16 * 96)),
+        ('q(4, scale="minmax")', [gaussian(2**15)], 4 + 64 / 1024),
+        ("topk(0.5)", [gaussian(2**15)], 1 + 16),
+    ],
+)
+def test_bits_an_element_are_exact(expression, messages, bits):
+    assert quality(parse(expression), messages).bits_per_element == bits
+
+
+@pytest.mark.parametrize(
+    ("expression", "low", "high"),
+    [
+        ("fp16", 72, 75),
+        ("q(8)", 41.6, 42.6),
+        ("q(4)", 17.5, 18.5),
+        ("q(2)", 5.5, 6.5),
+        ("topk(0.1)", 2.3, 2.7),
+        ("randk(0.1)", -9.8, -9.3),
+    ],
+)
+def test_snr_on_gaussian_data_lies_where_theory_has_it(expression, low, high):
+    snr = quality(parse(expression), [gaussian(2**17)]).snr_db
+    assert low < snr < high, snr
+
+
+def test_noise_and_signal_are_summed_over_messages_before_their_ratio():
+    loud, still = 100 * gaussian(2**13), torch.zeros(4, 8)
+    assert quality(parse("q(4)"), [loud, still]).snr_db == quality(parse("q(4)"), [loud]).snr_db
+
+
+def test_what_is_exact_has_no_snr():
+    assert quality(parse("none"), [gaussian(2**13)]).snr_db is None
+    assert quality(parse("topk(1.0)"), [gaussian(2**13)]).snr_db is None
+    assert quality(parse("fp16"), [gaussian(2**13)]).snr_db is not None
+
+
+@pytest.mark.parametrize("expression", ["topk(0.5)", "topk(1.0)"])
+def test_a_bitmap_of_half_and_no_positions_of_all_meet_the_entropy_bound(expression):
+    assert quality(parse(expression), [gaussian(2**15)]).of_entropy == 1.0
+
+
+@pytest.mark.parametrize("values", ["fp32", "q(8)"])
+def test_topk_is_set_against_the_entropy_of_positions_and_its_values(values):
+    x = gaussian(2**17)
+    n = 2**17 // 8
+    k = round(0.1 * n)
+    entropy = -(k / n * math.log2(k / n) + (1 - k / n) * math.log2(1 - k / n))
+    bits_of_values = {"fp32": 32, "q(8)": 8 + 16 / k}[values]
+    found = quality(parse(f'topk(0.1, values="{values}")'), [x])
+    bound = entropy + k / n * bits_of_values
+    assert found.of_entropy == pytest.approx(found.bits_per_element / bound, rel=1e-12)
+    assert 1 < found.of_entropy < 1.05, found.of_entropy
+
+
+@pytest.mark.parametrize("expression", ["q(4)", "randk(0.1)", "none"])
+def test_others_have_no_entropy_bound(expression):
+    assert quality(parse(expression), [gaussian(2**13)]).of_entropy is None
+
+
+def test_every_codec_is_measured_by_default_except_reuse():
+    assert {parse_codec(expression).name for expression in default_codecs()} == set(CODECS) - {"reuse"}
+    assert len(default_codecs()) == len(set(default_codecs()))
+    for expressions in EXAMPLES.values():
+        assert set(expressions) <= set(default_codecs())
+
+
+def test_json_says_everything(quick, capsys):
+    arguments = [*quick, "--json", "--codec", "q(4)", "none", "--codec", "topk(0.1)"]
+    assert cli.main(["bench", *arguments]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["torch"] == torch.__version__
+    assert told["command"].startswith("thinwire bench codecs --recipe ")
+    assert told["command"].endswith("--codec 'q(4)' none --codec 'topk(0.1)'")
+    assert told["machine"]["cores"] >= 1
+    named = [(result["data"], result["codec"]) for result in told["results"]]
+    assert named == [
+        (data, codec) for data in ("gaussian", "activations", "gradients") for codec in ("q(4)", "none", "topk(0.1)")
+    ]
+    for result in told["results"]:
+        assert (result["snr_db"] is None) == (result["codec"] == "none")
+        assert (result["of_entropy"] is None) == (result["codec"] != "topk(0.1)")
+        (speed,) = [speed for speed in result["speeds"] if speed["device"] == "cpu"]
+        assert speed["threads"] == 1
+        assert speed["memcpy_gb_s"] > 0
+        for act in ("encode", "decode"):
+            assert speed[f"{act}_gb_s"] > 0
+            assert speed[f"{act}_share"] == speed[f"{act}_gb_s"] / speed["memcpy_gb_s"]
+    bits = {(result["data"], result["codec"]): result["bits_per_element"] for result in told["results"]}
+    assert bits["gaussian", "q(4)"] == 4 + 16 / 1024
+    assert bits["activations", "q(4)"] == bits["gradients", "q(4)"] == 4 + 16 / 16
+
+
+def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(quick, capsys):
+    assert bench.main([*quick, "--codec", "q(4)", "q(8)"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines if "; memcpy" in line] == [
+        "gaussian",
+        "activations",
+        "gradients",
+    ]
+    rows = [line.split()[:3] for line in lines if line.split()[:1] in (["q(4)"], ["q(8)"])]
+    snr = {bits: quality(parse(f"q({bits})"), [gaussian(8192)]).snr_db for bits in (4, 8)}
+    assert rows[:2] == [["q(4)", "4.02", f"{snr[4]:.1f}"], ["q(8)", "8.02", f"{snr[8]:.1f}"]]
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--codec", "q(9)"], "q's bits must be an integer from 1 to 8, got 9"),
+        (["--codec", "zip"], "unknown codec 'zip' in 'zip'; the codecs are "),
+        (["--codec", "reuse"], "reuse needs topk or randk on the activations"),
+        (
+            ["--codec", "ef(topk(0.1))"],
+            "thinwire bench codecs takes codecs, and ef(topk(0.1)) is feedback around one; give the codec inside, "
+            "topk(0.1)",
+        ),
+        (["--elements", "1000"], "--elements must be a multiple of 8192, 8 samples in rows of 1024, got 1000; see "),
+        (["--steps", "0"], "argument --steps: must be a whole number of at least 1, got '0'; see thinwire bench "),
+        (["--threads", "1,few"], "argument --threads: must be a whole number of at least 1, got 'few'; see "),
+        (["--recipe", "nowhere"], "RECIPE must be a packaged name or the path of a YAML file, got 'nowhere'; known: "),
+        (["--color"], "unrecognized arguments: --color; see thinwire bench codecs --help"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, arguments, said):
+    assert codec_bench.main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(said)
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_bench_alone_lists_the_benches(capsys, arguments):
+    assert bench.main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("usage: thinwire bench NAME")
+    assert told.err == ""
+    for name, (purpose, _) in bench.BENCHES.items():
+        assert [name, *purpose.split()] in [line.split() for line in told.out.splitlines()]
+
+
+def test_an_unknown_bench_is_answered_with_the_known_ones(capsys):
+    assert bench.main(["codec"]) == 2
+    assert capsys.readouterr() == ("", "thinwire bench has no 'codec'; known: codecs\n")
