@@ -200,7 +200,6 @@ class Store(ABC):
             raise StoreError(
                 f"the saved store is {layout}, and this one is {self.layout}; resume with the saved settings"
             )
-        self._known.zero_()
         slots: list[int] = state["known"].nonzero().flatten().tolist()
         if "rows" in state:
             self._put(slots, state["rows"])

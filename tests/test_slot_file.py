@@ -34,12 +34,14 @@ def test_it_takes_no_room_before_it_is_written(tmp_path):
     assert layout.row_bytes <= status.st_blocks * 512 < 2 * layout.row_bytes
 
 
-def test_flush_waits_for_the_medium(disk, monkeypatch):
+@pytest.mark.parametrize("call", ["flush", "state_dict"])
+def test_flush_waits_for_the_medium(disk, monkeypatch, call):
+    """And so does a state: without rows, it goes with a copy of the file."""
     store, file = disk
     synced = []
     monkeypatch.setattr(slot_file.os, "fsync", lambda fd: synced.append((fd, stored_in(file, 3))))
     store.write(slots(3), row(3))
-    store.flush()
+    getattr(store, call)()
     assert synced == [(file._fd, 3)]
 
 
