@@ -25,10 +25,10 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, expression_of, require_choice
 from thinwire.compress.sparse import Reuse, Sparse, TopK, mixed_positions
+from thinwire.compress.store import FORMATS
 
 Slot = Literal["position", "sample"]
 Medium = Literal["memory", "disk"]
-STORE_BITS = (32, 16, 8, 4)
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,8 +60,8 @@ class Feedback(ABC):
             )
         require_choice(self, "slot", self.slot, get_args(Slot))
         require_choice(self, "store", self.store, get_args(Medium))
-        if self.store_bits not in STORE_BITS:
-            allowed = ", ".join(map(str, STORE_BITS))
+        if self.store_bits not in FORMATS:
+            allowed = ", ".join(map(str, FORMATS))
             raise CodecError(f"{self.name}'s store_bits must be one of {allowed}, got {self.store_bits}")
 
     @property
