@@ -14,8 +14,10 @@ import subprocess
 import time
 import uuid
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 INTERFACE = "wire"
+PREFIX = "thinwire-test-"
 LIMIT = "tbf rate 100mbit burst 32kbit latency 400ms"
 
 
@@ -38,8 +40,9 @@ class Host:
 @contextmanager
 def two_hosts(limit=LIMIT):
     """Two hosts that reach each other only; removed on leaving, whatever happened, with every process in them."""
-    unique = uuid.uuid4().hex[:8]
-    hosts = [Host(f"thinwire-test-{unique}-{index}", f"10.0.0.{index + 1}") for index in range(2)]
+    _remove_orphans()
+    unique = f"{PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    hosts = [Host(f"{unique}-{index}", f"10.0.0.{index + 1}") for index in range(2)]
     try:
         for host in hosts:
             _run(f"ip netns add {host.name}")
@@ -75,10 +78,30 @@ def _run(command):
     return subprocess.run(command.split(), check=True, capture_output=True, text=True, timeout=30).stdout
 
 
+def namespaces():
+    """The names of all network namespaces."""
+    return {line.split()[0] for line in _run("ip netns list").splitlines()}
+
+
+def processes_in(name):
+    """The pids of all processes in a namespace."""
+    return [int(pid) for pid in _run(f"ip netns pids {name}").split()]
+
+
 def _remove(name):
-    while inside := subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30).stdout:
-        for pid in inside.split():
+    if name not in namespaces():
+        return
+    while inside := processes_in(name):
+        for pid in inside:
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+    _run(f"ip netns del {name}")
+
+
+def _remove_orphans():
+    """Remove what test processes left that were killed themselves."""
+    for name in namespaces():
+        if name.startswith(PREFIX) and not Path("/proc", name.removeprefix(PREFIX).split("-")[0]).exists():
+            with suppress(subprocess.CalledProcessError):
+                _remove(name)

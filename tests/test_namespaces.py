@@ -3,11 +3,14 @@
 import json
 import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from commands import TORCHRUN, TRAIN, started
-from namespaces import INTERFACE, missing, two_hosts
+from namespaces import INTERFACE, missing, namespaces, processes_in, two_hosts
 from thinwire.launch import cli
 
 pytestmark = pytest.mark.namespaces
@@ -42,19 +45,28 @@ def able():
         pytest.skip(reason)
 
 
-def namespaces():
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[0] for line in listed.splitlines()}
-
-
 def test_hosts_and_what_runs_in_them_are_removed_whatever_happens():
     with pytest.raises(ZeroDivisionError), two_hosts() as hosts:
         names = {host.name for host in hosts}
         assert names <= namespaces()
-        sleeper = subprocess.Popen(hosts[0].command(["sleep", "600"]))
+        sleeper = subprocess.Popen(hosts[0].command(["sleep", "60"]))
+        while sleeper.pid not in processes_in(hosts[0].name):
+            assert sleeper.poll() is None
+            time.sleep(0.05)
         raise ZeroDivisionError
-    assert sleeper.wait(timeout=60) == -signal.SIGKILL
+    assert sleeper.wait() == -signal.SIGKILL
     assert not names & namespaces()
+
+
+def test_hosts_of_a_killed_test_are_removed_by_the_next():
+    code = "import os, namespaces\nwith namespaces.two_hosts() as hosts: print(hosts[0].name, flush=True); os._exit(0)"
+    killed = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=60
+    )
+    name = killed.stdout.strip()
+    assert name in namespaces()
+    with two_hosts():
+        assert name not in namespaces()
 
 
 def test_the_wire_carries_the_metered_bytes_and_the_numbers_are_those_of_a_simulation(tmp_path, monkeypatch):
