@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from thinwire.models.layers import Blueprint, build_stage, stage_output_examples
 from thinwire.models.partition import explicit, partition
 from thinwire.models.sampler import Sampler
 from thinwire.models.tasks import LanguageModeling
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.stage import CompressedStage
@@ -52,6 +54,7 @@ def prepare(recipe: Recipe) -> Prepared:
     """Read the data and cut the model.
 
     Raises:
+        OptionsError: the run's folder cannot be written.
         ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so.
     """
     training, held_out = load_blocks(recipe.data)
@@ -76,7 +79,19 @@ def prepare(recipe: Recipe) -> Prepared:
             f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
             f"samples, the held-out text {len(held_out)} blocks of {recipe.data.block_size}; raise data.held_out"
         )
+    _check_output(recipe.folder)
     return Prepared(recipe, blueprint, cuts, training, held_out)
+
+
+def _check_output(folder: Path) -> None:
+    """Raise OptionsError unless the run can write where it is told to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise OptionsError([f"output must name a folder that can be written, got {folder}: {reason}"]) from error
 
 
 def real_placement(recipe: Recipe) -> Placement:

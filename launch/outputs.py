@@ -12,6 +12,8 @@ runs/NAME/
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +41,7 @@ class MetricsLog:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
         self._lines = (folder / "metrics.jsonl").open("w")
         self._events = SummaryWriter(str(folder / "tensorboard"))
         self.losses: list[tuple[int, float]] = []
@@ -47,7 +50,7 @@ class MetricsLog:
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
         values = asdict(record)
-        self._lines.write(json.dumps(values) + "\n")
+        self._lines.write(json.dumps(_without_nan(values)) + "\n")
         self._lines.flush()
         for name in ("loss", "lr", "grad_norm"):
             if values[name] is not None:
@@ -72,7 +75,16 @@ class MetricsLog:
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json."""
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (folder / "summary.json").write_text(json.dumps(_without_nan(summary), indent=2) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN and infinity as null, because JSON has neither."""
+    if isinstance(value, Mapping):
+        return {name: _without_nan(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_picture(

@@ -88,8 +88,8 @@ class WireOptions:
     """What to do with NaN or infinity in a tensor to be sent: stop and name it, or send it on."""
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise OptionsError([f"wire.timeout must be positive, got {self.timeout}; give seconds"])
+        if not 0.01 <= self.timeout <= 1e6:
+            raise OptionsError([f"wire.timeout must be from 0.01 to 1e6 seconds, got {self.timeout}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,8 @@ class PipelineOptions:
     @property
     def per_process(self) -> int:
         """Stages a process holds."""
-        return self.stages_per_process or SCHEDULES[self.schedule].stages_per_process
+        chosen = self.stages_per_process
+        return chosen if chosen is not None else SCHEDULES[self.schedule].stages_per_process
 
     @property
     def num_processes(self) -> int:
@@ -183,7 +184,7 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         mistakes = [
-            f"optimizer.{name} must not be negative, got {value}"
+            f"optimizer.{name} must be finite and not negative, got {value}"
             for name, value in (
                 ("lr", self.lr),
                 ("weight_decay", self.weight_decay),

@@ -45,7 +45,7 @@ class Placement:
         for stage, value in local.items():
             mine[stage] = value
         everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        with reaching(f"stages {sorted(local)} were waiting for numbers of all stages"):
+        with reaching(f"{_named(local)} waiting for numbers of all stages"):
             dist.all_gather(everyone, mine)
         return [float(everyone[self.process_of[stage]][stage]) for stage in range(self.num_stages)]
 
@@ -65,8 +65,13 @@ class Placement:
         """One value of every stage, in stage order; None except on the process of the last stage."""
         here = dist.get_rank() == self.last_process
         everyone: list[Any] | None = [None] * dist.get_world_size() if here else None
-        with reaching(f"stages {sorted(local)} were reporting to the last stage"):
+        with reaching(f"{_named(local)} reporting to the last stage"):
             dist.gather_object(dict(local), everyone, dst=self.last_process)
         if everyone is None:
             return None
         return [everyone[self.process_of[stage]][stage] for stage in range(self.num_stages)]
+
+
+def _named(stages: Mapping[int, Any]) -> str:
+    listed = ", ".join(map(str, sorted(stages)))
+    return f"stage {listed} was" if len(stages) == 1 else f"stages {listed} were"

@@ -165,4 +165,4 @@ def reaching(what: str) -> Iterator[None]:
 def _reason(error: RuntimeError) -> str:
     """Gloo's message without its source line and its general advice."""
     first_line = str(error).splitlines()[0]
-    return re.sub(r"^\[\S+\] ", "", first_line).split(". This is typically")[0]
+    return re.sub(r"\[[^\]]*\.cc:\d+\] ", "", first_line).split(". This is typically")[0]

@@ -42,7 +42,7 @@ MISTAKES = [
     ("--training.steps -1", "training.steps must be at least 0, got -1\n"),
     (
         "--training.steps -1 --wire.timeout 0",
-        "wire.timeout must be positive, got 0.0; give seconds\ntraining.steps must be at least 0, got -1\n",
+        "wire.timeout must be from 0.01 to 1e6 seconds, got 0.0\ntraining.steps must be at least 0, got -1\n",
     ),
     (
         "--data.text no/such/file",
@@ -105,3 +105,9 @@ def test_help_imports_nothing_heavy():
     loaded = result.stdout.splitlines()[-1]
     assert "'thinwire.launch.cli'" in loaded
     assert "'torch'" not in loaded and "'rich'" not in loaded
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_starts(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert cli.main(["simulate", "quickstart", "--output", str(tmp_path / "file" / "run")]) == 2
+    assert "output must name a folder that can be written" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_all_bad_expressions_are_told_at_once_and_where():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: WireOptions(timeout=0), ["wire.timeout must be positive, got 0"]),
+        (lambda: WireOptions(timeout=0), ["wire.timeout must be from 0.01 to 1e6 seconds, got 0"]),
         (
             lambda: PipelineOptions(num_stages=0, num_microbatches=-1, microbatch_size=0, accumulation=0),
             [
@@ -57,7 +57,7 @@ def test_all_bad_expressions_are_told_at_once_and_where():
         ),
         (
             lambda: OptimizerOptions(lr=-1.0, weight_decay=float("nan")),
-            ["optimizer.lr must not be negative, got -1.0", "optimizer.weight_decay"],
+            ["optimizer.lr must be finite and not negative, got -1.0", "optimizer.weight_decay"],
         ),
         (
             lambda: TrainingOptions(steps=-1, threads=0),
