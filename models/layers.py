@@ -164,13 +164,6 @@ def stage_output_examples(
     ]
 
 
-def boundary_examples(
-    blueprint: Blueprint, cuts: Sequence[range], example_input: Tensor, precision: Precision
-) -> list[tuple[Tensor, ...]]:
-    """Return, for each boundary of a cut, the tuple that crosses it, as `stage_output_examples` describes it."""
-    return stage_output_examples(blueprint, cuts, example_input, precision)[:-1]
-
-
 def _build_layer(spec: LayerSpec, initialize: Initialize, seed: int) -> Layer:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(derive_seed(seed, spec.name))

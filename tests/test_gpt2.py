@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from thinwire.models.errors import ModelError
 from thinwire.models.gpt2 import GPT2Options, gpt2
-from thinwire.models.layers import Stage, boundary_examples, build_stage, stage_output_examples
+from thinwire.models.layers import Stage, build_stage, stage_output_examples
 from thinwire.models.partition import explicit, partition
 
 IDENTICAL = {"rtol": 0, "atol": 0}
@@ -158,14 +158,14 @@ def test_what_crosses_a_boundary_is_the_residual_stream(ids, precision, logits):
 def test_describing_a_boundary_takes_no_memory(ids):
     # each block would weigh 206 GB
     huge = GPT2Options(n_layer=2, n_embd=65536, n_head=64)
-    [(tensor,)] = boundary_examples(gpt2(huge), explicit([2, 2], 4), ids, "fp32")
+    [(tensor,), _] = stage_output_examples(gpt2(huge), explicit([2, 2], 4), ids, "fp32")
     assert tensor.shape == (4, 12, 65536)
 
 
 def test_a_block_longer_than_the_positions_is_refused_before_anything_is_computed(ids):
     options = GPT2Options(n_positions=8, n_layer=1, n_embd=16, n_head=2)
     with pytest.raises(ModelError, match="n_positions must be at least the block's 12 tokens, got 8"):
-        boundary_examples(gpt2(options), explicit([1, 2], 3), ids, "fp32")
+        stage_output_examples(gpt2(options), explicit([1, 2], 3), ids, "fp32")
 
 
 def test_costs_count_multiplications():

@@ -10,7 +10,6 @@ from thinwire.models.layers import (
     Layer,
     LayerSpec,
     Stage,
-    boundary_examples,
     build_stage,
     stage_output_examples,
 )
@@ -137,7 +136,7 @@ def test_buffers_keep_what_their_constructors_computed():
 def test_building_and_describing_leave_the_random_state_alone():
     before = torch.get_rng_state()
     build_stage(toy(), range(4), seed=3)
-    boundary_examples(toy(), CUTS[2], IDS, "fp32")
+    stage_output_examples(toy(), CUTS[2], IDS, "fp32")
     torch.testing.assert_close(torch.get_rng_state(), before, **IDENTICAL)
 
 
@@ -179,17 +178,16 @@ def test_examples_are_what_the_stages_put_out(num_stages, precision):
             (e.shape, e.dtype, e.requires_grad) for e in example
         ]
         assert all(e.is_meta and e.is_leaf for e in example)
-    assert len(boundary_examples(toy(), CUTS[num_stages], IDS, precision)) == num_stages - 1
 
 
 def test_examples_as_literals():
-    [first, second] = boundary_examples(toy(), CUTS[3], IDS.to("meta"), "bf16")
+    [first, second, _] = stage_output_examples(toy(), CUTS[3], IDS.to("meta"), "bf16")
     assert [(e.dtype, tuple(e.shape), e.requires_grad) for e in first] == [
         (torch.bfloat16, (3, 4), True),
         (torch.int64, (3,), False),
     ]
     assert [e.dtype for e in second] == [torch.bfloat16, torch.int64]
-    [plain, *_] = boundary_examples(toy(), CUTS[3], IDS, "fp32")
+    [plain, *_] = stage_output_examples(toy(), CUTS[3], IDS, "fp32")
     assert plain[0].dtype == torch.float32
 
 
