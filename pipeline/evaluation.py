@@ -21,10 +21,11 @@ MODES: tuple[Mode, ...] = ("on", "off")
 
 @dataclass(frozen=True)
 class Score:
-    """The mean loss over the valid targets of the held-out samples, and how many there were."""
+    """The mean loss over the valid targets of the held-out samples, how many there were, and the task's metrics."""
 
     loss: float
     num_targets: int
+    metrics: dict[str, float]
 
 
 def evaluate(
@@ -58,16 +59,21 @@ def _score(
     trainer: Trainer, samples: Samples, batches: Iterable[Any], mask: Callable[[Tensor, Tensor], Tensor]
 ) -> Score:
     sums: list[float] = []
-    count = 0
-    trainer.loss.denominator = 1
+    num_targets = 0
+    trainer.loss.denominator, trainer.loss.counts = 1, []
     for stage in trainer.stages:
         stage.submod.eval()
     with torch.no_grad():
         for stage in trainer.stages:
             stage.accumulation_pass = 0
         for batch in batches:
-            inputs = samples.inputs(batch.ids) if trainer.has_first else None
+            inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
-            count += trainer.task.num_valid(targets) if targets is not None else 0
-            sums += [float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets, batch.ids)]
-    return Score(math.fsum(sums) / max(1, count), count)
+            num_targets += trainer.task.num_valid(targets) if targets is not None else 0
+            losses = trainer.run(trainer.schedule.eval, samples, batch.ids, inputs, targets)
+            sums += [float(loss) for loss in losses]
+    counts, trainer.loss.counts = trainer.loss.counts, None
+    if not counts:
+        return Score(math.nan, 0, {})
+    mean_loss = math.fsum(sums) / max(1, num_targets)
+    return Score(mean_loss, num_targets, trainer.task.metrics(mean_loss, torch.stack(counts).sum(0)))

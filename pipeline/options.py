@@ -13,7 +13,7 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
 
-_WARMUP = re.compile(r"\d+ (epochs?|steps?)")
+_DURATION = re.compile(r"\d+ (epochs?|steps?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,7 @@ class CompressionOptions:
                 check_channel(parse(expression), channel)
             except CodecError as error:
                 mistakes.append(f"{where}: {error}")
-        if not _WARMUP.fullmatch(self.warmup):
-            mistakes.append(f'compression.warmup must be like "20 epochs" or "500 steps", got {self.warmup!r}')
+        mistakes += _misspelt("compression.warmup", self.warmup)
         if mistakes:
             raise OptionsError(mistakes)
 
@@ -67,8 +66,8 @@ class CompressionOptions:
 
     def warms_up(self, step: int, epoch: int) -> bool:
         """Whether an optimizer step, counted from 0, belongs to the warm-up."""
-        number, unit = self.warmup.split()
-        return (epoch if unit.startswith("epoch") else step) < int(number)
+        number, in_epochs = _duration(self.warmup)
+        return (epoch if in_epochs else step) < number
 
     def method(self, boundary: int, channel: ChannelName) -> Method:
         """What one channel of one boundary goes through."""
@@ -110,8 +109,9 @@ class PipelineOptions:
     """Order of the work; the schedules of torch.distributed.pipelining by name."""
     stages_per_process: int | None = None
     """Stages each process holds; null takes the schedule's own number (1, or 2 where it interleaves)."""
-    layers: list[int] | None = None
-    """Layers of each stage; null cuts where the slowest stage is fastest."""
+    layers: list[int] | list[str] | None = None
+    """Layers of each stage, or the names of the layers that all stages but the last end with (`thinwire partition`
+    lists them); null cuts where the stage with most to compute has least."""
     num_microbatches: int = 4
     """Micro-batches that flow through the pipeline in one go."""
     microbatch_size: int = 4
@@ -133,12 +133,18 @@ class PipelineOptions:
         per_process = self.per_process
         if not mistakes:
             mistakes += SCHEDULES[self.schedule].mistakes(self.num_stages, per_process, self.num_microbatches)
-        if self.layers is not None and len(self.layers) != self.num_stages:
-            mistakes.append(
-                f"pipeline.layers must have one entry a stage, got {len(self.layers)} for {self.num_stages} stages"
-            )
+        mistakes += self._layers_mistakes()
         if mistakes:
             raise OptionsError(mistakes)
+
+    def _layers_mistakes(self) -> list[str]:
+        if self.layers is None:
+            return []
+        named = any(isinstance(entry, str) for entry in self.layers)
+        if len(self.layers) == self.num_stages - named:
+            return []
+        wanted = "a name for each stage but the last" if named else "one entry a stage"
+        return [f"pipeline.layers must have {wanted}, got {len(self.layers)} for {self.num_stages} stages"]
 
     @property
     def per_process(self) -> int:
@@ -203,27 +209,37 @@ class TrainingOptions:
 
     steps: int = 100
     """Optimizer steps."""
+    epochs: int | None = None
+    """Times through the training data, in place of steps; null counts steps."""
     seed: int = 0
     """Seed of weights, order of samples, dropout and stochastic rounding."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward pass: fp32, or bf16 by autocast."""
     threads: int = 1
     """CPU threads of each stage process; part of the recipe because sums depend on it."""
-    evaluate_every: int = 0
-    """Optimizer steps between evaluations; 0 evaluates at the end only."""
+    evaluate_every: str = "0 steps"
+    """How often held-out samples are scored: "1 epoch" or "500 steps"; "0 steps" scores at the end only."""
 
     def __post_init__(self) -> None:
         mistakes = [
             f"training.{name} must be at least {least}, got {value}"
             for name, value, least in (
                 ("steps", self.steps, 0),
+                ("epochs", self.epochs, 0),
                 ("threads", self.threads, 1),
-                ("evaluate_every", self.evaluate_every, 0),
             )
-            if value < least
+            if value is not None and value < least
         ]
+        mistakes += _misspelt("training.evaluate_every", self.evaluate_every)
         if mistakes:
             raise OptionsError(mistakes)
+
+
+    def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
+        """Whether held-out samples are scored once `done` steps are, the end aside."""
+        number, in_epochs = _duration(self.evaluate_every)
+        every = number * steps_per_epoch if in_epochs else number
+        return done > 0 and every > 0 and done % every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,3 +248,14 @@ class DebugOptions:
 
     check_buffers: bool = False
     """Compare the buffers at both ends of every boundary after each epoch and at the end."""
+
+
+def _misspelt(name: str, duration: str) -> list[str]:
+    """What is wrong with a duration, if anything."""
+    return [] if _DURATION.fullmatch(duration) else [f'{name} must be like "20 epochs" or "500 steps", got {duration!r}']
+
+
+def _duration(duration: str) -> tuple[int, bool]:
+    """The number, and whether it counts epochs."""
+    number, unit = duration.split()
+    return int(number), unit.startswith("epoch")

@@ -198,7 +198,8 @@ class CompressedStage(PipelineStage):
             return
         with self.meter.section("compute"):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        gradients = self.bwd_cache.pop(bwd_chunk_id)
+        # behind the gradients of what was received stand those of side inputs (torch 2.11, 2.13)
+        gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
         if self._upstream is not None:
             needed = [
                 gradient

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.process import Placement
+from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
 
@@ -27,11 +29,14 @@ class Samples(Protocol):
     def __len__(self) -> int:
         """How many samples there are."""
 
-    def inputs(self, ids: Tensor) -> Tensor:
-        """What the first stage reads, for int64 ids [B]: a tensor [B, ...]."""
+    def inputs(self, ids: Tensor, epoch: int) -> Tensor:
+        """What the first stage reads, for int64 ids [B]: a tensor [B, ...]; the epoch seeds augmentation."""
 
     def targets(self, ids: Tensor) -> Tensor:
         """What the loss compares with, for int64 ids [B]: a tensor [B, ...]."""
+
+    def side(self, ids: Tensor) -> dict[str, Tensor]:
+        """What any stage may read beside activations, such as masks, for int64 ids [B]: tensors [B, ...] by name."""
 
 
 class Batches(Protocol):
@@ -50,8 +55,11 @@ class Task(Protocol):
     def num_valid(self, target: Tensor) -> int:
         """Valid targets in a tensor."""
 
-    def perplexity(self, mean_loss: float) -> float:
-        """What a mean loss means to people."""
+    def observe(self, output: Tensor, target: Tensor) -> Tensor:
+        """What metrics count over the valid targets, float64 [k]; counts of micro-batches add up."""
+
+    def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
+        """What a mean loss and the sum of all counts mean to people, by name."""
 
 
 class WholeBatchLoss:
@@ -59,15 +67,22 @@ class WholeBatchLoss:
 
     Its sum over all micro-batches and accumulation passes is the sum of the loss over the valid targets divided by
     their number in the whole batch.
+
+    Attributes:
+        denominator: that number.
+        counts: where a list stands here, what the task observes of each micro-batch is put there.
     """
 
     def __init__(self, task: Task, meter: Meter) -> None:
         self._task, self._meter = task, meter
         self.denominator = 1
+        self.counts: list[Tensor] | None = None
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
         with self._meter.section("compute"):
+            if self.counts is not None:
+                self.counts.append(self._task.observe(output.detach(), target))
             return self._task.loss_sum(output, target) / self.denominator
 
 
@@ -99,6 +114,7 @@ class Trainer:
         placement: where all stages live.
         samples, sampler: the training data and its order.
         task: counts valid targets.
+        shared: weights that several stages hold; None where there are none.
     """
 
     def __init__(
@@ -114,10 +130,11 @@ class Trainer:
         pipeline: PipelineOptions,
         optimizer: OptimizerOptions,
         training: TrainingOptions,
+        shared: SharedWeights | None = None,
     ) -> None:
         self.stages, self.schedule, self.loss, self.placement = list(stages), schedule, loss, placement
         self.samples, self.sampler, self.task = samples, sampler, task
-        self._pipeline, self._options, self._training = pipeline, optimizer, training
+        self._pipeline, self._options, self._training, self._shared = pipeline, optimizer, training, shared
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
@@ -132,7 +149,7 @@ class Trainer:
     def _step(self, step: int) -> StepRecord:
         started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
         batch = self.sampler.batch(step)
-        inputs = self.samples.inputs(batch.ids) if self.has_first else None
+        inputs = self.samples.inputs(batch.ids, batch.epoch) if self.has_first else None
         targets = self.samples.targets(batch.ids) if self.has_last else None
         if targets is not None:
             self.loss.denominator = max(1, self.task.num_valid(targets))
@@ -141,11 +158,12 @@ class Trainer:
             stage.submod.train()
         for wire in {id(stage.wire): stage.wire for stage in self.stages}.values():
             wire.warming_up = wire.compression.warms_up(step, batch.epoch)
-        passes = zip(self._passes(inputs), self._passes(targets), self._passes(batch.ids), strict=True)
-        for index, (part_inputs, part_targets, ids) in enumerate(passes):
+        ids_of_passes = batch.ids.chunk(self._pipeline.accumulation)
+        passes = zip(ids_of_passes, self._passes(inputs), self._passes(targets), strict=True)
+        for index, (ids, part_inputs, part_targets) in enumerate(passes):
             for stage in self.stages:
                 stage.accumulation_pass = index
-            losses += self.run(self.schedule.step, part_inputs, part_targets, ids)
+            losses += self.run(self.schedule.step, self.samples, ids, part_inputs, part_targets)
         grad_norm = self._update(step)
         return StepRecord(
             step=step,
@@ -161,7 +179,7 @@ class Trainer:
         )
 
     def run(
-        self, act: Callable[..., Any], inputs: Tensor | None, targets: Tensor | None, ids: Tensor | None
+        self, act: Callable[..., Any], samples: Samples, ids: Tensor, inputs: Tensor | None, targets: Tensor | None
     ) -> list[Tensor]:
         """One pass through the schedule (`schedule.step` or `.eval`): the micro-batches' losses on the last stage.
 
@@ -173,19 +191,22 @@ class Trainer:
             stage.sample_ids = ids
         args = () if inputs is None else (inputs,)
         kwargs = {} if targets is None else {"target": targets, "losses": losses}
-        act(*args, **kwargs)
+        act(*args, **kwargs, **samples.side(ids))
         for stage in self.stages:
             stage.flush()
         return [loss.detach() for loss in losses]
 
     def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
+        """A tensor in as many parts as a batch has passes; nothing in place of each part where there is none."""
         count = self._pipeline.accumulation
         return [None] * count if tensor is None else tensor.chunk(count)
 
     def _update(self, step: int) -> float | None:
         norm = None
+        if self._shared is not None:
+            self._shared.sum_gradients()
         if self._options.max_grad_norm is not None:
-            squares = {stage.stage_index: squared_norm(stage.submod.parameters()) for stage in self.stages}
+            squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
             with self.stages[0].meter.section("wait", "waiting for the gradient norm of all stages"):
                 norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
             for stage in self.stages:
@@ -198,6 +219,13 @@ class Trainer:
                 optimizer.step()
                 optimizer.zero_grad()
         return norm
+
+    def _counted(self, stage: CompressedStage) -> list[Parameter]:
+        """A stage's parameters but for copies of what an earlier stage counts."""
+        shared, index = self._shared, stage.stage_index
+        copies = shared.parameters.get(index, ()) if shared is not None and index != shared.holders[0] else ()
+        left_out = {id(copy) for copy in copies}
+        return [parameter for parameter in stage.submod.parameters() if id(parameter) not in left_out]
 
     def _traffic(self) -> Traffic:
         return sum((stage.meter.total for stage in self.stages), Traffic())

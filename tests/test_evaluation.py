@@ -7,7 +7,7 @@ from toy import IGNORE, Samples, Task, make_trainer, unsplit
 
 class Padded:
     def __init__(self, ids, valid):
-        self.ids, self.valid = torch.tensor(ids), torch.tensor(valid)
+        self.epoch, self.ids, self.valid = 0, torch.tensor(ids), torch.tensor(valid)
 
 
 def batches():
@@ -30,9 +30,11 @@ def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
     model, samples, task = unsplit(2, dropout=0.5).eval(), Samples(), Task()
     targets = samples.targets(ids)
     with torch.no_grad():
-        expected = task.loss_sum(model(samples.inputs(ids)), targets) / task.num_valid(targets)
+        output = model(samples.inputs(ids, 0))
+        expected = task.loss_sum(output, targets) / task.num_valid(targets)
     assert scores["off"].num_targets == scores["on"].num_targets == task.num_valid(targets)
     assert scores["off"].loss == pytest.approx(expected.item(), rel=1e-6)
+    assert scores["off"].metrics == {"correct": float(task.observe(output, targets))}
     assert abs(scores["on"].loss - expected.item()) > 1e-3
 
 

@@ -5,7 +5,7 @@ import torch
 
 from processes import run
 from thinwire.pipeline.schedules import SCHEDULES
-from toy import Sampler, Samples, Task, make_trainer, processes_of, train, unsplit
+from toy import Sampler, Samples, ScaledSamples, Task, make_trainer, processes_of, train, unsplit
 
 CODECS = {
     "none": {"activations": "none", "gradients": "none"},
@@ -122,13 +122,44 @@ def test_with_none_gradients_equal_the_unsplit_models(schedule, microbatches, ac
     ids = Sampler(microbatches * accumulation).batch(0).ids
     targets = samples.targets(ids)
     assert any(task.num_valid(target) == 0 for target in targets), "no micro-batch is masked entirely"
-    loss = task.loss_sum(model(samples.inputs(ids)), targets) / task.num_valid(targets)
+    loss = task.loss_sum(model(samples.inputs(ids, 0)), targets) / task.num_valid(targets)
     loss.backward()
 
     assert records[0].loss == pytest.approx(loss.item(), rel=1e-6)
     for index, layer in enumerate(model):
         for name, parameter in layer.named_parameters():
             torch.testing.assert_close(kept[index, name], parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_side_inputs_reach_every_stage_with_their_own_micro_batch(schedule, alone):
+    stages = 2 * SCHEDULES[schedule].stages_per_process
+    options = {"schedule": schedule, "num_stages": stages, "compression": CODECS["none"], "samples": ScaledSamples}
+    trainer = make_trainer(0, simulated=True, steps=1, optimizer={"name": "sgd", "lr": 0.0}, **options)
+    kept, records = keep_gradients(trainer), []
+    trainer.train(records.append)
+
+    model, samples, task = unsplit(stages), ScaledSamples(), Task()
+    ids = Sampler(8).batch(0).ids
+    output = samples.inputs(ids, 0)
+    for layer in model:
+        output = layer(output, **samples.side(ids))
+    targets = samples.targets(ids)
+    loss = task.loss_sum(output, targets) / task.num_valid(targets)
+    loss.backward()
+
+    assert records[0].loss == pytest.approx(loss.item(), rel=1e-6)
+    for index, layer in enumerate(model):
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(kept[index, name], parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.processes
+def test_side_inputs_on_real_processes_are_those_of_a_simulation(alone):
+    options = {"compression": CODECS["q(4)"], "samples": ScaledSamples}
+    real = merged(run(train, 2, options))
+    assert_identical(real, merged([train(0, options | {"simulated": True})]))
+    assert real[0] != train(0, options | {"simulated": True, "samples": Samples})[0]
 
 
 def keep_gradients(trainer):

@@ -59,7 +59,7 @@ def evaluations_around_training(rank):
     trainer = make_trainer(rank, steps=2, compression={"activations": "q(2)", "gradients": "q(8)"})
     (stage,) = trainer.stages
     samples, ids = trainer.samples, trainer.sampler.batch(0).ids
-    inputs = samples.inputs(ids) if trainer.has_first else None
+    inputs = samples.inputs(ids, 0) if trainer.has_first else None
     targets = samples.targets(ids) if trainer.has_last else None
 
     def both():
@@ -67,7 +67,8 @@ def evaluations_around_training(rank):
         for compressed in (True, False):
             stage.wire.compressed_evaluation = compressed
             with torch.no_grad():
-                values.append(sum(float(loss) for loss in trainer.run(trainer.schedule.eval, inputs, targets, ids)))
+                losses = trainer.run(trainer.schedule.eval, samples, ids, inputs, targets)
+                values.append(sum(float(loss) for loss in losses))
         return values
 
     losses = []

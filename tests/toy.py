@@ -28,13 +28,23 @@ class Samples:
     def __len__(self):
         return 64
 
-    def inputs(self, ids):
+    def inputs(self, ids, epoch):
         return torch.stack([torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(int(id))) for id in ids])
 
     def targets(self, ids):
         targets = (ids[:, None] + torch.arange(3)) % WIDTH
         targets[(ids[:, None] * torch.tensor([1, 2, 3])) % 5 == 0] = IGNORE
         return targets
+
+    def side(self, ids):
+        return {}
+
+
+class ScaledSamples(Samples):
+    """With a side input that every stage multiplies by."""
+
+    def side(self, ids):
+        return {"scale": 1 + ids.view(-1, 1, 1) / 64}
 
 
 class Task:
@@ -43,6 +53,13 @@ class Task:
 
     def num_valid(self, target):
         return int((target != IGNORE).sum())
+
+    def observe(self, output, target):
+        correct = (output.argmax(-1) == target) & (target != IGNORE)
+        return correct.sum(dtype=torch.float64).view(1)
+
+    def metrics(self, mean_loss, counts):
+        return {"correct": float(counts[0])}
 
 
 class Batch:
@@ -58,10 +75,21 @@ class Sampler:
         return Batch(0, (torch.arange(self.size) + step * self.size) % 16)
 
 
+class Scaled(nn.Sequential):
+    """Layers in a row, the first one's output times a side input where there is one."""
+
+    def forward(self, x, scale=None):
+        first, *others = self
+        x = first(x) if scale is None else first(x) * scale
+        for layer in others:
+            x = layer(x)
+        return x
+
+
 def module(index, dropout=0.0):
     """Layer `index`: its values depend on the index only."""
     torch.manual_seed(index)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh())
+    return Scaled(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh())
 
 
 def unsplit(num_stages, dropout=0.0):
@@ -82,6 +110,7 @@ def make_trainer(
     compression=None,
     wire=None,
     optimizer=None,
+    samples=Samples,
 ):
     """A trainer over the stages of one process, connected."""
     pipeline = PipelineOptions(
@@ -126,7 +155,7 @@ def make_trainer(
         schedule=torch_schedule,
         loss=loss,
         placement=where,
-        samples=Samples(),
+        samples=samples(),
         sampler=Sampler(pipeline.batch_size),
         task=task,
         pipeline=pipeline,

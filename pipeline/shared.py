@@ -1,0 +1,96 @@
+"""Weights that several stages hold, such as DeBERTa's relative embeddings: copies that a common gradient keeps equal.
+
+What all blocks of a model read cannot be cut. Each stage holds a copy; after the backward the copies' gradients are
+summed along the chain of stages, last to first, and the sum goes back the same way. The order is that of the stages
+wherever they live, so placement does not change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from thinwire.pipeline.meters import Meter, Traffic, count
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.transport import reaching
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """The shared parameters of one set of stages, as one process sees them.
+
+    Args:
+        holders: the stages that hold copies, in stage order.
+        parameters: this process's copies, fp32: stage -> the same parameters in the same order.
+        meters: the meters of those stages.
+        placement: where all stages live.
+    """
+
+    holders: Sequence[int]
+    parameters: Mapping[int, Sequence[Parameter]]
+    meters: Mapping[int, Meter]
+    placement: Placement
+
+    def sum_gradients(self) -> None:
+        """Give every copy the sum of all copies' gradients. Collective over the processes of the holders."""
+        if not self.parameters:
+            return
+        total = None
+        for later, stage in pairwise([None, *reversed(self.holders)]):
+            assert stage is not None
+            received = self._pass_on(total, later, stage)
+            if stage in self.parameters:
+                mine = _flat([_gradient(parameter) for parameter in self.parameters[stage]])
+                total = mine if received is None else received + mine
+        for earlier, stage in pairwise([None, *self.holders]):
+            assert stage is not None
+            received = self._pass_on(total, earlier, stage)
+            if stage in self.parameters:
+                total = total if received is None else received
+                assert total is not None
+                _spread(total, self.parameters[stage])
+
+    def _pass_on(self, total: Tensor | None, source: int | None, destination: int) -> Tensor | None:
+        """Move a sum from one holder to the next: what arrived, where the destination lives."""
+        if source is None:
+            return None
+        sender, receiver, here = *(self.placement.process_of[stage] for stage in (source, destination)), dist.get_rank()
+        if sender == receiver:
+            return total if here == receiver else None
+        what = f"the shared weights' gradients between stages {source} and {destination}"
+        if here == sender:
+            assert total is not None
+            with self.meters[source].section("wait", f"sending {what}"), reaching(f"sending {what}"):
+                dist.send(total, receiver)
+            self._count(total, source, destination)
+        if here != receiver:
+            return None
+        arriving = torch.empty(sum(copy.numel() for copy in self.parameters[destination]))
+        with self.meters[destination].section("wait", f"waiting for {what}"), reaching(f"waiting for {what}"):
+            dist.recv(arriving, sender)
+        return arriving
+
+    def _count(self, sent: Tensor, source: int, destination: int) -> None:
+        nbytes = sent.numel() * sent.element_size()
+        traffic = Traffic(frames=1, bytes=nbytes, uncompressed=nbytes)
+        count(self.meters[source].sent, (min(source, destination), "shared weights", "train"), traffic)
+
+
+def _gradient(parameter: Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _spread(flat: Tensor, parameters: Sequence[Parameter]) -> None:
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter).clone()
