@@ -1,42 +1,97 @@
-"""Which layers each stage gets: a cut is a tuple of ranges, and nothing else needs to know how it came about."""
+"""Which layers each stage gets: a cut is a tuple of ranges, and nothing else needs to know how it came about.
+
+A step takes as long as its bottleneck says. Stages compute while earlier micro-batches cross the wire (sends do not
+wait, receives are posted ahead), so compute and wire do not add up: once the pipeline is full, every micro-batch costs
+the time of the slowest of all stages and all links. A stage's time is forward plus backward; a link's is activation
+plus gradient, for GPipe sends all of one before any of the other, as it computes. Filling and draining are left out.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 
 
-def partition(costs: Sequence[float], num_stages: int) -> tuple[range, ...]:
-    """Cut layers of these costs so that the dearest stage is as cheap as any cut can make it, none being empty.
+def partition(
+    costs: Sequence[float],
+    num_stages: int,
+    *,
+    boundary_costs: Sequence[float] | None = None,
+    memory: Sequence[float] | None = None,
+    memory_limit: float = math.inf,
+) -> tuple[range, ...]:
+    """Cut layers of these costs so that the bottleneck is as cheap as any cut can make it, no stage being empty.
 
-    Where several cuts are as good, the last one comes as late as it can, then the one before it, and so on: the last
-    stage, which has the loss too, gets the fewest layers. Dynamic programming over the place of the last cut:
-    best(s, j) = min over i < j of max(best(s - 1, i), costs[i] + ... + costs[j - 1]).
+    The bottleneck is the dearest of the stages, each the sum of its layers, and of the boundaries between them. Where
+    several cuts have the same bottleneck, their dearest stage decides; then the last cut comes as late as it can, and
+    what is before it is cut by the same rule: the last stage, which has the loss too, gets the fewest layers.
+
+    Args:
+        costs: what each layer costs, in any unit; seconds of a micro-batch where boundaries have a cost.
+        num_stages: the number of ranges to return.
+        boundary_costs: what a boundary after each layer but the last costs, in the unit of `costs`
+            (`boundary_seconds`); nothing by default.
+        memory: what each layer adds to the memory of its stage; nothing by default.
+        memory_limit: the most that the layers of one stage may add up to, in the unit of `memory`.
 
     Raises:
-        ModelError: if there are more stages than layers, no stage, or a cost that is negative or not finite.
+        ModelError: if there are more stages than layers, no stage, a number that is negative or not finite, or no cut
+            within the limit.
     """
     count = len(costs)
+    boundaries = [0.0] * (count - 1) if boundary_costs is None else boundary_costs
+    sizes = [0.0] * count if memory is None else memory
     require(
         (num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"),
         (num_stages <= count, f"each stage must have a layer, got {num_stages} stages for {count} layers"),
-        (all(0 <= cost < math.inf for cost in costs), f"costs must be finite and not negative, got {list(costs)}"),
+        (len(sizes) == count, f"memory must have a value for each of {count} layers, got {len(sizes)}"),
+        (
+            len(boundaries) == max(count - 1, 0),
+            f"boundary_costs must have a value after each of {count} layers but the last, got {len(boundaries)}",
+        ),
+        *(
+            (all(0 <= value < math.inf for value in values), f"{name} must be finite and not negative, got {[*values]}")
+            for name, values in (("costs", costs), ("boundary_costs", boundaries), ("memory", sizes))
+        ),
     )
     # fsum rounds once, so stages of the same costs tie whatever the order of summation
-    span = {(i, j): math.fsum(costs[i:j]) for i in range(count) for j in range(i + 1, count + 1)}
-    # last_cuts[s][j]: where the last of s + 1 stages over the first j layers begins
-    best = {j: span[0, j] for j in range(1, count + 1)}
-    last_cuts = [dict.fromkeys(best, 0)]
-    for stage in range(1, num_stages):
-        # the least cost, then the latest cut
-        choices = {j: min((max(best[i], span[i, j]), -i) for i in range(stage, j)) for j in range(stage + 1, count + 1)}
-        best = {j: cost for j, (cost, _) in choices.items()}
-        last_cuts.append({j: -negated for j, (_, negated) in choices.items()})
-    bounds = [count]
-    for cut_at in reversed(last_cuts):
-        bounds.append(cut_at[bounds[-1]])
-    return tuple(range(start, stop) for start, stop in pairwise(reversed(bounds)))
+    spans = [(start, stop) for start in range(count) for stop in range(start + 1, count + 1)]
+    compute = {span: math.fsum(costs[slice(*span)]) for span in spans}
+    fits = {span: math.fsum(sizes[slice(*span)]) <= memory_limit for span in spans}
+
+    def bottleneck(start: int, stop: int) -> float:
+        if not fits[start, stop]:
+            return math.inf
+        return max(compute[start, stop], boundaries[start - 1] if start > 0 else 0.0)
+
+    least, cuts = _least_dearest(count, num_stages, bottleneck)
+    require(
+        (
+            least < math.inf,
+            f"no cut of {count} layers into {num_stages} stages keeps each stage within {memory_limit:g} of memory, "
+            f"the layers take {[*sizes]}; raise num_stages or the limit",
+        )
+    )
+    if boundary_costs is None:
+        return cuts
+
+    # where a link is the bottleneck, most cuts tie
+    def within_bottleneck(start: int, stop: int) -> float:
+        return compute[start, stop] if bottleneck(start, stop) <= least else math.inf
+
+    return _least_dearest(count, num_stages, within_bottleneck)[1]
+
+
+def boundary_seconds(activation_bytes: float, gradient_bytes: float, bandwidth: float) -> float:
+    """Return the seconds a micro-batch's payloads take over a link of `bandwidth` Mbit/s, both directions added up.
+
+    Raises:
+        ModelError: if the bandwidth is not above 0.
+    """
+    require((bandwidth > 0, f"bandwidth must be above 0 Mbit/s, got {bandwidth}"))
+    return (activation_bytes + gradient_bytes) * 8 / (bandwidth * 1e6)
 
 
 def explicit(sizes: Sequence[int], num_layers: int) -> tuple[range, ...]:
@@ -51,3 +106,60 @@ def explicit(sizes: Sequence[int], num_layers: int) -> tuple[range, ...]:
         (sum(sizes) == num_layers, f"stage sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}"),
     )
     return tuple(range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)))
+
+
+def cut_after(cuts: Sequence[str], names: Sequence[str]) -> tuple[range, ...]:
+    """Cut the layers of these names after each layer that `cuts` names; n cuts give n + 1 stages.
+
+    "layer1" stands for the last of "layer1.0", "layer1.1" and so on, unless a layer has that very name.
+
+    Raises:
+        ModelError: if a cut names no layer, comes before or at the one given before it, or leaves nothing after it.
+    """
+    ends = [_position(cut, names) + 1 for cut in cuts]
+    ascending = all(before < after for before, after in pairwise(ends))
+    require(
+        (ascending, f"cuts must come in the order of the layers, each once, got {', '.join(cuts)}"),
+        (
+            not ends or max(ends) < len(names),
+            f"a cut must leave layers after it, got {', '.join(cuts)} and the last layer is {names[-1]}",
+        ),
+    )
+    return tuple(range(start, stop) for start, stop in pairwise((0, *ends, len(names))))
+
+
+def _position(cut: str, names: Sequence[str]) -> int:
+    """Index of the layer of that name, else of the last of the group of that name."""
+    if cut in names:
+        return names.index(cut)
+    group = [index for index, name in enumerate(names) if name.startswith(f"{cut}.")]
+    if group:
+        return group[-1]
+    near = get_close_matches(cut, names)
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    raise ModelError(f"a cut must name one of the layers {', '.join(names)}, got {cut!r}{meant}")
+
+
+def _least_dearest(
+    count: int, num_stages: int, stage_cost: Callable[[int, int], float]
+) -> tuple[float, tuple[range, ...]]:
+    """Return the least cost of the dearest stage, and the cut that has it, its last cuts as late as they can be.
+
+    Dynamic programming over the place of the last cut: best(s, j) = min over i < j of max(best(s - 1, i),
+    stage_cost(i, j)), for s stages over the first j layers.
+    """
+    best = {stop: stage_cost(0, stop) for stop in range(1, count + 1)}
+    # last_cuts[s][j]: where the last of s + 1 stages over the first j layers begins
+    last_cuts = [dict.fromkeys(best, 0)]
+    for stage in range(1, num_stages):
+        # the least cost, then the latest cut
+        choices = {
+            stop: min((max(best[start], stage_cost(start, stop)), -start) for start in range(stage, stop))
+            for stop in range(stage + 1, count + 1)
+        }
+        best = {stop: cost for stop, (cost, _) in choices.items()}
+        last_cuts.append({stop: -negated for stop, (_, negated) in choices.items()})
+    bounds = [count]
+    for cut_at in reversed(last_cuts):
+        bounds.append(cut_at[bounds[-1]])
+    return best[count], tuple(range(start, stop) for start, stop in pairwise(reversed(bounds)))

@@ -1,10 +1,13 @@
+import math
 import random
 from itertools import combinations, pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from thinwire.models.errors import ModelError
-from thinwire.models.partition import explicit, partition
+from thinwire.models.partition import boundary_seconds, cut_after, explicit, partition
 
 
 def all_cuts(count: int, num_stages: int) -> list[tuple[range, ...]]:
@@ -51,6 +54,119 @@ def test_partition_is_as_good_as_trying_everything():
         assert cuts in all_cuts(count, num_stages), f"{cuts} is no cut of {costs}"
         best = min(dearest(costs, other) for other in all_cuts(count, num_stages))
         assert dearest(costs, cuts) == best, f"{costs} into {num_stages}: {cuts}, {best} is possible"
+
+
+@st.composite
+def pipelines(draw):
+    """Costs, boundary costs, memory of layers, and a number of stages."""
+    count = draw(st.integers(1, 7))
+    value = st.integers(0, 6).map(float)
+    costs, memory = (draw(st.lists(value, min_size=count, max_size=count)) for _ in range(2))
+    boundary_costs = draw(st.lists(st.integers(0, 12).map(float), min_size=count - 1, max_size=count - 1))
+    return costs, boundary_costs, memory, draw(st.integers(1, count))
+
+
+@given(pipelines(), st.integers(3, 30).map(float))
+@settings(max_examples=150, deadline=None)
+def test_partition_with_boundaries_and_memory_is_as_good_as_trying_everything(pipeline, memory_limit):
+    costs, boundary_costs, memory, num_stages = pipeline
+
+    def rank(cuts):
+        slowest = dearest(costs, cuts)
+        starts = [cut.start for cut in cuts[1:]]
+        wire = max((boundary_costs[start - 1] for start in starts), default=0.0)
+        return max(slowest, wire), slowest
+
+    possible = [cuts for cuts in all_cuts(len(costs), num_stages) if dearest(memory, cuts) <= memory_limit]
+    options = {"boundary_costs": boundary_costs, "memory": memory, "memory_limit": memory_limit}
+    if possible:
+        got = partition(costs, num_stages, **options)
+        assert got in possible
+        assert rank(got) == min(rank(cuts) for cuts in possible)
+    else:
+        with pytest.raises(ModelError, match="keeps each stage within"):
+            partition(costs, num_stages, **options)
+
+
+@pytest.mark.parametrize(
+    ("boundary_costs", "sizes"),
+    [
+        # free links: even compute
+        ([0, 0, 0, 0, 0], [3, 3]),
+        # a link slower than the whole model is worth an uneven cut
+        ([9, 9, 9, 2, 9], [4, 2]),
+        # hidden behind compute, it is not
+        ([9, 9, 3, 2, 9], [3, 3]),
+        # all links are as slow: compute decides
+        ([9, 9, 9, 9, 9], [3, 3]),
+    ],
+)
+def test_the_wire_moves_a_cut(boundary_costs, sizes):
+    assert [len(cut) for cut in partition([1] * 6, 2, boundary_costs=boundary_costs)] == sizes
+
+
+def test_memory_moves_a_cut():
+    costs, memory = [1, 1, 1, 1], [5, 1, 1, 1]
+    assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=6)] == [2, 2]
+    assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=5)] == [1, 3]
+    with pytest.raises(
+        ModelError, match=r"4 layers into 2 stages .* within 4 of memory, the layers take \[5, 1, 1, 1\]"
+    ):
+        partition(costs, 2, memory=memory, memory_limit=4)
+
+
+def test_boundary_seconds():
+    # 1 MB forward and 0.25 MB back over 100 Mbit/s
+    assert math.isclose(boundary_seconds(1_000_000, 250_000, 100), 0.1)
+    with pytest.raises(ModelError, match="above 0 Mbit/s, got 0"):
+        boundary_seconds(1, 1, 0)
+
+
+NAMES = ("stem", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer10.0", "head")
+
+
+@pytest.mark.parametrize(
+    ("cuts", "sizes"),
+    [
+        ([], [7]),
+        (["stem"], [1, 6]),
+        (["layer1.0"], [2, 5]),
+        # a group is its last layer, and layer10 is not of layer1's
+        (["layer1", "layer2"], [3, 2, 2]),
+        (["layer1.1", "layer2.1", "layer10.0"], [3, 2, 1, 1]),
+    ],
+)
+def test_cuts_by_name(cuts, sizes):
+    assert cut_after(cuts, NAMES) == explicit(sizes, len(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "message"),
+    [
+        (["layer1.2"], r"one of the layers stem, layer1\.0, .*, head, got 'layer1\.2' \(did you mean layer1\.[01] or "),
+        (["zzz"], r"head, got 'zzz'$"),
+        (["layer2", "layer1"], "in the order of the layers, each once, got layer2, layer1"),
+        (["layer1", "layer1.1"], "each once"),
+        (["stem", "head"], "must leave layers after it, got stem, head and the last layer is head"),
+    ],
+)
+def test_impossible_cuts(cuts, message):
+    with pytest.raises(ModelError, match=message):
+        cut_after(cuts, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"boundary_costs": [1.0]}, "after each of 3 layers but the last, got 1"),
+        ({"boundary_costs": [1.0, -1.0]}, "boundary_costs must be finite and not negative"),
+        ({"memory": [1.0]}, "memory must have a value for each of 3 layers, got 1"),
+        ({"memory": [1.0, 1.0, math.inf]}, "memory must be finite"),
+    ],
+)
+def test_impossible_boundaries_and_memory(options, message):
+    with pytest.raises(ModelError, match=message):
+        partition([1.0, 1.0, 1.0], 2, **options)
 
 
 def test_explicit():
