@@ -27,7 +27,7 @@ class Layer(nn.Module):
     """One piece of a model that is never cut: tensors in, a tensor or a tuple of tensors out.
 
     A subclass sets `parts` in its constructor: the full name in the unsplit model ("transformer.h.3") of each module it
-    holds. Every parameter and buffer belongs to a part.
+    holds, "" for the unsplit model itself. Every parameter and buffer belongs to a part.
     """
 
     parts: dict[str, nn.Module]
@@ -35,7 +35,7 @@ class Layer(nn.Module):
     def full_state(self) -> dict[str, Tensor]:
         """Return the parameters and persistent buffers by full name; they share memory with the layer."""
         return {
-            f"{full_name}.{name}": tensor
+            _join(full_name, name): tensor
             for full_name, part in self.parts.items()
             for name, tensor in part.state_dict().items()
         }
@@ -171,7 +171,7 @@ def _build_layer(spec: LayerSpec, initialize: Initialize, seed: int) -> Layer:
         with torch.device("cpu"):
             layer = spec.build()
         modules = {
-            f"{full_name}.{name}" if name else full_name: module
+            _join(full_name, name): module
             for full_name, part in layer.parts.items()
             for name, module in part.named_modules()
         }
@@ -205,6 +205,10 @@ def _misfit(name: str, own: Tensor, given: Tensor | None) -> str | None:
     if (given.shape, given.dtype) != (own.shape, own.dtype):
         return f"{name} must be {own.dtype} of shape {list(own.shape)}, got {given.dtype} of shape {list(given.shape)}"
     return None
+
+
+def _join(*names: str) -> str:
+    return ".".join(name for name in names if name)
 
 
 def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
