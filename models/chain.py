@@ -1,0 +1,24 @@
+"""The layer that most models are made of: modules of the unsplit model, one after the other."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from thinwire.models.layers import Layer
+
+
+class Chain(Layer):
+    """Runs its parts in order; what one returns, a tensor or a tuple, are the next one's arguments."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        # the names of parts have dots, which those of submodules may not
+        self.sequence = nn.ModuleList(parts.values())
+
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return what the last part returns."""
+        result: Tensor | tuple[Tensor, ...] = tensors
+        for module in self.sequence:
+            result = module(*(result if isinstance(result, tuple) else (result,)))
+        return result
