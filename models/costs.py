@@ -1,0 +1,205 @@
+"""What each layer costs, in time and memory: what a cut is chosen by.
+
+Layers are built, measured and released one at a time, on the outputs of the one before, so a model larger than the
+machine's memory can be measured where its largest layer fits.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from thinwire.models.errors import ModelError, require
+from thinwire.models.layers import Blueprint, Precision, Stage, build_stage, stage_output_examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """What one layer costs for one micro-batch."""
+
+    name: str
+    """The layer's name."""
+    forward: float
+    """Seconds where measured, the unit of `LayerSpec.cost` where counted."""
+    backward: float
+    """The same, for the gradients of parameters and inputs."""
+    parameter_bytes: int
+    """Bytes of the parameters; their gradients take as much again, and so do an optimizer's moments."""
+    activation_bytes: int | None
+    """Bytes held from forward to backward: the inputs and what else the backward needs, without parameters, buffers and
+    the outputs, which are the next layer's inputs. None where counted."""
+    output_bytes: int
+    """Bytes of the outputs: what crosses the wire in full after this layer."""
+
+    @property
+    def compute(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+    def memory(self, *, parameter_copies: int, microbatches: int) -> int:
+        """Return the bytes the layer adds to a stage that trains.
+
+        Args:
+            parameter_copies: tensors of the parameters' size: themselves, gradients, moments; 4 with AdamW.
+            microbatches: those under way at once between forward and backward: all of a step with GPipe, at most the
+                number of stages with 1F1B.
+
+        Raises:
+            ModelError: where activations were not measured.
+        """
+        if self.activation_bytes is None:
+            raise ModelError(f"memory needs costs that were measured, those of {self.name!r} were counted")
+        return parameter_copies * self.parameter_bytes + microbatches * self.activation_bytes
+
+
+def measure(
+    blueprint: Blueprint,
+    example_input: Tensor,
+    *,
+    seed: int = 0,
+    precision: Precision = "fp32",
+    device: torch.device | str = "cpu",
+    side: Mapping[str, Tensor] | None = None,
+    repetitions: int = 5,
+    warmup: int = 2,
+) -> tuple[LayerCost, ...]:
+    """Time every layer's forward and backward on this machine, as it trains, and take the medians.
+
+    Args:
+        blueprint: the model.
+        example_input: one micro-batch of the model's input. Of a meta tensor, shape and dtype alone are taken: floats
+            are drawn, integers are 0.
+        seed, precision, device: as for `build_stage`.
+        side: side inputs of the micro-batch by name, real ones.
+        repetitions: how often each is timed.
+        warmup: how often before that, untimed.
+
+    Raises:
+        ModelError: if nothing would be timed.
+    """
+    require(
+        (repetitions >= 1, f"repetitions must be at least 1, got {repetitions}"),
+        (warmup >= 0, f"warmup must be at least 0, got {warmup}"),
+    )
+    side_inputs = {name: tensor.to(device) for name, tensor in (side or {}).items()}
+    inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
+    costs = []
+    # dropout draws
+    with torch.random.fork_rng(), torch.enable_grad():
+        torch.manual_seed(seed)
+        for index, spec in enumerate(blueprint.layers):
+            stage = build_stage(blueprint, range(index, index + 1), seed=seed, precision=precision, device=device)
+            run = partial(stage, *inputs, **side_inputs)
+            outputs, kept = _run_and_watch(stage, run, inputs)
+            trials = [_time(run) for _ in range(warmup + repetitions)][warmup:]
+            costs.append(
+                LayerCost(
+                    name=spec.name,
+                    forward=statistics.median(forward for forward, _ in trials),
+                    backward=statistics.median(backward for _, backward in trials),
+                    parameter_bytes=_nbytes(stage.parameters()),
+                    activation_bytes=kept,
+                    output_bytes=_nbytes(outputs),
+                )
+            )
+            inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
+            # before the next layer is built
+            del stage, run, outputs
+    return tuple(costs)
+
+
+def count(
+    blueprint: Blueprint,
+    example_input: Tensor,
+    *,
+    precision: Precision = "fp32",
+    side: Mapping[str, Tensor] | None = None,
+) -> tuple[LayerCost, ...]:
+    """Return what is known without running a layer: `LayerSpec.cost`, twice that backward, and bytes.
+
+    `example_input` and `side` are one micro-batch's, real or meta; nothing is allocated.
+    """
+    more: dict[str, Any] = {"side": side} if side else {}
+    alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
+    examples = stage_output_examples(blueprint, alone, example_input, precision, **more)
+    costs = []
+    for spec, outputs in zip(blueprint.layers, examples, strict=True):
+        with torch.device("meta"):
+            layer = spec.build()
+        costs.append(
+            LayerCost(
+                name=spec.name,
+                forward=spec.cost,
+                # the gradient of a product is two products
+                backward=2 * spec.cost,
+                parameter_bytes=_nbytes(layer.parameters()),
+                activation_bytes=None,
+                output_bytes=_nbytes(outputs),
+            )
+        )
+    return tuple(costs)
+
+
+def _run_and_watch(
+    stage: Stage, run: Callable[[], Tensor | tuple[Tensor, ...]], inputs: Iterable[Tensor]
+) -> tuple[tuple[Tensor, ...], int]:
+    """Return the outputs, and the bytes that the layer holds for its backward."""
+    held = dict(map(_storage, inputs))
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage, nbytes = _storage(tensor)
+        held[storage] = nbytes
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = _as_tuple(run())
+    elsewhere = {storage for storage, _ in map(_storage, (*stage.parameters(), *stage.buffers(), *outputs))}
+    return outputs, sum(nbytes for storage, nbytes in held.items() if storage not in elsewhere)
+
+
+def _time(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> tuple[float, float]:
+    """Return the seconds of one forward and of its backward."""
+    start = time.perf_counter()
+    outputs = [tensor for tensor in _as_tuple(run()) if tensor.requires_grad]
+    _wait(outputs)
+    forward = time.perf_counter() - start
+    if not outputs:
+        return forward, 0.0
+    gradients = [torch.ones_like(tensor) for tensor in outputs]
+    _wait(gradients)
+    start = time.perf_counter()
+    torch.autograd.backward(outputs, gradients)
+    _wait(gradients)
+    return forward, time.perf_counter() - start
+
+
+def _wait(tensors: list[Tensor]) -> None:
+    if tensors and tensors[0].is_cuda:
+        torch.cuda.synchronize(tensors[0].device)
+
+
+def _materialize(example: Tensor, seed: int) -> Tensor:
+    if not example.is_meta:
+        return example
+    if not example.is_floating_point():
+        return torch.zeros(example.shape, dtype=example.dtype)
+    return torch.randn(example.shape, dtype=example.dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
