@@ -249,6 +249,11 @@ class Coder:
         for store in self._stores.values():
             store.flush()
 
+    def drop_cache(self) -> None:
+        """Have stores on disk be read from there again, as if memory were full of other things."""
+        for store in self._stores.values():
+            store.drop_cache()
+
     def close(self) -> None:
         """Give up the stores."""
         for store in self._stores.values():

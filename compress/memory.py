@@ -24,6 +24,9 @@ class MemoryStore(Store):
     def flush(self) -> None:
         """Nothing is ever on its way."""
 
+    def drop_cache(self) -> None:
+        """Memory is the medium."""
+
     def close(self) -> None:
         """Memory is given back with the store itself."""
 

@@ -219,6 +219,10 @@ class Store(ABC):
         """Wait until everything written has reached the medium."""
 
     @abstractmethod
+    def drop_cache(self) -> None:
+        """Have the next reads come from the medium itself."""
+
+    @abstractmethod
     def close(self) -> None:
         """Write what is still to be written, and leave the medium; a second call does nothing."""
 

@@ -185,6 +185,11 @@ class ChannelEnd:
         for index, coder in enumerate(self.coders):
             coder.load_state_dict(state[str(index)])
 
+    def drop_cache(self) -> None:
+        """Have stores on disk be read from there again."""
+        for coder in self.coders:
+            coder.drop_cache()
+
     def close(self) -> None:
         """Wait until every buffer written has reached its medium, and give up the stores."""
         for coder in self.coders:
