@@ -90,8 +90,9 @@ def measure(
     side_inputs = {name: tensor.to(device) for name, tensor in (side or {}).items()}
     inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
     costs = []
+    cards = [torch.device(device)] if torch.device(device).type == "cuda" else []
     # dropout draws
-    with torch.random.fork_rng(), torch.enable_grad():
+    with torch.random.fork_rng(devices=cards), torch.enable_grad():
         torch.manual_seed(seed)
         for index, spec in enumerate(blueprint.layers):
             stage = build_stage(blueprint, range(index, index + 1), seed=seed, precision=precision, device=device)

@@ -49,13 +49,13 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
     except Exception as error:
         raise ModelError(f"{path} failed with the config {dict(config)}: {type(error).__name__}: {error}") from error
     children = _children(path, returned)
-    initialize: Initialize | None = getattr(module, "initialize", None)
-    _check(path, children, initialize is not None)
+    own_initialize: Initialize | None = getattr(module, "initialize", None)
+    _check(path, children, own_initialize is not None)
     layers = tuple(
         LayerSpec(name, partial(_build, path, make, name), float(sum(p.numel() for p in child.parameters())))
         for name, child in children.items()
     )
-    return Blueprint(layers, initialize or _reset)
+    return Blueprint(layers, partial(_initialize, own_initialize))
 
 
 def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:
@@ -107,7 +107,7 @@ def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -
         f"{name}.{inner}" if inner else name
         for name, child in children.items()
         for inner, module in child.named_modules()
-        if next(module.parameters(recurse=False), None) is not None and _find_reset(module) is None
+        if _holds_parameters(module) and _find_reset(module) is None
     ]
     require(
         (not sharing, f"layers of {path} must not share parameters, got {', '.join(sharing)}; put them into one layer"),
@@ -128,10 +128,20 @@ def _find_reset(module: nn.Module) -> Callable[[], None] | None:
     return None
 
 
-def _reset(full_name: str, module: nn.Module) -> None:
+def _initialize(own: Initialize | None, full_name: str, module: nn.Module) -> None:
+    """Fill one module by the function beside the factory, if there is one, else by the module's own method."""
+    if own is not None:
+        if _holds_parameters(module):
+            own(full_name, module)
+        return
     reset = _find_reset(module)
-    assert reset is not None, full_name
-    reset()
+    # a container may fill its children anew, or have nothing to say
+    if reset is not None:
+        reset()
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
 
 
 def _build(path: str, make: Callable[[], object], name: str) -> Chain:

@@ -132,9 +132,10 @@ def _check(name: str, options: Mapping[str, Any], num_labels: int | None) -> Non
     require(
         (not unknown, f"the config of {name} takes {', '.join(known)}, got {', '.join(unknown)}"),
         (stem in _STEMS, f"stem must be one of {', '.join(_STEMS)}, got {stem!r}"),
+        (isinstance(num_classes, int), f"num_classes must be a whole number, got {num_classes!r}"),
         (
-            num_labels is None or num_classes >= num_labels,
-            f"num_classes must be at least the {num_labels} labels of the data, got {num_classes}",
+            not isinstance(num_classes, int) or num_classes >= (num_labels or 1),
+            f"num_classes must be at least {num_labels or 1}, the labels of the data, got {num_classes}",
         ),
     )
 
@@ -206,6 +207,8 @@ def _zeroed_norm(layers: Mapping[str, Layer]) -> str:
 
 def _initialize_resnet(zeroed: str | None, full_name: str, module: Any) -> None:
     """Fill one module as torchvision's ResNet does: He et al. by fan-out, norms 1 and 0, the head by default."""
+    if not _holds_parameters(module):
+        return
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     else:
@@ -235,5 +238,9 @@ def _initialize_vit(full_name: str, module: Any) -> None:
     elif isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         nn.init.normal_(module.bias, std=1e-6)
-    else:
+    elif _holds_parameters(module):
         module.reset_parameters()
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None

@@ -1,7 +1,7 @@
 """Stages of a blueprint run as a pipeline does it, without processes: each boundary ends a graph and begins another."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.models.layers import Stage
 
@@ -40,6 +40,12 @@ def gradients_of(stages: list[Stage]) -> dict[str, Tensor]:
         for name, parameter in part.named_parameters():
             gradients[".".join(filter(None, (part_name, name)))] = parameter.grad
     return gradients
+
+
+def reset(full_name: str, module: nn.Module) -> None:
+    """For blueprints of torch's own modules: what their constructors do."""
+    if next(module.parameters(recurse=False), None) is not None:
+        module.reset_parameters()
 
 
 def drawn(*shape: int, seed: int) -> Tensor:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipelined import drawn, gradients_of, run, state_of
+from pipelined import drawn, gradients_of, reset, run, state_of
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.chain import Chain
 from thinwire.models.layers import Blueprint, LayerSpec, build_stage
@@ -24,9 +24,7 @@ def layer_of(name):
 
 
 def stages_of(num_stages):
-    blueprint = Blueprint(
-        tuple(LayerSpec(name, layer_of(name)) for name in PARTS), lambda full_name, module: module.reset_parameters()
-    )
+    blueprint = Blueprint(tuple(LayerSpec(name, layer_of(name)) for name in PARTS), reset)
     return [build_stage(blueprint, layers, seed=1) for layers in CUTS[num_stages]]
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipelined import reset
 from thinwire.models.chain import Chain
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.errors import ModelError
@@ -20,7 +21,7 @@ class Back(nn.Module):
 
 def blueprint_of(**modules):
     layers = tuple(LayerSpec(name, lambda name=name, m=m: Chain({name: m()}), cost=7.0) for name, m in modules.items())
-    return Blueprint(layers, lambda full_name, module: module.reset_parameters())
+    return Blueprint(layers, reset)
 
 
 BLUEPRINT = blueprint_of(

@@ -154,7 +154,8 @@ def test_zero_init_residual():
         ("resnet18", {"groups": 2}, r"cannot build resnet18 with \{'groups': 2\}"),
         ("vit_b_16", {"image_size": 9}, "indivisible by patch size"),
         ("vit_b_16", {"hidden_dim": 7}, "divisible by num_heads"),
-        ("resnet18", {"num_classes": 4}, "at least the 5 labels of the data, got 4"),
+        ("resnet18", {"num_classes": "ten"}, "a whole number, got 'ten'"),
+        ("resnet18", {"num_classes": 4}, "at least 5, the labels of the data, got 4"),
     ],
 )
 def test_impossible_models(name, config, message):
