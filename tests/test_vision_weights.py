@@ -1,0 +1,63 @@
+from urllib.error import URLError
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torchvision.models import ResNet18_Weights, get_model
+
+from thinwire.models.errors import ModelError
+from thinwire.models.vision_weights import weights_file
+
+
+@pytest.fixture
+def downloads(tmp_path, monkeypatch):
+    """Stands for the network: the states that were asked for, and what each then returned."""
+    asked = []
+
+    def get_state_dict(weights, *args, **kwargs):
+        state = get_model("resnet18").state_dict()
+        asked.append((weights, state))
+        return state
+
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", get_state_dict)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    return asked
+
+
+def test_weights_are_downloaded_once(downloads, tmp_path):
+    path = weights_file("resnet18", "DEFAULT")
+    assert path == tmp_path / "checkpoints" / "resnet18-IMAGENET1K_V1.safetensors"
+    [(weights, state)] = downloads
+    assert weights is ResNet18_Weights.IMAGENET1K_V1
+    torch.testing.assert_close(load_file(path), dict(state), rtol=0, atol=0)
+    assert weights_file("resnet18", "IMAGENET1K_V1") == path
+    assert len(downloads) == 1
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_is_taken_as_it_is(tmp_path):
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(b"")
+    assert weights_file("vit_b_16", str(path)) == path
+
+
+def test_a_failed_download_is_one_sentence(downloads, monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise URLError("no network")
+
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", unreachable)
+    with pytest.raises(ModelError, match=r"https://.*\.pth cannot be downloaded: .*no network.*; give a \.safetensors"):
+        weights_file("resnet18", "DEFAULT")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("resnet19", "DEFAULT", "one of resnet18, .*got 'resnet19'"),
+        ("resnet18", "gone.safetensors", "file that exists, got gone.safetensors"),
+        ("resnet18", "IMAGENET", "one of IMAGENET1K_V1, DEFAULT, got IMAGENET"),
+    ],
+)
+def test_unknown_weights(name, weights, message):
+    with pytest.raises(ModelError, match=message):
+        weights_file(name, weights)
