@@ -156,6 +156,8 @@ def _initialize(n_layer: int, full_name: str, module: nn.Module) -> None:
 
     Not left to transformers, whose own initialisation changed between releases: 5.0 forgets the smaller ones.
     """
+    if not any(True for _ in module.parameters(recurse=False)):
+        return
     weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
     if isinstance(module, nn.LayerNorm):
         nn.init.ones_(weight)

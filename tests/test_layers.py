@@ -64,7 +64,8 @@ class Score(Layer):
 
 
 def initialize(full_name: str, module: nn.Module) -> None:
-    module.reset_parameters()
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
 
 
 def toy() -> Blueprint:

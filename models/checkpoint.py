@@ -1,0 +1,178 @@
+"""Pretrained weights in safetensors files, of which a stage reads its own tensors and no others.
+
+A file that is read through a memory map counts as the process's memory for as long as it stays mapped. So tensors are
+copied a part at a time, and the file is let go in between: at no time is there more than the stage and one part.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from thinwire.models.errors import ModelError, require
+
+_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_OLD_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_PART_BYTES = 16 * 2**20
+
+# what tensors were called in files written long ago, and by GPT-NeoX still
+_RENAMED = (
+    (re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"),
+    (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"),
+    (re.compile(r"^embed_out\."), "lm_head."),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The values of a pretrained model, by the full names of the model that is to have them."""
+
+    source: str
+    """The folder, or the name on the hub."""
+    stored: Mapping[str, tuple[str, str]]
+    """File and name in the file of each tensor, by the name it has today."""
+    base: str
+    """What the full names of all but the head begin with ("transformer"); a file of the bare model leaves it out."""
+    tied: Mapping[str, str]
+    """Tensors that take the values of another: {"lm_head.weight": "transformer.wte.weight"}."""
+    fresh: tuple[str, ...] = ()
+    """What the full names of tensors begin with that the seed may give where the files lack them: a new classifier."""
+
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        """Return which of these tensors the files lack and the seed may give.
+
+        Raises:
+            ModelError: with every other one that the files lack.
+        """
+        missing = [name for name in names if self._find(name) is None]
+        lost = [name for name in missing if not name.startswith(self.fresh)]
+        require((not lost, f"{self.source} must hold every weight of the model, and lacks {', '.join(lost)}"))
+        return missing
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the stored values into tensors on the CPU, in the tensors' own dtype.
+
+        Raises:
+            ModelError: with every tensor that has another shape in the files; nothing is copied then.
+        """
+        places = {name: place for name in tensors if (place := self._find(name)) is not None}
+        paths = {file: locate(self.source, file) for file in sorted({file for file, _ in places.values()})}
+        shapes = {file: _shapes(path) for file, path in paths.items()}
+        misfits = [
+            f"{name} must be of shape {list(tensors[name].shape)}, got {list(shapes[file][key])}"
+            for name, (file, key) in places.items()
+            if shapes[file][key] != tuple(tensors[name].shape)
+        ]
+        require((not misfits, f"the weights of {self.source} do not fit the model: {'; '.join(misfits)}"))
+        for name, (file, key) in places.items():
+            _copy(paths[file], key, tensors[name])
+
+    def _find(self, name: str) -> tuple[str, str] | None:
+        wanted = self.tied.get(name, name)
+        return self.stored.get(wanted) or self.stored.get(wanted.removeprefix(f"{self.base}."))
+
+
+def open_checkpoint(
+    source: str, *, base: str, tied: Mapping[str, str], always_tied: bool, fresh: Sequence[str] = ()
+) -> Checkpoint:
+    """Find the safetensors of a folder or of a name on the hub; only names are read yet.
+
+    A tensor in `tied` takes the other's values if `always_tied`, or if the files lack it.
+
+    Raises:
+        ModelError: if there are no safetensors.
+    """
+    stored = {_today(name): (file, name) for name, file in _weight_map(source).items()}
+    return Checkpoint(
+        source=source,
+        stored=stored,
+        base=base,
+        tied={name: other for name, other in tied.items() if always_tied or name not in stored},
+        fresh=tuple(fresh),
+    )
+
+
+def locate(source: str, file: str) -> Path:
+    """Return the path of one file of a model, downloading it where the source is a name on the hub.
+
+    Raises:
+        ModelError: if there is no such file.
+    """
+    path = find(source, file)
+    if path is None:
+        raise ModelError(f"{source} must hold {file}, which its index names, and does not")
+    return path
+
+
+def find(source: str, file: str) -> Path | None:
+    """Return the path of one file of a model, as `locate` does, or None if there is no such file."""
+    if Path(source).is_dir():
+        path = Path(source) / file
+        return path if path.is_file() else None
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(source, file, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        raise ModelError(
+            f"a model must be a folder or a name on the hub, got {source!r}: {str(error).splitlines()[0]}"
+        ) from error
+    return None if found is None else Path(found)
+
+
+def _weight_map(source: str) -> dict[str, str]:
+    """Return the file of each tensor."""
+    index = find(source, _INDEX)
+    if index is not None:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return weight_map
+    single = find(source, _FILE)
+    if single is not None:
+        return dict.fromkeys(_shapes(single), _FILE)
+    old = next((file for file in _OLD_FILES if find(source, file)), None)
+    way_out = (
+        f"it holds {old}: convert it with from_pretrained(...).save_pretrained(...) of transformers"
+        if old
+        else "weights: fresh draws them from the seed instead"
+    )
+    raise ModelError(f"{source} must hold {_FILE} or {_INDEX}, and does not; {way_out}")
+
+
+def _today(name: str) -> str:
+    for pattern, replacement in _RENAMED:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def _copy(path: Path, name: str, out: Tensor) -> None:
+    """Copy one tensor, converting its dtype, as many rows at a time as make up a part."""
+    if out.ndim == 0:
+        with _opened(path) as file:
+            out.copy_(file.get_tensor(name))
+        return
+    row_bytes = max(1, out.nbytes // max(1, len(out)))
+    rows = max(1, _PART_BYTES // row_bytes)
+    for start in range(0, len(out), rows):
+        # opened again for each part: closing is what takes the pages read so far out of memory
+        with _opened(path) as file:
+            out[start : start + rows] = file.get_slice(name)[start : start + rows]
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        opened: Any = safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ModelError(f"{path} must be a whole safetensors file, got {error}") from error
+    return opened
