@@ -114,7 +114,7 @@ def find(source: str, file: str) -> Path | None:
     if Path(source).is_dir():
         path = Path(source) / file
         return path if path.is_file() else None
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         found = cached_file(source, file, _raise_exceptions_for_missing_entries=False)

@@ -245,10 +245,10 @@ def parameters_on_meta() -> Iterator[None]:
     """
     register = nn.Module.register_parameter
 
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        register(self, name, param)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:

@@ -1,0 +1,184 @@
+"""Which model: a family's name, a pretrained model, or a factory of one's own, and how it becomes a blueprint."""
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from thinwire.models.errors import ModelError, require
+from thinwire.models.layers import Blueprint
+
+WeightSource = Literal["pretrained", "fresh"]
+TaskName = Literal["causal-lm", "classification"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model, and where its first weights come from."""
+
+    name: str = "gpt2"
+    """A family (gpt2, llama, bert, resnet18, ...), the folder or hub name of a pretrained model of one, or
+    "module:factory", a function that returns an nn.Sequential or a list of layers."""
+    weights: WeightSource = "fresh"
+    """fresh draws them from the seed; pretrained reads them, each stage its own, from the folder or hub name."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """What differs from the model's configuration, by the names its library uses (vocab_size, n_layer, ...); the
+    keyword arguments of a factory."""
+
+    def __post_init__(self) -> None:
+        known = get_args(WeightSource)
+        require(
+            (bool(self.name), "name must be a family, a pretrained model or module:factory, got nothing"),
+            (self.weights in known, f"weights must be one of {', '.join(known)}, got {self.weights!r}"),
+        )
+
+
+@dataclass(frozen=True)
+class FamilySummary:
+    """What a table of the supported families says of one."""
+
+    name: str
+    architecture: str
+    """The class of transformers that holds the unsplit model."""
+    task: TaskName
+
+
+def families() -> tuple[FamilySummary, ...]:
+    """Return the families of transformers that come apart into layers."""
+    from thinwire.models.families import FAMILIES
+
+    return tuple(FamilySummary(family.name, family.architecture, family.task) for family in FAMILIES.values())
+
+
+def blueprint(
+    options: ModelOptions, *, task: TaskName, num_labels: int | None = None, block_size: int | None = None
+) -> Blueprint:
+    """Return the model in layers; `block_size` is the number of tokens in a sample, which the costs depend on.
+
+    Raises:
+        ModelError: if there is no such model, it does not do this task, or its library refuses the configuration.
+    """
+    if ":" in options.name and not Path(options.name).exists():
+        from thinwire.models.sequential import factory_blueprint
+
+        _refuse_pretrained(options)
+        return factory_blueprint(options.name, options.config)
+    if _is_vision(options.name):
+        from thinwire.models.vision import vision_blueprint
+
+        _refuse_pretrained(options)
+        return vision_blueprint(options.name, options.config, num_labels)
+    return _transformer(options, task, num_labels, block_size)
+
+
+def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None) -> None:
+    """Check that a model can read data whose tokens lie below `vocab_size`, in samples of `block_size` tokens.
+
+    Raises:
+        ModelError: with a sentence for each of the two that is too large.
+    """
+    tokens, readable = vocab_size or 0, model.vocab_size
+    length, longest = block_size or 0, model.max_positions
+    require(
+        (
+            readable is None or tokens <= readable,
+            f"the model's vocab_size must be at least the tokenizer's {tokens}, got {readable}; take the model's own "
+            "tokenizer, or raise vocab_size in config",
+        ),
+        (
+            longest is None or length <= longest,
+            f"block_size must be at most the model's {longest} positions, got {length}",
+        ),
+    )
+
+
+def _is_vision(name: str) -> bool:
+    try:
+        from thinwire.models.vision import VISION
+    except ModuleNotFoundError:
+        return False
+    return name in VISION
+
+
+def _refuse_pretrained(options: ModelOptions) -> None:
+    require(
+        (
+            options.weights == "fresh",
+            f"weights must be fresh for {options.name!r}: only models of transformers are read from checkpoints",
+        )
+    )
+
+
+def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
+    from thinwire.models.families import FAMILIES, take_apart
+
+    config, source = _config(options)
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise ModelError(f"no model of type {config.model_type!r} comes apart here; {_supported()}")
+    if family.task != task:
+        able = ", ".join(other.name for other in FAMILIES.values() if other.task == task)
+        raise ModelError(f"{family.name} is here for {family.task} only, got the task {task}; take one of {able}")
+    if num_labels is not None and task == "classification":
+        config.num_labels = num_labels
+    return take_apart(family, config, block_size=block_size, source=source)
+
+
+def _config(options: ModelOptions) -> tuple[Any, str | None]:
+    """Return the configuration with the overrides in it, and where the weights are, if they are to be read."""
+    from transformers import AutoConfig
+
+    from thinwire.models.families import FAMILIES
+
+    by_family = options.weights == "fresh" and options.name in FAMILIES and not Path(options.name).is_dir()
+    try:
+        if by_family:
+            _refuse_unknown(AutoConfig.for_model(options.name), options.config)
+            return _within_vocabulary(AutoConfig.for_model(options.name, **options.config)), None
+        pretrained = AutoConfig.from_pretrained(options.name)
+        _refuse_unknown(pretrained, options.config)
+        config = AutoConfig.from_pretrained(options.name, **options.config)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelError(f"there is no model {options.name!r}: {_first_line(error)}; {_supported()}") from error
+    except Exception as error:
+        raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
+    return config, options.name if options.weights == "pretrained" else None
+
+
+def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
+    from thinwire.models.families import FAMILIES
+
+    unlisted = FAMILIES[config.model_type].unlisted if config.model_type in FAMILIES else ()
+    known = {*config.to_dict(), *config.attribute_map, "num_labels", *unlisted}
+    unknown = [f"{name!r}{_similar(name, known)}" for name in overrides if name not in known]
+    require((not unknown, f"a configuration of {config.model_type} has no {', '.join(unknown)}"))
+
+
+def _similar(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (meant {close[0]!r}?)" if close else ""
+
+
+def _within_vocabulary(config: Any) -> Any:
+    """Drop the special tokens that a small vocabulary does not have: the library's defaults are for the full one."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, int) and token >= config.vocab_size:
+            setattr(config, name, None)
+    return config
+
+
+def _supported() -> str:
+    from thinwire.models.families import FAMILIES
+
+    return (
+        f"families: {', '.join(FAMILIES)}; any other model can be given as module:factory, a function that returns "
+        "its layers in order"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,160 @@
+"""A tiny model of each family, as transformers builds it whole, and the same in stages."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.models.layers import Blueprint, Stage, build_stage
+from thinwire.models.model import ModelOptions, blueprint
+from thinwire.models.partition import partition
+
+VOCABULARY, LENGTH, BATCH, LABELS = 61, 9, 3, 3
+
+_ROTARY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
+    "pad_token_id": None,
+}
+_GROUPED = {**_ROTARY, "num_key_value_heads": 2}
+_WIDE_HEADS = {**_GROUPED, "head_dim": 8}
+_ENCODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    task: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def _causal(family: str, **config: Any) -> Case:
+    return Case(family, "causal-lm", {"vocab_size": VOCABULARY, **config})
+
+
+def _classifier(family: str, **config: Any) -> Case:
+    return Case(family, "classification", {"vocab_size": VOCABULARY, **config})
+
+
+_GPT2 = {"n_layer": 3, "n_embd": 16, "n_head": 2, "n_positions": 16}
+_OPT = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 24}
+_DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 4,
+    "pos_att_type": "p2c|c2p",
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+}
+_SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+CASES = {
+    "gpt2": _causal("gpt2", **_GPT2),
+    "llama": _causal("llama", **_GROUPED),
+    "qwen2": _causal("qwen2", **{**_GROUPED, "use_sliding_window": True, **_SLIDING}),
+    "qwen3": _causal("qwen3", **_WIDE_HEADS),
+    "mistral": _causal("mistral", **{**_GROUPED, "sliding_window": 4}),
+    "gemma": _causal("gemma", **_WIDE_HEADS),
+    "gemma2": _causal("gemma2", **{**_WIDE_HEADS, **_SLIDING}),
+    "gemma3_text": _causal("gemma3_text", **{**_WIDE_HEADS, **_SLIDING}),
+    "gpt_neox": _causal("gpt_neox", **_ROTARY),
+    "opt": _causal("opt", **_OPT, max_position_embeddings=16, word_embed_proj_dim=12),
+    "bert": _classifier("bert", **_ENCODER),
+    "roberta": _classifier("roberta", **_ENCODER),
+    "deberta-v2": _classifier("deberta-v2", **_ENCODER, **_DEBERTA, type_vocab_size=2, conv_kernel_size=3),
+    "distilbert": _classifier("distilbert", dim=16, n_layers=3, n_heads=4, hidden_dim=24, max_position_embeddings=16),
+}
+NO_DROPOUT = {
+    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "opt": {"dropout": 0.0},
+    "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    **{
+        name: {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        for name in ("bert", "roberta", "deberta-v2")
+    },
+}
+
+
+def options(name: str, **changes: Any) -> ModelOptions:
+    case = CASES[name]
+    return ModelOptions(name=case.family, config={**case.config, **NO_DROPOUT.get(name, {}), **changes})
+
+
+def split(model: Blueprint, num_stages: int, seed: int = 11) -> list[Stage]:
+    return [build_stage(model, cut, seed=seed) for cut in partition([layer.cost for layer in model.layers], num_stages)]
+
+
+def apart(name: str, **changes: Any) -> Blueprint:
+    return blueprint(options(name, **changes), task=CASES[name].task, num_labels=LABELS, block_size=LENGTH)
+
+
+def whole(name: str, **changes: Any) -> Any:
+    """The unsplit model of transformers."""
+    import transformers
+
+    given = options(name, **changes)
+    config = transformers.AutoConfig.for_model(given.name, **given.config)
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if (getattr(config, token, None) or 0) >= VOCABULARY:
+            setattr(config, token, None)
+    config.tie_word_embeddings = changes.get("tie_word_embeddings", False)
+    if CASES[name].task == "causal-lm":
+        return transformers.AutoModelForCausalLM.from_config(config).train()
+    config.num_labels = LABELS
+    return transformers.AutoModelForSequenceClassification.from_config(config).train()
+
+
+def inputs(name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Token ids and side inputs; a classifier's samples are padded but for the first."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (BATCH, LENGTH), generator=generator)
+    if CASES[name].task == "causal-lm":
+        return ids, {}
+    lengths = torch.tensor([LENGTH, LENGTH - 3, LENGTH - 5])
+    mask = (torch.arange(LENGTH) < lengths[:, None]).long()
+    # 0 pads for BERT's kin, 1 for RoBERTa
+    ids = ids.masked_fill(mask == 0, 1 if name == "roberta" else 0)
+    types = (torch.arange(LENGTH) > 3).long().expand(BATCH, LENGTH) * mask
+    return ids, {"attention_mask": mask, "token_type_ids": types}
+
+
+def state_of(stages: list[Stage]) -> dict[str, Tensor]:
+    return {name: tensor for stage in stages for name, tensor in stage.full_state().items()}
+
+
+def gradients_of(stages: list[Stage]) -> dict[str, Tensor]:
+    """Gradients by full name; those of a part that several stages hold are summed."""
+    gradients: dict[str, Tensor] = {}
+    for stage in stages:
+        own = {}
+        for layer in stage.layers:
+            for full_name, part in layer.parts.items():
+                for name, parameter in part.named_parameters():
+                    own[f"{full_name}.{name}"] = parameter.grad
+        for name, gradient in own.items():
+            if gradient is not None:
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+    return gradients
+
+
+def run_pipeline(stages: list[Stage], ids: Tensor, side: dict[str, Tensor], output_gradient: Tensor) -> Tensor:
+    """Forward and backward as stages do it: each output leaves the graph and comes back as a leaf."""
+    leaves, outputs = [ids], []
+    for stage in stages:
+        outputs.append(stage(leaves[-1], **side))
+        leaves.append(outputs[-1].detach().requires_grad_())
+    gradient = output_gradient
+    for leaf, output in zip(reversed(leaves[:-1]), reversed(outputs), strict=True):
+        output.backward(gradient)
+        gradient = leaf.grad
+    return outputs[-1].detach()
