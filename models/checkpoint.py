@@ -97,6 +97,19 @@ def open_checkpoint(
     )
 
 
+def open_file(path: Path, *, fresh: Sequence[str], classes: int | None) -> Checkpoint:
+    """Return the tensors of one file; a head for another number of classes is left to the seed.
+
+    The head's names begin with one of `fresh`. `classes` None takes the file's.
+    """
+    shapes = _shapes(path)
+    heads = {name for name in shapes if name.startswith(tuple(fresh))}
+    misfit = classes is not None and any(shapes[name][0] != classes for name in heads if name.endswith("weight"))
+    kept = shapes.keys() - heads if misfit else shapes.keys()
+    stored = {name: (path.name, name) for name in kept}
+    return Checkpoint(source=str(path.parent), stored=stored, base="", tied={}, fresh=tuple(fresh) if misfit else ())
+
+
 def locate(source: str, file: str) -> Path:
     """Return the path of one file of a model, downloading it where the source is a name on the hub.
 

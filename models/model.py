@@ -1,14 +1,14 @@
 """Which model: a family's name, a pretrained model, or a factory of one's own, and how it becomes a blueprint."""
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
 
-WeightSource = Literal["pretrained", "fresh"]
+FRESH, PRETRAINED = "fresh", "pretrained"
 TaskName = Literal["causal-lm", "classification"]
 
 
@@ -19,17 +19,18 @@ class ModelOptions:
     name: str = "gpt2"
     """A family (gpt2, llama, bert, resnet18, ...), the folder or hub name of a pretrained model of one, or
     "module:factory", a function that returns an nn.Sequential or a list of layers."""
-    weights: WeightSource = "fresh"
-    """fresh draws them from the seed; pretrained reads them, each stage its own, from the folder or hub name."""
+    weights: str = FRESH
+    """"fresh" draws them from the seed; "pretrained" reads those that come with the name; a folder with
+    model.safetensors those of another; of a torchvision model also the name of its weights (IMAGENET1K_V1), or a
+    safetensors file. Each stage reads its own tensors only."""
     config: dict[str, Any] = field(default_factory=dict)
     """What differs from the model's configuration, by the names its library uses (vocab_size, n_layer, ...); the
     keyword arguments of a factory."""
 
     def __post_init__(self) -> None:
-        known = get_args(WeightSource)
         require(
             (bool(self.name), "name must be a family, a pretrained model or module:factory, got nothing"),
-            (self.weights in known, f"weights must be one of {', '.join(known)}, got {self.weights!r}"),
+            (bool(self.weights), f"weights must be {FRESH}, {PRETRAINED} or a folder, got nothing"),
         )
 
 
@@ -61,13 +62,11 @@ def blueprint(
     if ":" in options.name and not Path(options.name).exists():
         from thinwire.models.sequential import factory_blueprint
 
-        _refuse_pretrained(options)
-        return factory_blueprint(options.name, options.config)
-    if _is_vision(options.name):
-        from thinwire.models.vision import vision_blueprint
+        return _with_weights(factory_blueprint(options.name, options.config), options)
+    from thinwire.models.vision import VISION, vision_blueprint
 
-        _refuse_pretrained(options)
-        return vision_blueprint(options.name, options.config, num_labels)
+    if options.name in VISION:
+        return _with_weights(vision_blueprint(options.name, options.config, num_labels), options, num_labels)
     return _transformer(options, task, num_labels, block_size)
 
 
@@ -92,27 +91,30 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
     )
 
 
-def _is_vision(name: str) -> bool:
-    try:
-        from thinwire.models.vision import VISION
-    except ModuleNotFoundError:
-        return False
-    return name in VISION
+def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None = None) -> Blueprint:
+    """The same model, not one of transformers, with the weights that the options ask for."""
+    from thinwire.models.checkpoint import open_checkpoint, open_file
+    from thinwire.models.vision import HEADS, VISION
+    from thinwire.models.vision_weights import weights_file
 
-
-def _refuse_pretrained(options: ModelOptions) -> None:
+    if options.weights == FRESH:
+        return made
+    if Path(options.weights).is_dir():
+        return replace(made, checkpoint=open_checkpoint(options.weights, base="", tied={}, always_tied=False))
     require(
         (
-            options.weights == "fresh",
-            f"weights must be fresh for {options.name!r}: only models of transformers are read from checkpoints",
+            options.name in VISION,
+            f"weights must be {FRESH} or a folder with model.safetensors for {options.name!r}, got {options.weights!r}",
         )
     )
+    file = weights_file(options.name, "DEFAULT" if options.weights == PRETRAINED else options.weights)
+    return replace(made, checkpoint=open_file(file, fresh=HEADS, classes=num_labels))
 
 
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
     from thinwire.models.families import FAMILIES, take_apart
 
-    config, source = _config(options)
+    config, source = _config(options), _source(options)
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise ModelError(f"no model of type {config.model_type!r} comes apart here; {_supported()}")
@@ -124,27 +126,41 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     return take_apart(family, config, block_size=block_size, source=source)
 
 
-def _config(options: ModelOptions) -> tuple[Any, str | None]:
-    """Return the configuration with the overrides in it, and where the weights are, if they are to be read."""
+def _source(options: ModelOptions) -> str | None:
+    """Where the weights of a model of transformers are read; None draws them."""
+    if options.weights == FRESH:
+        return None
+    other = options.weights != PRETRAINED
+    require(
+        (
+            not other or Path(options.weights).is_dir(),
+            f"weights must be {FRESH}, {PRETRAINED} or a folder that exists for {options.name!r}, got "
+            f"{options.weights!r}",
+        )
+    )
+    return options.weights if other else options.name
+
+
+def _config(options: ModelOptions) -> Any:
+    """Return the configuration with the overrides in it."""
     from transformers import AutoConfig
 
     from thinwire.models.families import FAMILIES
 
-    by_family = options.weights == "fresh" and options.name in FAMILIES and not Path(options.name).is_dir()
+    by_family = options.weights != PRETRAINED and options.name in FAMILIES and not Path(options.name).is_dir()
     try:
         if by_family:
             _refuse_unknown(AutoConfig.for_model(options.name), options.config)
-            return _within_vocabulary(AutoConfig.for_model(options.name, **options.config)), None
+            return _within_vocabulary(AutoConfig.for_model(options.name, **options.config))
         pretrained = AutoConfig.from_pretrained(options.name)
         _refuse_unknown(pretrained, options.config)
-        config = AutoConfig.from_pretrained(options.name, **options.config)
+        return AutoConfig.from_pretrained(options.name, **options.config)
     except ModelError:
         raise
     except OSError as error:
         raise ModelError(f"there is no model {options.name!r}: {_first_line(error)}; {_supported()}") from error
     except Exception as error:
         raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
-    return config, options.name if options.weights == "pretrained" else None
 
 
 def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:

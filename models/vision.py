@@ -52,6 +52,9 @@ _VITS: dict[str, dict[str, int]] = {
 VISION = (*_RESNETS, *_VITS)
 """The names of all models here, which are torchvision's."""
 
+HEADS = ("fc.", "heads.")
+"""What the names of tensors begin with that depend on the number of classes."""
+
 _STEMS = ("imagenet", "cifar")
 
 
