@@ -1,4 +1,7 @@
-"""The one exception of `thinwire.models`, and the way several mistakes become one message."""
+"""The one exception of `thinwire.models`, and the ways several mistakes become one message."""
+
+from collections.abc import Callable
+from typing import Any
 
 
 class ModelError(ValueError):
@@ -10,3 +13,16 @@ def require(*rules: tuple[bool, str]) -> None:
     broken = [sentence for holds, sentence in rules if not holds]
     if broken:
         raise ModelError("; ".join(broken))
+
+
+def attempt(*parts: Callable[[], Any]) -> list[Any]:
+    """Return what each part returns; where some raise `ModelError`, raise one with the sentences of them all."""
+    results, mistakes = [], []
+    for part in parts:
+        try:
+            results.append(part())
+        except ModelError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ModelError("; ".join(dict.fromkeys(mistakes)))
+    return results

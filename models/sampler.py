@@ -6,12 +6,17 @@ sampler state to keep.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
+
+Shuffle = Literal["epoch", "once", "never"]
+"""When samples get a new random order. "once" and "never" keep which samples meet in a batch, as AQ-SGD suggests where
+buffers of samples are read from disk in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +34,10 @@ class Batch:
 class Sampler:
     """Every sample once an epoch, in an order that seed and epoch alone decide; the last short batch is dropped."""
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch") -> None:
+        known = get_args(Shuffle)
         require(
+            (shuffle in known, f"shuffle must be one of {', '.join(known)}, got {shuffle!r}"),
             (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
             (num_samples >= batch_size, f"batch_size must be at most the {num_samples} samples, got {batch_size}"),
         )
@@ -55,9 +62,10 @@ class Sampler:
         return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
 
     def _compute_order(self, epoch: int) -> Tensor:
-        if not self.shuffle:
+        if self.shuffle == "never":
             return torch.arange(self.num_samples)
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", epoch))
+        drawn_for = 0 if self.shuffle == "once" else epoch
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", drawn_for))
         return torch.randperm(self.num_samples, generator=generator)
 
 

@@ -65,8 +65,19 @@ def test_a_batch_knows_its_epoch_and_counts_whole():
 
 
 def test_without_shuffling_the_order_is_plain():
-    sampler = Sampler(5, 2, seed=3, shuffle=False)
+    sampler = Sampler(5, 2, seed=3, shuffle="never")
     assert [sampler.batch(step).ids.tolist() for step in range(4)] == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+def test_shuffling_once_keeps_the_first_order():
+    once, every = Sampler(8, 2, seed=0, shuffle="once"), Sampler(8, 2, seed=0, shuffle="epoch")
+    assert epoch_ids(once, 0) == epoch_ids(once, 5) == epoch_ids(every, 0) != list(range(8))
+    assert once.batch(23).epoch == 5
+
+
+def test_an_unknown_order_is_answered_with_the_known_ones():
+    with pytest.raises(ModelError, match="shuffle must be one of epoch, once, never, got 'always'"):
+        Sampler(8, 2, seed=0, shuffle="always")
 
 
 def test_the_global_random_state_is_left_alone():
