@@ -1,30 +1,62 @@
-"""What is minimised. A task sums and counts; who knows the whole batch divides.
+"""What is minimised, and what people want to know of it. A task sums and counts; who knows the whole batch divides.
 
 The loss of a step is the sum over its valid targets divided by their number in the WHOLE batch. The mean of micro-batch
-means is another number wherever targets are masked unevenly, and NaN where a micro-batch has none.
+means is another number wherever targets are masked unevenly, and NaN where a micro-batch has none. Metrics are made of
+counts that add up, for the same reason.
 """
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from thinwire.models.errors import require
+
 IGNORE = -100
 """The target that counts for nothing."""
+
+
+class Task(Protocol):
+    """A loss, and the metrics that belong to it."""
+
+    unit: str
+    """What a mean loss is counted in."""
+
+    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the summed loss of the valid targets: a float32 scalar, 0 where there is none."""
+
+    def num_valid(self, target: Tensor) -> int:
+        """Return how many targets count."""
+
+    def observe(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return counts of the valid targets, float64 [k]: those of parts add up to those of the whole."""
+
+    def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
+        """Return what the mean loss and the sum of all counts say."""
 
 
 class LanguageModeling:
     """Predict each next token: output [B, T, V] logits, target [B, T] token ids or `IGNORE`."""
 
+    unit = "nats per token"
+
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
-        logits = output.flatten(0, -2).float()
-        return functional.cross_entropy(logits, target.flatten(), ignore_index=IGNORE, reduction="sum")
+        return _cross_entropy_sum(output, target)
 
     def num_valid(self, target: Tensor) -> int:
         """Return how many targets count."""
-        return int((target != IGNORE).sum())
+        return _num_valid(target)
+
+    def observe(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return nothing, float64 [0]: the loss says it all."""
+        return torch.zeros(0, dtype=torch.float64)
+
+    def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
+        """Return the perplexity."""
+        return {"perplexity": self.perplexity(mean_loss)}
 
     def perplexity(self, mean_loss: float) -> float:
         """Return e to the mean loss per token, infinite where that is beyond a float."""
@@ -34,7 +66,64 @@ class LanguageModeling:
             return math.inf
 
 
+class Classification:
+    """Tell which of `num_labels` classes a sample belongs to: output [B, L] logits, target [B] labels or `IGNORE`."""
+
+    unit = "nats per sample"
+
+    def __init__(self, num_labels: int) -> None:
+        require((num_labels >= 2, f"there must be at least two classes to tell apart, got {num_labels}"))
+        self.num_labels = num_labels
+
+    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
+        return _cross_entropy_sum(output, target)
+
+    def num_valid(self, target: Tensor) -> int:
+        """Return how many targets count."""
+        return _num_valid(target)
+
+    def observe(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the confusion matrix, flattened: entry label * L + prediction counts samples, float64 [L * L]."""
+        valid = target != IGNORE
+        predicted = output.detach().argmax(-1)[valid]
+        cells = target[valid] * self.num_labels + predicted
+        return torch.bincount(cells.cpu(), minlength=self.num_labels**2).double()
+
+    def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
+        """Return the fraction that was told right, and Matthews' correlation; NaN for no samples."""
+        rows = [[int(count) for count in row] for row in counts.view(self.num_labels, self.num_labels).tolist()]
+        total = sum(map(sum, rows))
+        right = sum(row[label] for label, row in enumerate(rows))
+        return {"accuracy": right / total if total else math.nan, "matthews": matthews(rows)}
+
+
+def matthews(rows: list[list[int]]) -> float:
+    """Return Matthews' correlation of a confusion matrix: 1 is perfect, 0 as good as a constant, NaN without samples.
+
+    For L classes it is Gorodkin's R_K; whole numbers until the last division. 0 where all labels or all predictions
+    are one class, as in scikit-learn.
+    """
+    labelled = [sum(row) for row in rows]
+    predicted = [sum(column) for column in zip(*rows, strict=True)]
+    total, right = sum(labelled), sum(row[label] for label, row in enumerate(rows))
+    if not total:
+        return math.nan
+    covariance = right * total - sum(t * p for t, p in zip(labelled, predicted, strict=True))
+    spread = (total**2 - sum(t * t for t in labelled)) * (total**2 - sum(p * p for p in predicted))
+    return covariance / math.sqrt(spread) if spread else 0.0
+
+
 def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
     """Return the targets [B, ...] with `IGNORE` in the rows that `valid` [B] says are padding."""
     rows = valid.view(-1, *[1] * (target.dim() - 1))
     return torch.where(rows, target, IGNORE)
+
+
+def _cross_entropy_sum(output: Tensor, target: Tensor) -> Tensor:
+    logits = output.flatten(0, -2).float()
+    return functional.cross_entropy(logits, target.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def _num_valid(target: Tensor) -> int:
+    return int((target != IGNORE).sum())

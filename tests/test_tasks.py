@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from thinwire.models.tasks import IGNORE, LanguageModeling, mask_padding
+from thinwire.models.errors import ModelError
+from thinwire.models.tasks import IGNORE, Classification, LanguageModeling, mask_padding, matthews
 
 TASK = LanguageModeling()
 
@@ -76,3 +77,74 @@ def test_mask_padding(shape):
     assert (masked[1] == IGNORE).all()
     assert (masked[[0, 2]] == 1).all()
     assert (target == 1).all()
+
+
+def test_language_modeling_tells_its_perplexity():
+    counts = TASK.observe(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64))
+    assert counts.shape == (0,)
+    assert counts.dtype == torch.float64
+    assert TASK.metrics(0.0, counts) == {"perplexity": 1.0}
+
+
+def test_counts_of_parts_are_those_of_the_whole():
+    task, generator = Classification(3), torch.Generator().manual_seed(0)
+    output = torch.randn(60, 3, generator=generator, requires_grad=True)
+    target = torch.randint(3, (60,), generator=generator)
+    target[50:] = IGNORE
+    counts = task.observe(output, target)
+    assert counts.dtype == torch.float64
+    assert counts.sum() == task.num_valid(target) == 50
+    parts = [task.observe(o, t) for o, t in zip(output.split(7), target.split(7), strict=True)]
+    assert torch.equal(torch.stack(parts).sum(0), counts)
+    for label in range(3):
+        for predicted in range(3):
+            expected = sum(int(o.argmax()) == predicted and t == label for o, t in zip(output, target, strict=True))
+            assert counts[label * 3 + predicted] == expected
+    expected = functional.cross_entropy(output, target, ignore_index=IGNORE, reduction="sum")
+    torch.testing.assert_close(task.loss_sum(output, target), expected)
+
+
+def test_accuracy_and_matthews():
+    rows = torch.tensor([[6, 2], [1, 3]], dtype=torch.float64)
+    tp, tn, fp, fn = 3, 6, 2, 1
+    expected = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    metrics = Classification(2).metrics(0.5, rows.flatten())
+    assert metrics == {"accuracy": 9 / 12, "matthews": pytest.approx(expected, rel=1e-15)}
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_matthews_is_that_of_scikit_learn(classes):
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
+    generator = torch.Generator().manual_seed(classes)
+    label = torch.randint(classes, (500,), generator=generator)
+    guess = torch.randint(classes, (500,), generator=generator)
+    guess[:200] = label[:200]
+    counts = Classification(classes).observe(functional.one_hot(guess, classes).float(), label)
+    got = Classification(classes).metrics(0.0, counts)
+    assert got["matthews"] == pytest.approx(sklearn_metrics.matthews_corrcoef(label, guess), rel=1e-12)
+    assert got["accuracy"] == sklearn_metrics.accuracy_score(label, guess)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[5, 0], [0, 7]], 1.0),
+        ([[0, 5], [7, 0]], -1.0),
+        ([[5, 0], [7, 0]], 0.0),
+        ([[5, 7], [0, 0]], 0.0),
+        ([[10**9, 0, 0], [0, 10**9, 0], [0, 0, 1]], 1.0),
+    ],
+)
+def test_matthews_at_its_ends(rows, expected):
+    assert matthews(rows) == expected
+
+
+def test_no_samples_have_no_metrics():
+    metrics = Classification(2).metrics(0.0, torch.zeros(4, dtype=torch.float64))
+    assert all(math.isnan(value) for value in metrics.values()), metrics
+    assert matthews([[0, 0], [0, 0]]) != 0
+
+
+def test_one_class_cannot_be_told_apart():
+    with pytest.raises(ModelError, match="at least two classes to tell apart, got 1"):
+        Classification(1)
