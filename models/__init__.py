@@ -1,5 +1,6 @@
 """What is trained: models as lists of layers, their cut into stages, data, batches and losses.
 
 Nothing is imported here, so that a process that needs data alone pays for nothing else. The modules, lowest first:
-`errors`, `seed`, `layers` (the shape of every model), `gpt2`, `partition`, `data`, `sampler`, `tasks`, `digest`.
+`errors`, `seed`, `digest`, `layers` (the shape of every model), `gpt2`, `partition`; `sampler`, `tasks`; `sources`,
+`tokenizer`, the samples made of them (`texts`, `pairs`, `images`), and `data`, which ties these together.
 """

@@ -1,138 +1,285 @@
-"""Text as fixed blocks of bytes, numbered: a sample is a block, and its id means the same text in every epoch.
+"""The data of a run: what the options name, read, cut into numbered samples, split, and joined with its task.
 
-Feedback kept per sample (AQ-SGD) needs samples that come back. Random windows, the usual way to feed a language model,
-never do.
-
-Tensor names end in their shape: B samples, T tokens.
+Every stage's process loads it and walks the same ids; only the first reads inputs, only the last targets. `texts`,
+`pairs` and `images` hold the three kinds of samples, `sources` and `tokenizer` what they are made from.
 """
 
-import hashlib
-from dataclasses import dataclass
-from pathlib import Path
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from thinwire.models.errors import ModelError, require
+from thinwire.models.errors import attempt, require
+from thinwire.models.images import MODES, Augmentation, ImageSamples, Normalization, find_format, measure
+from thinwire.models.pairs import PairSamples
+from thinwire.models.sampler import Shuffle
+from thinwire.models.seed import derive_seed
+from thinwire.models.sources import (
+    DIGITS,
+    PYDOC,
+    Labelled,
+    Place,
+    check_labels,
+    evaluation_place,
+    read_pairs,
+    read_pictures,
+    read_texts,
+)
+from thinwire.models.tasks import Classification, LanguageModeling, Task
+from thinwire.models.texts import TextBlocks
+from thinwire.models.tokenizer import BYTES, Pretrained, make_tokenizer
 
-PYDOC = "pydoc"
+Kind = Literal["text", "pairs", "images"]
+_BUNDLED: dict[str, Kind] = {PYDOC: "text", DIGITS: "images"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Which text is trained on, and how it is cut into samples."""
+    """What is trained on, and how it becomes samples."""
 
-    text: str = PYDOC
-    """A file, read as bytes, or "pydoc" for the documentation that comes with Python, half a megabyte of English."""
-    limit: int | None = None
-    """How many bytes of the text are used, from its start; null uses all."""
-    block_size: int = 128
-    """The tokens of one sample."""
+    name: str = PYDOC
+    """"pydoc" (the documentation that comes with Python, half a megabyte of English) or "digits" (scikit-learn's 1797
+    handwritten ones); the path of a text, parquet, JSON (an object a line) or CSV file, or of a folder of text, tables
+    or images; or a data set on the Hugging Face hub."""
+    kind: Literal["auto", "text", "pairs", "images"] = "auto"
+    """Whether text is continued, or one text or a pair of texts or an image is classified. "auto" is images for
+    "digits", else text."""
+    subset: str | None = None
+    """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
+    split: str = "train"
+    """The part that is trained on."""
+    evaluation: str | None = None
+    """What is kept for evaluation: another split of the data, or a path; null takes `held_out` instead."""
     held_out: float = 0.1
-    """The fraction of the text, at its end, that is kept for evaluation; 0 keeps none."""
+    """The fraction of the training part that is kept for evaluation, where `evaluation` names nothing: of text its end,
+    else samples chosen once and for all; 0 keeps none."""
+    limit: int | None = None
+    """How much of each part is used, from its start: tokens of text, else samples; null uses all."""
+    columns: list[str] = field(default_factory=list)
+    """The columns of a table that are read; empty takes those of the right type (of text the one called "text")."""
+    label: str = "label"
+    """The column with the class, an integer."""
+    tokenizer: str = BYTES
+    """"bytes", or the name or folder of a tokenizer that transformers can load."""
+    block_size: int = 128
+    """The tokens of one sample: of text a block, of pairs the length they are cut or padded to."""
+    shuffle: Shuffle = "epoch"
+    """When samples get a new random order: every "epoch", "once" for all of them, or "never"."""
+    image_size: int | None = None
+    """The height and width images are scaled to; null leaves them, and all must have one size."""
+    channels: int | None = None
+    """1 for grey images, 3 for colour; null takes grey if all are."""
+    mean: list[float] = field(default_factory=list)
+    """Subtracted from pixels in [0, 1], by channel; empty measures a thousand training images."""
+    std: list[float] = field(default_factory=list)
+    """What that is divided by, by channel; given or left out together with `mean`."""
+    crop: int = 0
+    """Black pixels put around a training image before a random part of the original size is cut out; 0 does not."""
+    flip: bool = False
+    """Whether every other training image is mirrored, at random."""
 
     def __post_init__(self) -> None:
+        kind, bundled = self.chosen_kind, _BUNDLED.get(self.name)
+        for_images = {
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "mean": self.mean,
+            "std": self.std,
+            "crop": self.crop,
+            "flip": self.flip,
+        }
+        misplaced = ", ".join(name for name, value in for_images.items() if value and kind != "images")
+        most = 2 if kind == "pairs" else 1
+        fitting = (0, self.channels) if self.channels else (0, *MODES)
+        sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
         require(
-            (bool(self.text), f"text must name a file, or be {PYDOC!r}, got ''"),
-            (self.limit is None or self.limit >= 1, f"limit must be at least 1 byte, got {self.limit}"),
-            (self.block_size >= 1, _rule_block_size(self.block_size)),
-            (0 <= self.held_out < 1, _rule_held_out(self.held_out)),
-        )
-
-
-class TextBlocks:
-    """A text in non-overlapping blocks of `block_size` bytes; id i is the block from byte i * block_size on.
-
-    The target of a token is the one after it, so the last block must have a byte behind it. What is left is dropped.
-    """
-
-    def __init__(self, text: bytes | str, block_size: int) -> None:
-        data = text.encode() if isinstance(text, str) else text
-        require(
-            (block_size >= 1, _rule_block_size(block_size)),
+            (bool(self.name), f"name must be {PYDOC!r}, {DIGITS!r}, a path or a data set on the hub, got ''"),
+            (bundled in (None, kind), f"{self.name} is of kind {bundled}, got {self.kind!r}"),
+            (self.evaluation != "", "evaluation must be a split, a path or null, got ''"),
+            (0 <= self.held_out < 1, f"held_out must lie in [0, 1), got {self.held_out}"),
+            (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
+            (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (
-                len(data) > block_size,
-                f"a text must be at least one byte longer than a block of {block_size}, got {len(data)} bytes",
+                kind != "pairs" or self.tokenizer != BYTES,
+                "tokenizer must be one of transformers for kind pairs, got 'bytes', which can neither pad nor separate",
             ),
+            (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
+            (not misplaced, f"{misplaced} must be left out for kind {kind}: only images have them"),
+            (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
+            (self.channels in (None, *MODES), f"channels must be 1 or 3, got {self.channels}"),
+            (
+                sized and all(value > 0 for value in self.std),
+                f"mean and std must have a value for each channel, std's above 0, got {self.mean} and {self.std}",
+            ),
+            (self.crop >= 0, f"crop must be at least 0, got {self.crop}"),
         )
-        self.block_size = block_size
-        self.tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.block_size
 
     @property
-    def digest(self) -> str:
-        """The SHA-256 of the text in hex, for stages that must make sure they read the same one."""
-        return hashlib.sha256(self.tokens.numpy().data).hexdigest()
+    def chosen_kind(self) -> Kind:
+        """The kind, "auto" decided."""
+        return _BUNDLED.get(self.name, "text") if self.kind == "auto" else self.kind
 
-    def inputs(self, ids: Tensor) -> Tensor:
-        """Return the tokens [B, T] of blocks `ids` [B], as int64."""
-        return self._blocks(ids, shift=0)
+
+class Samples(Protocol):
+    """Numbered samples: ids are 0..len - 1, and mean the same in every process and epoch."""
+
+    digest: str
+    """SHA-256, in hex, of all that samples are made from, for stages that must make sure they read the same."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
+        """What the first stage reads, for int64 ids [B]: tokens int64 [B, T], or pixels float32 [B, C, H, W]."""
 
     def targets(self, ids: Tensor) -> Tensor:
-        """Return the token after each of `inputs(ids)`, [B, T], as int64."""
-        return self._blocks(ids, shift=1)
+        """What the loss compares with: int64 [B, T] or [B]."""
 
-    def _blocks(self, ids: Tensor, shift: int) -> Tensor:
-        tokens = self.tokens[shift : shift + len(self) * self.block_size]
-        return tokens.view(len(self), self.block_size)[ids].long()
+    def side(self, ids: Tensor) -> dict[str, Tensor]:
+        """What any stage may read by sample id: attention_mask and token_type_ids, int64 [B, T], of pairs."""
 
+    def example(self, batch: int) -> Tensor:
+        """The inputs of so many samples, without data: a meta tensor."""
 
-def load_text(source: str) -> bytes:
-    """Return the bytes of a file, or, for "pydoc", of Python's documentation topics in the order of their names.
-
-    Two releases of Python have slightly different topics: compare `TextBlocks.digest` where several machines train.
-
-    Raises:
-        ModelError: if the file cannot be read.
-    """
-    if source == PYDOC:
-        from pydoc_data.topics import topics
-
-        return "".join(topics[topic] for topic in sorted(topics)).encode()
-    try:
-        return Path(source).read_bytes()
-    except OSError as error:
-        reason = error.strerror or error
-        raise ModelError(f"text must name a readable file, or be {PYDOC!r}, got {source!r}: {reason}") from error
+    def side_example(self, batch: int) -> dict[str, Tensor]:
+        """The side inputs of so many samples, without data."""
 
 
-def split(text: bytes, held_out: float) -> tuple[bytes, bytes]:
-    """Return the text to train on, and its last `held_out` fraction, for evaluation."""
-    require((0 <= held_out < 1, _rule_held_out(held_out)))
-    cut = len(text) - round(len(text) * held_out)
-    return text[:cut], text[cut:]
+@dataclass(frozen=True)
+class Data:
+    """All that a run must know of its data."""
+
+    training: Samples
+    held_out: Samples | None
+    task: Task
+    num_labels: int | None = None
+    """The classes to tell apart; None for text."""
+    vocab_size: int | None = None
+    """One more than the largest token the tokenizer can give; None for images."""
+    notes: tuple[str, ...] = ()
+    """Sentences for people at the start of a run."""
 
 
-def load_blocks(options: DataOptions) -> tuple[TextBlocks, TextBlocks | None]:
-    """Read the text and return its blocks for training and for evaluation (None where nothing is held out).
+def load(options: DataOptions, *, seed: int = 0) -> Data:
+    """Read the data. `seed` is that of crops and flips alone.
 
     Raises:
-        ModelError: if the text cannot be read, or is too short for a block in either part.
+        ModelError: if it cannot be read, or cannot be what the options say; with every mistake that can be told.
     """
-    training, evaluation = split(load_text(options.text)[: options.limit], options.held_out)
-    required = options.block_size + 1
+    return _LOADERS[options.chosen_kind](options, seed)
+
+
+def check_vocabulary(data: Data, vocab_size: int) -> None:
+    """Raise `ModelError` if the tokenizer has a token that a model of this vocabulary cannot read or predict."""
+    needed = data.vocab_size or 0
+    require((needed <= vocab_size, f"vocab_size must be at least the {needed} of the tokenizer, got {vocab_size}"))
+
+
+def _load_text(options: DataOptions, seed: int) -> Data:
+    training, evaluation = _places(options)
+    tokenizer, *texts = attempt(
+        lambda: make_tokenizer(options.tokenizer),
+        *(_reader(read_texts, place, options.columns) for place in (training, evaluation) if place),
+    )
+    tokens, *rest = [tokenizer.tokens(part, options.limit) for part in texts]
+    if not rest and options.held_out:
+        cut = len(tokens) - round(len(tokens) * options.held_out)
+        tokens, rest = tokens[:cut], [tokens[cut:]]
+    least = options.block_size + 1
     require(
-        (len(training) >= required, f"the training text must have {required} bytes or more, got {len(training)}"),
+        (len(tokens) >= least, f"the training text must have {least} tokens or more, got {len(tokens)}"),
         (
-            options.held_out == 0 or len(evaluation) >= required,
-            f"the held-out text must have {required} bytes or more, got {len(evaluation)}; raise held_out",
+            not rest or len(rest[0]) >= least,
+            f"the held-out text must have {least} tokens or more, got {len(rest[0]) if rest else 0}; "
+            "raise held_out, or lower block_size",
         ),
     )
-    held_out = TextBlocks(evaluation, options.block_size) if options.held_out else None
-    return TextBlocks(training, options.block_size), held_out
+    held_out = TextBlocks(rest[0], options.block_size) if rest else None
+    return Data(TextBlocks(tokens, options.block_size), held_out, LanguageModeling(), vocab_size=tokenizer.vocab_size)
 
 
-def check_vocabulary(blocks: TextBlocks, vocab_size: int) -> None:
-    """Raise `ModelError` if the text has a token that a model of this vocabulary cannot read or predict."""
-    largest = int(blocks.tokens.max())
-    require((largest < vocab_size, f"vocab_size must be above the text's largest token {largest}, got {vocab_size}"))
+def _load_pairs(options: DataOptions, seed: int) -> Data:
+    tokenizer, (training, held_out) = attempt(
+        lambda: make_tokenizer(options.tokenizer), lambda: _labelled(options, read_pairs)
+    )
+
+    def samples(part: Labelled) -> PairSamples:
+        assert isinstance(tokenizer, Pretrained), "options refuse bytes"
+        return PairSamples(tokenizer.padded(part.examples, options.block_size), part.labels)
+
+    trained = samples(training)
+    return Data(
+        trained,
+        samples(held_out) if held_out else None,
+        Classification(training.num_labels),
+        num_labels=training.num_labels,
+        vocab_size=tokenizer.vocab_size,
+        notes=trained.notes(),
+    )
 
 
-def _rule_block_size(got: int) -> str:
-    return f"block_size must be at least 1, got {got}"
+def _load_images(options: DataOptions, seed: int) -> Data:
+    training, held_out = _labelled(options, read_pictures)
+    pictures = [*training.examples, *(held_out.examples if held_out else ())]
+    form = find_format(pictures, options.channels, options.image_size)
+    given = Normalization(tuple(options.mean), tuple(options.std))
+    normalization = given if options.mean else measure(training.examples, form)
+    require(
+        (
+            len(normalization.mean) == form.channels,
+            f"mean and std must have a value for each of {form.channels} channels, got {len(options.mean)}",
+        )
+    )
+    changes = options.crop or options.flip
+    augmentation = Augmentation(options.crop, options.flip, seed) if changes else None
+    measured = f"pixels are normalised by mean {list(normalization.mean)} and std {list(normalization.std)}, measured"
+    return Data(
+        ImageSamples(training, form, normalization, augmentation),
+        ImageSamples(held_out, form, normalization) if held_out else None,
+        Classification(training.num_labels),
+        num_labels=training.num_labels,
+        notes=() if options.mean else (measured,),
+    )
 
 
-def _rule_held_out(got: float) -> str:
-    return f"held_out must lie in [0, 1), got {got}"
+_LOADERS: dict[Kind, Callable[[DataOptions, int], Data]] = {
+    "text": _load_text,
+    "pairs": _load_pairs,
+    "images": _load_images,
+}
+
+
+def _places(options: DataOptions) -> tuple[Place, Place | None]:
+    training = Place(options.name, options.split, options.subset)
+    return training, evaluation_place(training, options.evaluation) if options.evaluation else None
+
+
+def _reader(read: Callable[..., object], *arguments: object) -> Callable[[], object]:
+    return lambda: read(*arguments)
+
+
+def _labelled(options: DataOptions, read: Callable[..., Labelled]) -> tuple[Labelled, Labelled | None]:
+    """Return the examples to train on and those to evaluate on."""
+    places = [place for place in _places(options) if place]
+    training, *rest = attempt(*(_reader(read, place, options.columns, options.label) for place in places))
+    training, *rest = [part.select(range(min(len(part), options.limit or len(part)))) for part in (training, *rest)]
+    if rest:
+        check_labels(rest[0].labels, training.num_labels, "the evaluation data; the training data has no such class")
+        return training, rest[0]
+    if not options.held_out:
+        return training, None
+    count = round(len(training) * options.held_out)
+    require(
+        (
+            1 <= count < len(training),
+            f"held_out must leave a sample on both sides, got {options.held_out} of {len(training)}",
+        )
+    )
+    # sources are often sorted by class, so an end of them would be one class
+    generator = torch.Generator().manual_seed(derive_seed("held out"))
+    order = torch.randperm(len(training), generator=generator)
+    return training.select(order[count:].sort().values.tolist()), training.select(order[:count].sort().values.tolist())

@@ -1,0 +1,127 @@
+"""From text to tokens: bytes, which need nothing, or any tokenizer that transformers loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.models.errors import ModelError, require
+from thinwire.models.sources import local_path
+
+BYTES = "bytes"
+_ROWS = 1000
+_RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
+
+
+class Tokenizer(Protocol):
+    """Turns texts into one run of tokens."""
+
+    vocab_size: int
+    """One more than the largest token it can give."""
+
+    def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
+        """Return the tokens of all texts behind each other, the first `limit` of them."""
+
+
+class Bytes:
+    """A token is a byte of the text's UTF-8."""
+
+    vocab_size = 256
+
+    def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
+        """Return uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
+        encoded = bytearray("".join(texts).encode(errors="surrogateescape")[:limit])
+        return torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Texts of varying length as rows of one length."""
+
+    tokens: Tensor
+    """int32 [N, T]."""
+    side: dict[str, Tensor]
+    """What else the tokenizer tells of each token, uint8 [N, T]: attention_mask, and token_type_ids where it has
+    them."""
+    num_truncated: int
+    """The rows whose texts were longer than T tokens."""
+
+
+class Pretrained:
+    """A tokenizer of transformers, as `AutoTokenizer` loads it."""
+
+    def __init__(self, name: str) -> None:
+        path = local_path(name, _RULE)
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or name))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{_RULE}, got {name!r}: {reason}") from error
+        self.name = name
+        self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
+        """Return int32 [N]; each text gets the special tokens that the tokenizer adds by itself, as in run_clm."""
+        pieces, count = [], 0
+        for rows in _in_parts(texts):
+            encoded = self._tokenizer(_utf8(rows, self.name), verbose=False)["input_ids"]
+            pieces.append(np.fromiter(chain.from_iterable(encoded), dtype=np.int32))
+            count += len(pieces[-1])
+            if limit is not None and count >= limit:
+                break
+        return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])[:limit])
+
+    def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
+        """Return one row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+
+        Raises:
+            ModelError: if the tokenizer has no token to pad with, or no room is left for text.
+        """
+        special = self._tokenizer.num_special_tokens_to_add(pair=len(examples[0]) == 2)
+        require(
+            (self._tokenizer.pad_token is not None, f"tokenizer {self.name!r} must have a padding token, and has none"),
+            (length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"),
+        )
+        names = [name for name in ("attention_mask", "token_type_ids") if name in self._tokenizer.model_input_names]
+        parts: dict[str, list[Any]] = {name: [] for name in ("input_ids", *names)}
+        num_truncated = 0
+        for rows in _in_parts(examples):
+            columns = [_utf8(column, self.name) for column in zip(*rows, strict=True)]
+            encoded = self._tokenizer(*columns, padding="max_length", truncation=True, max_length=length, verbose=False)
+            num_truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or ())
+            for name, found in parts.items():
+                found.append(np.array(encoded[name], dtype=np.int32 if name == "input_ids" else np.uint8))
+        tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
+        return Padded(tensors.pop("input_ids"), tensors, num_truncated)
+
+
+def make_tokenizer(name: str) -> Bytes | Pretrained:
+    """Return the tokenizer of a name.
+
+    Raises:
+        ModelError: if there is none.
+    """
+    return Bytes() if name == BYTES else Pretrained(name)
+
+
+def _in_parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Return the rows, a thousand at a time: as lists of Python's numbers, all tokens at once take 30 times theirs."""
+    return (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
+
+
+def _utf8(texts: Sequence[str], tokenizer: str) -> list[str]:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            f"a text must be UTF-8 for tokenizer {tokenizer!r}, and has other bytes; convert it, or take {BYTES!r}"
+        ) from error
+    return list(texts)

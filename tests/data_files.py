@@ -1,0 +1,78 @@
+"""Tiny data as people have it: tables, folders, images and tokenizers, written where a test wants them."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "why", "did", "it"]
+
+
+@pytest.fixture
+def hub_cache(tmp_path_factory, monkeypatch):
+    """What `datasets` keeps goes to a folder of the test, and nothing is looked for on the network."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    return datasets
+
+
+def write_rows(path, rows):
+    """Write rows as the suffix says: parquet, jsonl or csv."""
+    from datasets import Dataset
+
+    table = Dataset.from_list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    {".parquet": table.to_parquet, ".jsonl": table.to_json, ".csv": table.to_csv}[path.suffix](str(path))
+    return path
+
+
+def write_json(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_tokenizer(folder, *, pad="[PAD]", pairs=True):
+    """Write a tokenizer of words as `AutoTokenizer` loads it: [CLS] a b [SEP] c d [SEP], if `pairs`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\n", *WORDS])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
+    )
+    if pairs:
+        words.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        )
+    names = ["input_ids", "token_type_ids", "attention_mask"] if pairs else ["input_ids", "attention_mask"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token=pad, model_input_names=names
+    ).save_pretrained(str(folder))
+    return str(folder)
+
+
+def png(pixels) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def random_pixels(count, shape=(8, 8, 3), seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def write_images(path, pixels, labels, names=("cat", "dog")):
+    """Write a parquet file as CIFAR-10 comes on the hub: img, encoded, and label, of classes with names."""
+    from datasets import ClassLabel, Dataset, Features, Image
+
+    features = Features({"img": Image(), "label": ClassLabel(names=list(names))})
+    rows = {"img": [{"bytes": png(image), "path": None} for image in pixels], "label": list(labels)}
+    Dataset.from_dict(rows, features=features).to_parquet(str(path))
+    return path

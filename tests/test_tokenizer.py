@@ -1,0 +1,60 @@
+import pytest
+
+from data_files import write_tokenizer
+from thinwire.models.errors import ModelError
+from thinwire.models.tokenizer import Bytes, Pretrained, make_tokenizer
+
+PAIR = [("the cat", "sat on a mat"), ("why", "it")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("words"))
+
+
+def test_bytes_come_back_whole():
+    content = bytes(range(256)) + "é\r\n".encode()
+    assert bytes(Bytes().tokens([content.decode(errors="surrogateescape")]).tolist()) == content
+    assert bytes(Bytes().tokens(["é", "b"], limit=2).tolist()) == "é".encode()
+    assert len(Bytes().tokens([])) == 0
+
+
+def test_a_tokenizer_is_bytes_or_a_folder(folder):
+    assert make_tokenizer("bytes").vocab_size == 256
+    assert make_tokenizer(folder).vocab_size == 19
+
+
+def test_pairs_are_padded_and_told_apart(folder):
+    padded = Pretrained(folder).padded(PAIR, 10)
+    assert padded.tokens.tolist() == [[2, 5, 6, 3, 7, 8, 9, 10, 3, 0], [2, 16, 3, 18, 3, 0, 0, 0, 0, 0]]
+    assert padded.side["attention_mask"].tolist() == [[1] * 9 + [0], [1] * 5 + [0] * 5]
+    assert padded.side["token_type_ids"].tolist() == [[0] * 4 + [1] * 5 + [0], [0, 0, 0, 1, 1] + [0] * 5]
+    assert padded.num_truncated == 0
+
+
+def test_what_is_too_long_is_cut_and_counted(folder):
+    padded = Pretrained(folder).padded(PAIR, 7)
+    assert padded.tokens.tolist() == [[2, 5, 6, 3, 7, 8, 3], [2, 16, 3, 18, 3, 0, 0]]
+    assert padded.num_truncated == 1
+
+
+def test_single_texts_have_one_separator(folder):
+    assert Pretrained(folder).padded([("the cat",)], 5).tokens.tolist() == [[2, 5, 6, 3, 0]]
+
+
+def test_padding_needs_a_token_and_room(tmp_path, folder):
+    with pytest.raises(ModelError, match="must have a padding token") as caught:
+        Pretrained(write_tokenizer(tmp_path / "bare", pad=None)).padded(PAIR, 3)
+    assert "above the 3 special tokens of a sample, got 3" in str(caught.value)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"tokenizer must be 'bytes', or .*nowhere': no such file or folder"):
+        make_tokenizer(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"tokenizer must be 'bytes', or .*, got"):
+        make_tokenizer(str(tmp_path))
+
+
+def test_what_is_no_text_is_refused(folder):
+    with pytest.raises(ModelError, match="must be UTF-8 for tokenizer"):
+        Pretrained(folder).tokens([b"the \xff".decode(errors="surrogateescape")])
