@@ -1,0 +1,122 @@
+"""Tables as data: what a measurement says, the same on a terminal, in JSON and in a report.
+
+    {"title": "bench quickstart", "tables": [{"title": "...", "columns": ["codec", "GB/s"], "rows": [["q(4)", 1.5]]}]}
+
+A document may hold more beside its title and tables, such as the environment; who shows tables passes over it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import rich.table
+
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under named columns; units stand in the names, None is a cell that has no value."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    """What must be known to read it, in a sentence."""
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"a row must have a cell a column, got {len(row)} for {len(self.columns)} in row {index} of "
+                    f"{self.title!r}"
+                )
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether a column holds numbers, and is set flush right."""
+        cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        return tuple(any(map(_is_number, column)) and not any(map(_is_text, column)) for column in cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Table:
+        """The table that `to_json` described; ValueError when it is none."""
+        match value:
+            case {"title": str(title), "columns": [*columns], "rows": [*rows]}:
+                wrong = [row for row in rows if not isinstance(row, list)]
+                wrong += [name for name in columns if not isinstance(name, str)]
+                wrong += [cell for row in rows if isinstance(row, list) for cell in row if not _is_cell(cell)]
+                if not wrong:
+                    return cls(title, columns, rows, str(value.get("note", "")))
+                raise ValueError(f"rows must be lists of text, numbers, true, false or null, got {wrong[0]!r}")
+        raise ValueError("a table must have a title, a list of columns and a list of rows")
+
+    def rich(self) -> rich.table.Table:
+        """The table for a terminal."""
+        from rich.box import SIMPLE_HEAD
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=escape(self.title), title_justify="left", box=SIMPLE_HEAD, caption=escape(self.note))
+        shown.caption_justify = "left"
+        for name, numeric in zip(self.columns, self.numeric, strict=True):
+            shown.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+        for row in self.rows:
+            shown.add_row(*(escape(text_of(cell)) for cell in row))
+        return shown
+
+
+def text_of(cell: Cell) -> str:
+    """A cell as people read it: four significant digits, thousands apart."""
+    match cell:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if cell else "no"
+        case int():
+            return f"{cell:,}"
+        case float():
+            return f"{cell:,.0f}" if 1000 <= abs(cell) < 1e12 else f"{cell:.4g}"
+    return cell
+
+
+def document(title: str, tables: Sequence[Table], **beside: Any) -> dict[str, Any]:
+    """A document of tables as JSON values, with whatever else belongs beside them."""
+    return {"title": title, "tables": [table.to_json() for table in tables], **beside}
+
+
+def is_document(value: Any) -> bool:
+    """Whether JSON values claim to be a document of tables."""
+    return isinstance(value, Mapping) and "title" in value and "tables" in value
+
+
+def read_document(text: str) -> tuple[str, list[Table]]:
+    """Title and tables of a document; ValueError saying what is wrong with it."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    match value:
+        case {"title": str(title), "tables": [*tables]}:
+            return title, [Table.from_json(table) for table in tables]
+    raise ValueError("a document of tables must have a title and a list of tables")
+
+
+def _is_number(cell: Cell) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _is_text(cell: Cell) -> bool:
+    return isinstance(cell, str)
+
+
+def _is_cell(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+from rich.console import Console
+
+from thinwire.launch.tables import Table, document, is_document, read_document, text_of
+
+TABLE = Table(
+    "speed",
+    ("codec", "GB/s", "lossless", "[bytes]"),
+    (("q(4)", 1.23456, False, 12345), ("none", None, True, 0)),
+    note="one thread",
+)
+
+
+def test_a_document_comes_back_from_its_json():
+    text = json.dumps(document("bench", [TABLE], machine="a laptop"))
+    assert json.loads(text)["machine"] == "a laptop"
+    title, (table,) = read_document(text)
+    assert title == "bench"
+    assert table.to_json() == json.loads(json.dumps(TABLE.to_json()))
+    assert is_document(json.loads(text)) and not is_document([]) and not is_document({"title": "x"})
+
+
+def test_a_terminal_shows_every_cell_and_takes_no_markup():
+    console = Console(width=120, record=True, file=None, quiet=False)
+    with console.capture() as shown:
+        console.print(TABLE.rich())
+    words = shown.get().split()
+    for word in ("speed", "q(4)", "1.235", "no", "yes", "12,345", "-", "[bytes]"):
+        assert word in words, (word, shown.get())
+    assert "one thread" in shown.get()
+
+
+def test_columns_of_numbers_are_known_by_their_cells():
+    assert TABLE.numeric == (False, True, False, True)
+    assert Table("empty", ("a", "b"), ()).numeric == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (None, "-"),
+        (True, "yes"),
+        (False, "no"),
+        (1234567, "1,234,567"),
+        (0.0, "0"),
+        (0.00012345, "0.0001234"),
+        (999.96, "1000"),
+        (123456.7, "123,457"),
+        (float("nan"), "nan"),
+        ("as it is", "as it is"),
+    ],
+)
+def test_cells_are_told_as_people_read_them(cell, text):
+    assert text_of(cell) == text
+
+
+def test_a_row_has_a_cell_a_column():
+    with pytest.raises(ValueError, match="got 1 for 2 in row 1 of 'speed'"):
+        Table("speed", ("a", "b"), ((1, 2), (3,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "it is no JSON"),
+        ("[]", "must have a title and a list of tables"),
+        ('{"title": "x", "tables": [1]}', "a table must have a title, a list of columns and a list of rows"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [[[]]]}]}', r"got \[\]"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": [1], "rows": []}]}', "got 1"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [3]}]}', "got 3"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [[1, 2]]}]}', "got 2 for 1"),
+    ],
+)
+def test_what_is_no_document_is_said(text, said):
+    with pytest.raises(ValueError, match=said):
+        read_document(text)
