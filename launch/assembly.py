@@ -151,6 +151,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
         pipeline=pipeline,
         optimizer=recipe.optimizer,
         training=training,
+        trace=recipe.debug.trace,
     )
     for stage in stages:
         stage.connect()
@@ -180,6 +181,7 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
         "pipeline": recipe.pipeline,
         "optimizer": recipe.optimizer,
         "training": recipe.training,
+        "debug": recipe.debug,
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)

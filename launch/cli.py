@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 COMMANDS = {
     "train": "train a recipe, a process a stage",
     "simulate": "train a recipe in one process, with the same numbers",
+    "trace": "turn the recorded steps of a run into a trace for Perfetto",
+    "report": "write one HTML page about runs and tables",
     "bench": "measure codecs on this machine",
     "recipes": "list the packaged recipes",
     "doctor": "say what this machine can do, and what is missing for what",
@@ -39,6 +41,14 @@ def _load(command: str) -> Callable[[Sequence[str]], int]:
         from thinwire.launch.simulate import main as simulate
 
         return simulate
+    if command == "trace":
+        from thinwire.launch.trace import main as trace
+
+        return trace
+    if command == "report":
+        from thinwire.launch.report import main as report
+
+        return report
     if command == "bench":
         from thinwire.launch.bench import main as bench
 

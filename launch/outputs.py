@@ -5,6 +5,8 @@ runs/NAME/
   metrics.jsonl         one line a step
   tensorboard/          the same curves
   weights/stage-I.safetensors
+  evaluations.jsonl     one line an evaluation
+  trace/stage-I.json    what a stage did in the last steps, where that was asked for
   summary.json          everything the closing table says, and more
   loss.png              the loss curve
 """
@@ -24,6 +26,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from thinwire.pipeline.evaluation import Mode, Score
+from thinwire.pipeline.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
 
@@ -43,6 +46,7 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
         self._lines = (folder / "metrics.jsonl").open("w")
+        self._evaluation_lines = (folder / "evaluations.jsonl").open("w")
         self._events = SummaryWriter(str(folder / "tensorboard"))
         self.losses: list[tuple[int, float]] = []
         self.evaluations: list[tuple[int, dict[Mode, Score]]] = []
@@ -64,18 +68,31 @@ class MetricsLog:
     def evaluation(self, step: int, scores: dict[Mode, Score]) -> None:
         """Log an evaluation that followed `step` steps."""
         self.evaluations.append((step, scores))
+        values: dict[str, Any] = {mode: asdict(score) for mode, score in scores.items()}
+        self._evaluation_lines.write(json.dumps(_without_nan({"step": step} | values)) + "\n")
+        self._evaluation_lines.flush()
         for mode, score in scores.items():
             self._events.add_scalar(f"held-out/loss compression {mode}", score.loss, step)
 
     def close(self) -> None:
         """Write out what is buffered."""
         self._lines.close()
+        self._evaluation_lines.close()
         self._events.close()
 
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json."""
     (folder / "summary.json").write_text(json.dumps(_without_nan(summary), indent=2) + "\n")
+
+
+def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
+    """Write a file a stage, in place of any trace of an earlier run of the same name."""
+    target = folder / "trace"
+    shutil.rmtree(target, ignore_errors=True)
+    for trace in traces:
+        target.mkdir(exist_ok=True)
+        (target / f"stage-{trace.stage}.json").write_text(json.dumps(trace.to_json()) + "\n")
 
 
 def _without_nan(value: Any) -> Any:

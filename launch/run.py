@@ -15,7 +15,7 @@ import torch.distributed as dist
 from thinwire.compress.slot_file import check_space
 from thinwire.launch.assembly import Assembly, Prepared, assemble
 from thinwire.launch.console import ProgressLine, show_stores, show_summary
-from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_weights
+from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
 from thinwire.launch.recipe import dump
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
@@ -126,6 +126,8 @@ class Run:
         """Gather what only the end knows, and let the last stage's process write and show it."""
         ends = {stage.stage_index: _end_report(stage) for stage in self.trainer.stages}
         gathered = self.assembly.placement.gather(ends)
+        tracer = self.trainer.tracer
+        traces = self.assembly.placement.gather(tracer.traces()) if tracer.keep else []
         if self._log is None or stages is None or gathered is None:
             return
         self._log.close()
@@ -146,6 +148,7 @@ class Run:
             "torch": torch.__version__,
         }
         save_summary(self.recipe.folder, summary)
+        save_traces(self.recipe.folder, traces or [])
         (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
         save_picture(self.recipe.folder / "loss.png", self.recipe.name, self._log.losses, self._log.evaluations)
         show_summary(summary)

@@ -24,6 +24,7 @@ from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, checksum
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.spans import Work
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
 UNCOMPRESSED = parse("none")
@@ -115,6 +116,10 @@ class Channel:
             ],
             "seed": self.seed,
         }
+
+    def work(self, crossing: Crossing) -> Work:
+        """A frame of this channel in the terms of a trace."""
+        return Work(self.name, crossing.step, crossing.microbatch, self.boundary)
 
     def describe(self, crossing: Crossing) -> str:
         """A frame of this channel in words, for errors."""
@@ -212,7 +217,8 @@ class Sender(ChannelEnd):
         Raises PipelineError if the tensors are not the ones announced, NonFiniteError on NaN or infinity.
         """
         channel, what = self.channel, self.channel.describe(crossing)
-        with self._meter.section("encode"), torch.no_grad():
+        work = channel.work(crossing)
+        with self._meter.section("encode", work=work), torch.no_grad():
             self._check(tensors, what)
             plan = self.plan(crossing.moment)
             frame = self._transport.take()
@@ -229,6 +235,7 @@ class Sender(ChannelEnd):
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
             crc32 = checksum(frame[: plan.nbytes]) if self._options.checksum else 0
             replace(channel.header(crossing, plan), nones=nones, crc32=crc32).write(frame)
+            self._meter.depart(work, plan.nbytes)
             self._transport.send(
                 frame, plan.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
             )
@@ -238,7 +245,7 @@ class Sender(ChannelEnd):
     def flush(self) -> None:
         """Wait until everything sent has left."""
         what = f"stage {self.channel.source} was waiting for its {self.channel.name} to leave"
-        with self._meter.section("wait", what):
+        with self._meter.section("wait", what, Work("flush", boundary=self.channel.boundary)):
             self._transport.flush()
 
     def _check(self, tensors: Sequence[Tensor | None], what: str) -> None:
@@ -277,9 +284,10 @@ class Receiver(ChannelEnd):
         """
         channel, what = self.channel, self.channel.describe(crossing)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
-        with self._meter.section("wait", waiting):
+        work = channel.work(crossing)
+        with self._meter.section("wait", waiting, work):
             frame = self._transport.receive(waiting)
-        with self._meter.section("decode"), torch.no_grad():
+        with self._meter.section("decode", work=work), torch.no_grad():
             plan = self.plan(crossing.moment)
             self.count(self._meter.received, crossing, plan)
             try:

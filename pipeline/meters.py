@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import Literal, get_args
 
+from thinwire.pipeline.spans import Departure, Recording, Span, Work
+
 Section = Literal["compute", "encode", "wait", "decode"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-
+UNKNOWN = Work()
 
 Route = tuple[int, str, str]
 """Boundary, channel, phase."""
@@ -46,19 +48,26 @@ class Traffic:
 
 @dataclass
 class Meter:
-    """Seconds of one stage by section, and what it sent and received by (boundary, channel, phase)."""
+    """Seconds of one stage by section, and what it sent and received by (boundary, channel, phase).
+
+    `recording`, while there is one, takes every slice of those seconds as it ends.
+    """
 
     seconds: dict[Section, float] = field(default_factory=lambda: dict.fromkeys(SECTIONS, 0.0))
     sent: dict[Route, Traffic] = field(default_factory=dict)
     received: dict[Route, Traffic] = field(default_factory=dict)
-    _open: list[tuple[Section, str]] = field(default_factory=list)
+    recording: Recording | None = None
+    _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
 
     @contextmanager
-    def section(self, name: Section, what: str = "") -> Iterator[None]:
-        """Charge the time inside to `name`, and to nothing that surrounds it; `what` says it in words."""
+    def section(self, name: Section, what: str = "", work: Work = UNKNOWN) -> Iterator[None]:
+        """Charge the time inside to `name`, and to nothing that surrounds it.
+
+        `what` says it in words, `work` in the terms of a trace.
+        """
         self._turn()
-        self._open.append((name, what))
+        self._open.append((name, what, work))
         try:
             yield
         finally:
@@ -68,8 +77,16 @@ class Meter:
     def _turn(self) -> None:
         now = time.perf_counter()
         if self._open:
-            self.seconds[self._open[-1][0]] += now - self._since
+            name, _, work = self._open[-1]
+            self.seconds[name] += now - self._since
+            if self.recording is not None:
+                self.recording.spans.append(Span(self._since, now, name, *work))
         self._since = now
+
+    def depart(self, work: Work, nbytes: int) -> None:
+        """Note that a frame is handed to the transport now."""
+        if self.recording is not None:
+            self.recording.departures.append(Departure(time.perf_counter(), *work, nbytes))
 
     @property
     def doing(self) -> str:

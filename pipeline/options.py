@@ -248,6 +248,12 @@ class DebugOptions:
 
     check_buffers: bool = False
     """Compare the buffers at both ends of every boundary after each epoch and at the end."""
+    trace: int = 0
+    """How many of the last training steps to record as a trace, for thinwire trace and thinwire report; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.trace < 0:
+            raise OptionsError([f"debug.trace must be at least 0 steps, got {self.trace}"])
 
 
 def _misspelt(name: str, duration: str) -> list[str]:

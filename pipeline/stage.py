@@ -21,6 +21,7 @@ from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Crossing
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.spans import Work
 from thinwire.pipeline.wire import BoundaryShape, Wire
 
 Tensors = Tensor | tuple[Tensor, ...]
@@ -187,7 +188,8 @@ class CompressedStage(PipelineStage):
     ) -> Any:
         """Run one micro-batch forward and send its output on."""
         self._begin()
-        with self.meter.section("compute"), self._seeded(fwd_chunk_id):
+        work = Work("forward", self.step, fwd_chunk_id)
+        with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id):
             output = super().forward_one_chunk(
                 fwd_chunk_id, args, kwargs, save_forward_output=save_forward_output and self.keep_outputs
             )
@@ -201,7 +203,7 @@ class CompressedStage(PipelineStage):
         """Run one micro-batch backward and send its input's gradients back."""
         if not self.has_backward:
             return
-        with self.meter.section("compute"):
+        with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         # behind the gradients of what was received stand those of side inputs (torch 2.11, 2.13)
         gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
@@ -215,7 +217,7 @@ class CompressedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that makes the weights' gradients."""
-        with self.meter.section("compute"):
+        with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)):
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:

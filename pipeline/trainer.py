@@ -20,7 +20,9 @@ from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squa
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.spans import Work
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.tracer import Tracer
 
 
 class Samples(Protocol):
@@ -80,7 +82,7 @@ class WholeBatchLoss:
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
-        with self._meter.section("compute"):
+        with self._meter.section("compute", work=Work("loss")):
             if self.counts is not None:
                 self.counts.append(self._task.observe(output.detach(), target))
             return self._task.loss_sum(output, target) / self.denominator
@@ -115,6 +117,7 @@ class Trainer:
         samples, sampler: the training data and its order.
         task: counts valid targets.
         shared: weights that several stages hold; None where there are none.
+        trace: how many of the last steps the tracer keeps.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Trainer:
         optimizer: OptimizerOptions,
         training: TrainingOptions,
         shared: SharedWeights | None = None,
+        trace: int = 0,
     ) -> None:
         self.stages, self.schedule, self.loss, self.placement = list(stages), schedule, loss, placement
         self.samples, self.sampler, self.task = samples, sampler, task
@@ -138,13 +142,18 @@ class Trainer:
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
+        self.tracer = Tracer({stage.stage_index: stage.meter for stage in self.stages}, trace)
         for stage in self.stages:
             stage.keep_outputs = False
 
     def train(self, after_step: Callable[[StepRecord], None]) -> None:
         """Run all optimizer steps, calling `after_step` behind each."""
+        self.tracer.read_clock(self.placement.last_process)
         for step in range(self._training.steps):
-            after_step(self._step(step))
+            with self.tracer.step(step):
+                record = self._step(step)
+            after_step(record)
+        self.tracer.read_clock(self.placement.last_process)
 
     def _step(self, step: int) -> StepRecord:
         started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
@@ -207,13 +216,14 @@ class Trainer:
             self._shared.sum_gradients()
         if self._options.max_grad_norm is not None:
             squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
-            with self.stages[0].meter.section("wait", "waiting for the gradient norm of all stages"):
+            what = "waiting for the gradient norm of all stages"
+            with self.stages[0].meter.section("wait", what, Work("norm")):
                 norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
             for stage in self.stages:
                 clip(stage.submod.parameters(), norm, self._options.max_grad_norm)
         lr = self._options.lr * lr_factor(step, self._training.steps, self._options)
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
-            with stage.meter.section("compute"):
+            with stage.meter.section("compute", work=Work("optimizer")):
                 for group in optimizer.param_groups:
                     group["lr"] = lr
                 optimizer.step()

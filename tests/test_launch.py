@@ -34,6 +34,7 @@ FRAME_BYTES = {"activations": 16 * 32 // 2 + 2 * 32 + 64, "gradients": 16 * 32 +
 # the text is 2000 bytes, a fifth held out, blocks of 16 with a byte behind: 24 samples in batches of 4
 EVALUATION_BATCHES = 6
 FILES = [
+    "evaluations.jsonl",
     "loss.png",
     "metrics.jsonl",
     "recipe.yaml",

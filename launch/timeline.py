@@ -1,0 +1,111 @@
+"""What the traces of a run's stages say together: the steps on one clock, and every frame's way over the wire.
+
+Of a frame three moments are measured: when its sender hands it to the transport, when its receiver begins to wait for
+it, and when that wait ends. Where the receiver did wait, the frame arrived at that end. Where it did not, the frame was
+there already, and that end is only the latest time it can have arrived at. Frames of a channel arrive one after the
+other, so none is taken to be on the wire before the one ahead of it has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.spans import Departure
+from thinwire.pipeline.tracer import StageTrace
+
+WAITED = 1e-4
+"""Seconds of waiting from which on a frame is taken to have arrived at the end of the wait: receiving one that is
+there already takes microseconds."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One frame's way from one stage to another; times in seconds of the one clock."""
+
+    source: int
+    destination: int
+    channel: str
+    boundary: int
+    step: int
+    pass_index: int
+    microbatch: int
+    nbytes: int
+    handed: float
+    """When the sender handed it to the transport."""
+    start: float
+    """The same, or when the frame ahead of it had arrived, if that was later."""
+    end: float
+    """When the receiver noticed it."""
+    seen: bool
+    """Whether the receiver was waiting when it came; if not, it came at `end` or before."""
+
+
+def read_traces(run: Path) -> list[StageTrace]:
+    """The traces of all stages of a run, in stage order; OptionsError with every file that cannot be read."""
+    paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
+    if not paths:
+        raise OptionsError([f"{run} holds no trace; train with --debug.trace 3 to record the last 3 steps"])
+    traces, mistakes = [], []
+    for path in paths:
+        try:
+            traces.append(StageTrace.from_json(json.loads(path.read_text())))
+        except (OSError, ValueError) as error:
+            mistakes.append(f"{path} is no trace of a stage: {error}")
+    if mistakes:
+        raise OptionsError(mistakes)
+    return traces
+
+
+def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
+    """Every frame whose sending and receiving were both traced, channel by channel, in the order they were sent."""
+    noticed: dict[tuple[str, int | None, int | None, int | None], tuple[int, float, float]] = {
+        (span.task, span.pass_index, span.microbatch, span.boundary): (trace.stage, span.start, span.end)
+        for trace in traces
+        for step in trace.steps
+        for span in step.spans
+        if span.kind == "wait" and span.microbatch is not None
+    }
+    sent = [
+        (trace.stage, step.step, departure, noticed[departure[1:5]])
+        for trace in traces
+        for step in trace.steps
+        for departure in step.departures
+        if departure[1:5] in noticed
+    ]
+    sent.sort(key=lambda frame: (frame[2].boundary, frame[2].channel, frame[2].time))
+    channels = groupby(sent, key=lambda frame: (frame[2].boundary, frame[2].channel))
+    return [transfer for _, frames in channels for transfer in _one_after_the_other(frames)]
+
+
+Frame = tuple[int, int, Departure, tuple[int, float, float]]
+"""Source, step, departure, and (destination, start, end) of the wait for it."""
+
+
+def _one_after_the_other(frames: Iterable[Frame]) -> list[Transfer]:
+    """The transfers of one channel, given in the order they were sent."""
+    found: list[Transfer] = []
+    for source, step, departure, (destination, waited, end) in frames:
+        assert departure.boundary is not None and departure.pass_index is not None and departure.microbatch is not None
+        free = found[-1].end if found else departure.time
+        found.append(
+            Transfer(
+                source=source,
+                destination=destination,
+                channel=departure.channel,
+                boundary=departure.boundary,
+                step=step,
+                pass_index=departure.pass_index,
+                microbatch=departure.microbatch,
+                nbytes=departure.nbytes,
+                handed=departure.time,
+                start=min(max(departure.time, free), end),
+                end=end,
+                seen=end - waited > WAITED,
+            )
+        )
+    return found

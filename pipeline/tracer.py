@@ -1,0 +1,150 @@
+"""A trace: what every stage did when in some training steps, on one clock.
+
+A tracer belongs to a process and keeps its newest steps only, so a trace stays small however long the training is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.pipeline.clocks import Clock, Reading, read_clock
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.spans import Departure, Recording, Span
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One training step of one stage."""
+
+    step: int
+    start: float
+    end: float
+    spans: tuple[Span, ...]
+    departures: tuple[Departure, ...]
+
+    def on(self, clock: Clock) -> StepTrace:
+        """The same step by the reference's clock."""
+        at = clock.reference
+        return StepTrace(
+            self.step,
+            at(self.start),
+            at(self.end),
+            tuple(span._replace(start=at(span.start), end=at(span.end)) for span in self.spans),
+            tuple(departure._replace(time=at(departure.time)) for departure in self.departures),
+        )
+
+
+@dataclass(frozen=True)
+class StageTrace:
+    """The steps kept of one stage; times are seconds of the last stage's process's clock."""
+
+    stage: int
+    clock_error: float
+    """How far off the times can be at most, in seconds."""
+    clock_drift: float
+    """Seconds a second by which this process's clock ran away from the other; taken out of the times."""
+    steps: tuple[StepTrace, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace as JSON values."""
+        steps = [
+            {
+                "step": step.step,
+                "start": step.start,
+                "end": step.end,
+                "spans": [span._asdict() for span in step.spans],
+                "departures": [departure._asdict() for departure in step.departures],
+            }
+            for step in self.steps
+        ]
+        return {
+            "format": FORMAT,
+            "stage": self.stage,
+            "clock_error": self.clock_error,
+            "clock_drift": self.clock_drift,
+            "steps": steps,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> StageTrace:
+        """The trace that `to_json` described; ValueError when it is none."""
+        if not isinstance(value, Mapping) or value.get("format") != FORMAT:
+            raise ValueError(f"a stage's trace must be of format {FORMAT}")
+        try:
+            return cls(
+                value["stage"],
+                value["clock_error"],
+                value["clock_drift"],
+                tuple(
+                    StepTrace(
+                        step["step"],
+                        step["start"],
+                        step["end"],
+                        tuple(Span(**span) for span in step["spans"]),
+                        tuple(Departure(**departure) for departure in step["departures"]),
+                    )
+                    for step in value["steps"]
+                ),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a field of the trace is missing or of another kind: {error}") from error
+
+
+class Tracer:
+    """Keeps the newest training steps of one process's stages.
+
+    Args:
+        meters: the meter of every stage here, by stage.
+        keep: how many steps; 0 records nothing and costs nothing.
+    """
+
+    def __init__(self, meters: Mapping[int, Meter], keep: int) -> None:
+        self.keep = keep
+        self._meters = dict(meters)
+        self._kept: deque[dict[int, StepTrace]] = deque(maxlen=keep)
+        self._readings: list[Reading] = []
+
+    def read_clock(self, reference: int) -> None:
+        """Compare clocks with the reference process, where a trace is kept; collective, before and after training."""
+        if self.keep:
+            self._readings.append(read_clock(reference))
+
+    @contextmanager
+    def step(self, index: int) -> Iterator[None]:
+        """Record the training step inside."""
+        if not self.keep:
+            yield
+            return
+        started = time.perf_counter()
+        recordings = {stage: Recording() for stage in self._meters}
+        for stage, meter in self._meters.items():
+            meter.recording = recordings[stage]
+        try:
+            yield
+        finally:
+            for meter in self._meters.values():
+                meter.recording = None
+        ended = time.perf_counter()
+        self._kept.append(
+            {
+                stage: StepTrace(index, started, ended, tuple(recording.spans), tuple(recording.departures))
+                for stage, recording in recordings.items()
+            }
+        )
+
+    def traces(self) -> dict[int, StageTrace]:
+        """What was kept, by stage, on the reference's clock; needs a reading before and one after."""
+        clock = Clock(self._readings[0], self._readings[-1])
+        return {
+            stage: StageTrace(
+                stage, clock.error, clock.drift, tuple(step[stage].on(clock) for step in self._kept if stage in step)
+            )
+            for stage in self._meters
+        }
