@@ -93,7 +93,7 @@ def timeline(steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer],
                     _bar(axes, (frame.start - zero, frame.end - zero), (lane + 0.17 + 0.13 * row, 0.1), role)
     axes.set_xlim(0, length)
     axes.set_ylim(len(steps) - 0.45, -0.5)
-    axes.set_yticks(range(len(steps)), [f"stage {stage}" for stage, _ in steps])
+    axes.set_yticks([lane - 0.13 for lane in range(len(steps))], [f"stage {stage}" for stage, _ in steps])
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{1e3 * seconds:g}")
     axes.set_xlabel("milliseconds from the start of the step")
     axes.tick_params(axis="y", length=0)

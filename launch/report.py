@@ -249,6 +249,7 @@ def _comparison(runs: Sequence[Found]) -> dict[str, Any]:
     """What the template shows of several runs together."""
     names = _distinct([run.summary["name"] for run in runs], [str(run.folder) for run in runs])
     window = max(1, max(len(run.steps) for run in runs) // 25)
+    smoothed = f" as the mean of {window} steps" if window > 1 else ""
     lines = []
     for name, run in zip(names, runs, strict=True):
         lines.append(Curve(f"{name}: training", running_mean(_losses(run), window)))
@@ -258,10 +259,10 @@ def _comparison(runs: Sequence[Found]) -> dict[str, Any]:
             name,
             run.summary["steps"],
             *(_score(run.summary, mode) for mode in ("on", "off")),
-            run.summary["bytes_sent"] / 1e6,
-            _ratio(run.summary["channels"]),
-            _speed(run),
-            run.summary["training_seconds"],
+            round(run.summary["bytes_sent"] / 1e6, 2),
+            round(_ratio(run.summary["channels"]), 2),
+            round(_speed(run), 1),
+            round(run.summary["training_seconds"], 1),
         )
         for name, run in zip(names, runs, strict=True)
     ]
@@ -271,7 +272,7 @@ def _comparison(runs: Sequence[Found]) -> dict[str, Any]:
     )
     return {
         "picture": curves(lines, "Losses of " + ", ".join(names)),
-        "caption": f"Training loss as the mean of {window} steps; points are held out, with compression on.",
+        "caption": f"Training loss{smoothed}; points are held out, with compression on.",
         "table": Table("All runs", columns, rows),
     }
 
@@ -311,11 +312,11 @@ def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
             " to ".join(str(channel["boundary"] + side) for side in _direction(channel["channel"])),
             channel["channel"],
             channel["codec"],
-            channel["bytes"] / 1e6,
-            channel["uncompressed"] / 1e6,
-            channel["uncompressed"] / max(1, channel["bytes"]),
-            channel["bits_per_element"],
-            100 * channel["full_share"],
+            round(channel["bytes"] / 1e6, 3),
+            round(channel["uncompressed"] / 1e6, 3),
+            round(channel["uncompressed"] / max(1, channel["bytes"]), 2),
+            round(channel["bits_per_element"], 3),
+            round(100 * channel["full_share"], 1),
         )
         for channel in channels
     ]
@@ -347,8 +348,8 @@ def _stage_table(stages: Sequence[Mapping[str, Any]], total: float) -> Table:
             stage["stage"],
             stage.get("layers"),
             stage.get("parameters"),
-            *_split(stage["seconds"], total).values(),
-            stage["peak_memory"] / 1e6,
+            *(round(spent, 2) for spent in _split(stage["seconds"], total).values()),
+            round(stage["peak_memory"] / 1e6),
         )
         for stage in stages
     ]

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.spans import Departure
+from thinwire.pipeline.spans import Departure, Span
 from thinwire.pipeline.tracer import StageTrace
 
 WAITED = 1e-4
@@ -41,6 +41,8 @@ class Transfer:
     """The same, or when the frame ahead of it had arrived, if that was later."""
     end: float
     """When the receiver noticed it."""
+    decoding: float
+    """When the receiver began to decode it."""
     seen: bool
     """Whether the receiver was waiting when it came; if not, it came at `end` or before."""
 
@@ -63,11 +65,11 @@ def read_traces(run: Path) -> list[StageTrace]:
 
 def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
     """Every frame whose sending and receiving were both traced, channel by channel, in the order they were sent."""
-    noticed: dict[tuple[str, int | None, int | None, int | None], tuple[int, float, float]] = {
-        (span.task, span.pass_index, span.microbatch, span.boundary): (trace.stage, span.start, span.end)
-        for trace in traces
-        for step in trace.steps
-        for span in step.spans
+    spans = [(trace.stage, span) for trace in traces for step in trace.steps for span in step.spans]
+    decoded = {_frame_of(span): span.start for _, span in spans if span.kind == "decode"}
+    noticed: dict[FrameKey, Noticed] = {
+        _frame_of(span): (stage, span.start, span.end, decoded.get(_frame_of(span), span.end))
+        for stage, span in spans
         if span.kind == "wait" and span.microbatch is not None
     }
     sent = [
@@ -82,14 +84,22 @@ def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
     return [transfer for _, frames in channels for transfer in _one_after_the_other(frames)]
 
 
-Frame = tuple[int, int, Departure, tuple[int, float, float]]
-"""Source, step, departure, and (destination, start, end) of the wait for it."""
+FrameKey = tuple[str, int | None, int | None, int | None]
+"""What tells one frame from all others: channel, pass, micro-batch and boundary."""
+Noticed = tuple[int, float, float, float]
+"""Destination, start and end of the wait for a frame, start of its decoding."""
+Frame = tuple[int, int, Departure, Noticed]
+"""Source, step, departure, and how it was noticed."""
+
+
+def _frame_of(span: Span) -> FrameKey:
+    return span.task, span.pass_index, span.microbatch, span.boundary
 
 
 def _one_after_the_other(frames: Iterable[Frame]) -> list[Transfer]:
     """The transfers of one channel, given in the order they were sent."""
     found: list[Transfer] = []
-    for source, step, departure, (destination, waited, end) in frames:
+    for source, step, departure, (destination, waited, end, decoding) in frames:
         assert departure.boundary is not None and departure.pass_index is not None and departure.microbatch is not None
         free = found[-1].end if found else departure.time
         found.append(
@@ -105,6 +115,7 @@ def _one_after_the_other(frames: Iterable[Frame]) -> list[Transfer]:
                 handed=departure.time,
                 start=min(max(departure.time, free), end),
                 end=end,
+                decoding=decoding,
                 seen=end - waited > WAITED,
             )
         )

@@ -134,7 +134,7 @@ def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]
     return [
         *wire,
         {**arrow, "ph": "s", "pid": transfer.source, "ts": _microseconds(transfer.handed - zero)},
-        {**arrow, "ph": "f", "bp": "e", "pid": transfer.destination, "ts": _microseconds(transfer.end - zero)},
+        {**arrow, "ph": "f", "bp": "e", "pid": transfer.destination, "ts": _microseconds(transfer.decoding - zero)},
     ]
 
 

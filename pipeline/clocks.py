@@ -38,13 +38,15 @@ class Clock:
 
     @property
     def drift(self) -> float:
-        """Seconds a second that the offset grows by between the two readings."""
-        apart = self.last.at - self.first.at
-        return (self.last.offset - self.first.offset) / apart if apart > 0 else 0.0
+        """Seconds a second that the offset grows by; 0 where the readings may differ by their errors alone."""
+        moved = self.last.offset - self.first.offset
+        if abs(moved) <= self.first.error + self.last.error:
+            return 0.0
+        return moved / (self.last.at - self.first.at)
 
     @property
     def error(self) -> float:
-        """How far off a time between the two readings can be at most, if the drift is steady."""
+        """How far off a time near the readings can be at most; between them too, if the drift is steady."""
         return max(self.first.error, self.last.error)
 
     def reference(self, local: float) -> float:

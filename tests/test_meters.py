@@ -2,6 +2,7 @@ import pytest
 
 from thinwire.pipeline import meters
 from thinwire.pipeline.meters import SECTIONS, Meter, Traffic, count
+from thinwire.pipeline.spans import Departure, Recording, Span, Work
 
 
 @pytest.fixture
@@ -33,6 +34,33 @@ def test_sections_are_exclusive(clock):
         clock.now = 101.0
     assert meter.seconds == {"compute": 2.5, "wait": 3.0, "decode": 0.5, "encode": 1.0}
     assert set(meter.seconds) == set(SECTIONS)
+
+
+def test_a_recording_takes_every_slice_and_departure(clock):
+    meter, recording = Meter(), Recording()
+    with meter.section("compute"):
+        clock.now = 1.0
+    meter.depart(Work("activations", 0, 0, 0), 100)
+    meter.recording = recording
+    frame = Work("gradients", 5, 2, 0)
+    with meter.section("compute", work=Work("backward", 5, 2)):
+        clock.now = 2.0
+        with meter.section("wait", "stage 0 was waiting", frame):
+            clock.now = 4.0
+        clock.now = 4.5
+    meter.depart(frame, 64)
+    meter.recording = None
+    with meter.section("decode"):
+        clock.now = 9.0
+    assert recording == Recording(
+        [
+            Span(1.0, 2.0, "compute", "backward", 5, 2, None),
+            Span(2.0, 4.0, "wait", "gradients", 5, 2, 0),
+            Span(4.0, 4.5, "compute", "backward", 5, 2, None),
+        ],
+        [Departure(4.5, "gradients", 5, 2, 0, 64)],
+    )
+    assert meter.seconds == {"compute": 2.5, "wait": 2.0, "decode": 4.5, "encode": 0.0}
 
 
 def test_an_exception_closes_its_section(clock):

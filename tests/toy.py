@@ -111,6 +111,7 @@ def make_trainer(
     wire=None,
     optimizer=None,
     samples=Samples,
+    trace=0,
 ):
     """A trainer over the stages of one process, connected."""
     pipeline = PipelineOptions(
@@ -161,6 +162,7 @@ def make_trainer(
         pipeline=pipeline,
         optimizer=OptimizerOptions(**(optimizer or {"lr": 0.05, "max_grad_norm": 0.5})),
         training=TrainingOptions(steps=steps),
+        trace=trace,
     )
     for stage in stages:
         stage.connect()
