@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from thinwire.launch.pictures import Curve, curves, running_mean, timeline
-from thinwire.launch.tables import Table, is_document, read_document, text_of
+from thinwire.launch.tables import Table, is_document, read_document
 from thinwire.launch.timeline import read_traces, transfers
 from thinwire.launch.trace import write
 from thinwire.pipeline.errors import OptionsError
@@ -120,7 +120,6 @@ def render(runs: Sequence[Found], documents: Sequence[Document]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["cell"] = text_of
     environment.filters["svg"] = Markup  # drawn by thinwire.launch.pictures, which escapes what it is given
     names = [run.summary["name"] for run in runs] + [document.title for document in documents]
     return environment.get_template("report.html").render(

@@ -8,6 +8,7 @@ A document may hold more beside its title and tables, such as the environment; w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     import rich.table
 
 Cell = str | int | float | bool | None
+
+ALIGNED_RANGE = 1e4
+"""How far apart the numbers of a column may be to be shown with equally many digits behind the point."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class Table:
         """Whether a column holds numbers, and is set flush right."""
         cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
         return tuple(any(map(_is_number, column)) and not any(map(_is_text, column)) for column in cells)
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Every cell as people read it, by row; the fractions of a column have equally many digits."""
+        return [list(row) for row in zip(*map(_column_texts, zip(*self.rows, strict=True)), strict=True)]
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values."""
@@ -69,8 +78,8 @@ class Table:
         shown.caption_justify = "left"
         for name, numeric in zip(self.columns, self.numeric, strict=True):
             shown.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
-        for row in self.rows:
-            shown.add_row(*(escape(text_of(cell)) for cell in row))
+        for row in self.texts:
+            shown.add_row(*map(escape, row))
         return shown
 
 
@@ -86,6 +95,18 @@ def text_of(cell: Cell) -> str:
         case float():
             return f"{cell:,.0f}" if 1000 <= abs(cell) < 1e12 else f"{cell:.4g}"
     return cell
+
+
+def _column_texts(cells: Sequence[Cell]) -> list[str]:
+    fractions = [cell for cell in cells if isinstance(cell, float) and math.isfinite(cell) and cell]
+    texts = [text_of(cell) for cell in fractions]
+    if not fractions or any("e" in text for text in texts):
+        return [text_of(cell) for cell in cells]
+    sizes = [abs(cell) for cell in fractions]
+    if max(sizes) > ALIGNED_RANGE * min(sizes):
+        return [text_of(cell) for cell in cells]
+    digits = max(len(text.partition(".")[2]) for text in texts)
+    return [f"{cell:,.{digits}f}" if _is_finite(cell) else text_of(cell) for cell in cells]
 
 
 def document(title: str, tables: Sequence[Table], **beside: Any) -> dict[str, Any]:
@@ -112,6 +133,10 @@ def read_document(text: str) -> tuple[str, list[Table]]:
 
 def _is_number(cell: Cell) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _is_finite(cell: Cell) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool) and math.isfinite(cell)
 
 
 def _is_text(cell: Cell) -> bool:

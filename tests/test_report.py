@@ -28,7 +28,7 @@ TABLES = document(
     "bench <of> codecs",
     [Table("Samples a second", ("codec", "100 Mbit/s"), (("q(4)", 512.5), ("<script>alert(1)</script>", None)))],
 )
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(filter(None, map(shutil.which, ("google-chrome", "chromium", "chromium-browser"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the PATH")
 
 
@@ -116,9 +116,8 @@ def test_the_page_says_what_the_runs_were(source, folder):
 
 def test_nothing_leaves_the_page(source):
     page = Page(source)
-    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & {
-        tag for tag, _ in page.elements
-    }
+    reaching_out = {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not reaching_out & {tag for tag, _ in page.elements}
     links = [
         value
         for _, attributes in page.elements
@@ -159,11 +158,9 @@ def test_chromium_draws_the_timeline_in_its_colours(source, folder, tmp_path):
     """Each kind of work that the step had covers some area of the picture, in the colour that the legend gives it."""
     image = pytest.importorskip("PIL.Image")
     picture = tmp_path / "page.png"
-    chromium(
-        f"--screenshot={picture}", "--window-size=1200,6000", (folder / "report.html").as_uri(), cwd=tmp_path
-    )  # fmt: skip
-    counted = dict((colour, count) for count, colour in image.open(picture).convert("RGB").getcolors(1 << 24))
-    swatch = 100
+    chromium(f"--screenshot={picture}", "--window-size=1200,6000", (folder / "report.html").as_uri(), cwd=tmp_path)
+    counted = {colour: count for count, colour in image.open(picture).convert("RGB").getcolors(1 << 24)}
+    swatch = 100  # pixels that the colour has in the legend
     for role in ("forward", "backward", "encode", "decode"):
         colour = re.search(rf"--{role}: #(\w+);", source)[1]
         assert counted.get(tuple(bytes.fromhex(colour)), 0) > 3 * swatch, role

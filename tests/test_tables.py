@@ -56,6 +56,17 @@ def test_cells_are_told_as_people_read_them(cell, text):
     assert text_of(cell) == text
 
 
+def test_a_column_of_fractions_lines_up_at_the_point():
+    rows = ((0.56, 1e-9, 812.34, 1), (0.6, 2.5, 102, 2), (float("nan"), 0.0, None, 3))
+    assert Table("numbers", ("a", "b", "c", "d"), rows).texts == [
+        ["0.56", "1e-09", "812.3", "1"],
+        ["0.60", "2.5", "102.0", "2"],
+        ["nan", "0", "-", "3"],
+    ]
+    assert Table("far apart", ("a",), ((0.0625,), (65536.5,))).texts == [["0.0625"], ["65,536"]]
+    assert Table("empty", ("a",), ()).texts == []
+
+
 def test_a_row_has_a_cell_a_column():
     with pytest.raises(ValueError, match="got 1 for 2 in row 1 of 'speed'"):
         Table("speed", ("a", "b"), ((1, 2), (3,)))
