@@ -352,7 +352,10 @@ def _stage_table(stages: Sequence[Mapping[str, Any]], total: float) -> Table:
         )
         for stage in stages
     ]
-    note = "Sections exclude each other; other is reading data, clipping, and what the schedule itself takes."
+    note = (
+        "Sections exclude each other; other is reading data, clipping, what the schedule itself takes, and the work of "
+        "further stages in the same process. Peak memory is that of the process."
+    )
     return Table("Time and memory of each stage", columns, rows, note)
 
 

@@ -40,6 +40,7 @@ def test_recipes_lists_the_packaged_ones(capsys):
 
 MISTAKES = [
     ("--training.steps -1", "training.steps must be at least 0, got -1\n"),
+    ("--debug.trace -1", "debug.trace must be at least 0 steps, got -1\n"),
     (
         "--training.steps -1 --wire.timeout 0",
         "wire.timeout must be from 0.01 to 1e6 seconds, got 0.0\ntraining.steps must be at least 0, got -1\n",

@@ -40,6 +40,8 @@ FILES = [
     "recipe.yaml",
     "summary.json",
     "tensorboard",
+    "trace/stage-0.json",
+    "trace/stage-1.json",
     "weights/stage-0.safetensors",
     "weights/stage-1.safetensors",
 ]
@@ -57,7 +59,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder):
     """The run that most tests look at: `thinwire train`, whose output it is."""
-    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "trained"], folder)
+    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "trained", "--debug.trace", "2"], folder)
     assert command.status == 0, command.stderr
     return command
 
@@ -146,7 +148,7 @@ def test_the_summary_scores_held_out_text_both_ways(trained, folder):
 
 def test_the_recipe_it_leaves_reads_back(trained, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    asked = recipe.parse(["tiny.yaml", "--output", "trained"])
+    asked = recipe.parse(["tiny.yaml", "--output", "trained", "--debug.trace", "2"])
     assert recipe.parse(["trained/recipe.yaml"]) == asked
     assert recipe.parse(["trained/recipe.yaml", "--output", "elsewhere"]) == replace(asked, output="elsewhere")
 
