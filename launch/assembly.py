@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from thinwire.compress import SlotCounts
 from thinwire.launch.recipe import Recipe
-from thinwire.models.data import TextBlocks, check_vocabulary, load_blocks
-from thinwire.models.errors import ModelError
-from thinwire.models.gpt2 import gpt2
-from thinwire.models.layers import Blueprint, build_stage, stage_output_examples
-from thinwire.models.partition import explicit, partition
+from thinwire.models.data import Data, load
+from thinwire.models.errors import ModelError, require
+from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, stage_output_examples
+from thinwire.models.model import blueprint, check_fits
+from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.sampler import Sampler
-from thinwire.models.tasks import LanguageModeling
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
+from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
 from thinwire.pipeline.wire import Wire
@@ -37,8 +39,25 @@ class Prepared:
     recipe: Recipe
     blueprint: Blueprint
     cuts: tuple[range, ...]
-    training: TextBlocks
-    held_out: TextBlocks | None
+    data: Data
+
+    outputs: tuple[tuple[Tensor, ...], ...]
+    """What each stage puts out for a micro-batch, as meta tensors."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass through the training data."""
+        return len(self.data.training) // self.recipe.pipeline.batch_size
+
+    @property
+    def inputs(self) -> Tensor:
+        """A micro-batch of the model's input, as a meta tensor."""
+        return self.data.training.example(self.recipe.pipeline.microbatch_size)
+
+    @property
+    def side(self) -> dict[str, Tensor]:
+        """A micro-batch of the side inputs, as meta tensors by name."""
+        return self.data.training.side_example(self.recipe.pipeline.microbatch_size)
 
 
 @dataclass(frozen=True)
@@ -51,39 +70,88 @@ class Assembly:
 
 
 def prepare(recipe: Recipe) -> Prepared:
-    """Read the data and cut the model.
+    """Read the data and cut the model; the recipe's epochs become steps.
 
     Raises:
-        OptionsError: the run's folder cannot be written.
-        ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so.
+        ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so; as many mistakes at
+            once as can be told.
     """
-    training, held_out = load_blocks(recipe.data)
-    for blocks in (training, held_out):
-        if blocks is not None:
-            check_vocabulary(blocks, recipe.model.vocab_size)
-    if len(training) < recipe.pipeline.batch_size:
-        raise ModelError(
-            f"a batch holds no sample twice: pipeline asks for {recipe.pipeline.batch_size} samples a step, the "
-            f"training text has {len(training)} blocks of {recipe.data.block_size}"
-        )
-    blueprint = gpt2(recipe.model)
-    sizes, num_stages = recipe.pipeline.layers, recipe.pipeline.num_stages
-    cuts = (
-        explicit(sizes, len(blueprint.layers))
-        if sizes is not None
-        else partition([layer.cost for layer in blueprint.layers], num_stages)
+    data = load(recipe.data, seed=recipe.training.seed)
+    model = make_blueprint(recipe, data)
+    cuts = _cut(model, recipe)
+    _check_samples(data, recipe)
+    prepared = Prepared(recipe, model, cuts, data, outputs=())
+    outputs = _outputs(prepared)
+    epochs = recipe.training.epochs
+    if epochs is not None:
+        training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
+        recipe = replace(recipe, training=training)
+    return replace(prepared, recipe=recipe, outputs=outputs)
+
+
+def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
+    """The recipe's model, made for its data. ModelError if there is none such, or the two do not fit."""
+    tokens = recipe.data.block_size if data.vocab_size is not None else None
+    model = blueprint(
+        recipe.model,
+        task="causal-lm" if data.num_labels is None else "classification",
+        num_labels=data.num_labels,
+        block_size=tokens,
     )
-    one_pass = recipe.pipeline.num_microbatches * recipe.pipeline.microbatch_size
-    if held_out is not None and len(held_out) < one_pass:
-        raise ModelError(
-            f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
-            f"samples, the held-out text {len(held_out)} blocks of {recipe.data.block_size}; raise data.held_out"
+    check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
+    return model
+
+
+def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
+    """What the stages put out. ModelError where the model cannot read such samples, or its layers do not fit."""
+    try:
+        found = stage_output_examples(
+            prepared.blueprint, prepared.cuts, prepared.inputs, prepared.recipe.training.precision, side=prepared.side
         )
-    _check_output(recipe.folder)
-    return Prepared(recipe, blueprint, cuts, training, held_out)
+    except ModelError:
+        raise
+    except Exception as error:
+        example = prepared.inputs
+        raise ModelError(
+            f"the model must be able to read samples such as {str(example.dtype).removeprefix('torch.')} of shape "
+            f"{list(example.shape)}, and each layer what the one before puts out; it ends with: {_first_line(error)}"
+        ) from error
+    return tuple(found)
 
 
-def _check_output(folder: Path) -> None:
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _cut(blueprint: Blueprint, recipe: Recipe) -> tuple[range, ...]:
+    """The layers of each stage."""
+    wanted, layers = recipe.pipeline.layers, blueprint.layers
+    if wanted is None:
+        return partition([layer.cost for layer in layers], recipe.pipeline.num_stages)
+    if any(isinstance(entry, str) for entry in wanted):
+        return cut_after([str(entry) for entry in wanted], [layer.name for layer in layers])
+    return explicit([int(entry) for entry in wanted], len(layers))
+
+
+def _check_samples(data: Data, recipe: Recipe) -> None:
+    """Raise ModelError unless there are samples enough for a batch, in training and held out."""
+    pipeline = recipe.pipeline
+    one_pass = pipeline.num_microbatches * pipeline.microbatch_size
+    require(
+        (
+            len(data.training) >= pipeline.batch_size,
+            f"a batch holds no sample twice: pipeline asks for {pipeline.batch_size} samples a step, there are "
+            f"{len(data.training)} to train on",
+        ),
+        (
+            data.held_out is None or len(data.held_out) >= one_pass,
+            f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
+            f"samples, there are {len(data.held_out or ())} held out; raise data.held_out",
+        ),
+    )
+
+
+def check_output(folder: Path) -> None:
     """Raise OptionsError unless the run can write where it is told to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +175,7 @@ def simulated_placement(recipe: Recipe) -> Placement:
 
 def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     """Build and connect the stages that process `rank` holds. Collective over the default process group."""
-    recipe = prepared.recipe
+    recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
     wire = Wire(
@@ -117,17 +185,16 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
         agreement=_agreement(prepared),
         slots=SlotCounts(
             positions=pipeline.batch_size,
-            samples=len(prepared.training),
-            evaluation_samples=len(prepared.held_out or ()),
+            samples=len(data.training),
+            evaluation_samples=len(data.held_out or ()),
         ),
         store_folder=_store_folder(recipe),
     )
-    example = torch.empty(pipeline.microbatch_size, recipe.data.block_size, dtype=torch.int64, device="meta")
-    outputs = stage_output_examples(prepared.blueprint, prepared.cuts, example, training.precision)
-    inputs = [(example,), *outputs[:-1]]
+    outputs = prepared.outputs
+    inputs = [(prepared.inputs,), *outputs[:-1]]
     stages = [
         CompressedStage(
-            build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision),
+            module,
             index,
             pipeline.num_stages,
             torch.device("cpu"),
@@ -136,26 +203,54 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
             wire=wire,
             first_layer=prepared.cuts[index].start,
         )
-        for index in where.stages_of(rank)
+        for index, module in build_modules(prepared, where, rank).items()
     ]
-    task = LanguageModeling()
-    loss = WholeBatchLoss(task, stages[-1].meter)
+    loss = WholeBatchLoss(data.task, stages[-1].meter)
     trainer = Trainer(
         stages=stages,
         schedule=_schedule(recipe, where, stages, loss),
         loss=loss,
         placement=where,
-        samples=prepared.training,
-        sampler=Sampler(len(prepared.training), pipeline.batch_size, training.seed),
-        task=task,
+        samples=data.training,
+        sampler=Sampler(len(data.training), pipeline.batch_size, training.seed, shuffle=recipe.data.shuffle),
+        task=data.task,
         pipeline=pipeline,
         optimizer=recipe.optimizer,
         training=training,
+        shared=_shared_weights(prepared.blueprint, stages, where),
         trace=recipe.debug.trace,
     )
     for stage in stages:
         stage.connect()
     return Assembly(trainer, prepared, where)
+
+
+def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, Stage]:
+    """The stages that process `rank` holds, by index, with the weights they start with."""
+    training = prepared.recipe.training
+    return {
+        index: build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
+        for index in where.stages_of(rank)
+    }
+
+
+def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
+    """The weights that several stages hold; None where the model has none. Collective where it has."""
+    if not blueprint.shared:
+        return None
+    copies = {stage.stage_index: _copies(stage.submod, blueprint.shared) for stage in stages}
+    counts = where.gather_numbers({stage: len(parameters) for stage, parameters in copies.items()})
+    holders = [stage for stage, count in enumerate(counts) if count]
+    held = {stage: parameters for stage, parameters in copies.items() if parameters}
+    return SharedWeights(holders, held, {stage.stage_index: stage.meter for stage in stages}, where)
+
+
+def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:
+    """The parameters of a stage's shared parts, in the order of their names."""
+    assert isinstance(module, Stage)
+    layers = (layer for layer in module.layers if isinstance(layer, Layer))
+    parts = {name: part for layer in layers for name, part in layer.parts.items() if name in shared}
+    return [parameter for name in sorted(parts) for parameter in parts[name].parameters()]
 
 
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:
@@ -185,4 +280,4 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
-    return {**dotted, "text": prepared.training.digest}
+    return {**dotted, "samples": prepared.data.training.digest}

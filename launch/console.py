@@ -50,6 +50,12 @@ class ProgressLine:
             self._console.print(f"step {record.step + 1}/{self._total}  {line}", soft_wrap=True)
 
 
+def show_notes(notes: Sequence[str]) -> None:
+    """Print what is worth knowing before training starts, a line each."""
+    for note in notes:
+        Console().print(note, highlight=False, soft_wrap=True, markup=False)
+
+
 def show_stores(stages: Sequence[Mapping[str, int]]) -> None:
     """Print what the stores of feedback will take once full, a line a process; nothing where there are none."""
     where = {"memory": "in memory", "disk": "on disk"}
@@ -64,10 +70,12 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     console = Console()
     title = f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s"
     table = Table(title=title, title_justify="left", box=SIMPLE)
-    for column in ("", "loss", "perplexity"):
-        table.add_column(column, justify="left" if not column else "right")
+    table.add_column("")
+    columns = [name for name in next(iter(summary["held_out"].values()), {}) if name != "num_targets"]
+    for column in columns:
+        table.add_column(column, justify="right")
     for mode, score in summary["held_out"].items():
-        table.add_row(f"held out, compression {mode}", f"{score['loss']:.4f}", f"{score['perplexity']:.3f}")
+        table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
     console.print(table)
     console.print(_channels_table(summary))
     console.print(_stages_table(summary))

@@ -68,11 +68,12 @@ class MetricsLog:
     def evaluation(self, step: int, scores: dict[Mode, Score]) -> None:
         """Log an evaluation that followed `step` steps."""
         self.evaluations.append((step, scores))
-        values: dict[str, Any] = {mode: asdict(score) for mode, score in scores.items()}
+        values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
         self._evaluation_lines.write(json.dumps(_without_nan({"step": step} | values)) + "\n")
         self._evaluation_lines.flush()
         for mode, score in scores.items():
-            self._events.add_scalar(f"held-out/loss compression {mode}", score.loss, step)
+            for name, value in {"loss": score.loss, **score.metrics}.items():
+                self._events.add_scalar(f"held-out/{name} compression {mode}", value, step)
 
     def close(self) -> None:
         """Write out what is buffered."""
@@ -105,13 +106,17 @@ def _without_nan(value: Any) -> Any:
 
 
 def save_picture(
-    path: Path, title: str, losses: Sequence[tuple[int, float]], evaluations: Sequence[tuple[int, dict[Mode, Score]]]
+    path: Path,
+    title: str,
+    unit: str,
+    losses: Sequence[tuple[int, float]],
+    evaluations: Sequence[tuple[int, dict[Mode, Score]]],
 ) -> None:
-    """Draw the loss of every step, and the held-out losses with compression on and off."""
+    """Draw the loss of every step, in `unit`, and the held-out losses with compression on and off."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="optimizer step", ylabel="loss (nats per token)", title=title)
+    axes = figure.add_subplot(xlabel="optimizer step", ylabel=f"loss ({unit})", title=title)
     if losses:
         axes.plot(*zip(*losses, strict=True), linewidth=0.8, label="training")
     for mode, marker in (("on", "o"), ("off", "x")):

@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.models.data import DataOptions
 from thinwire.models.errors import ModelError
-from thinwire.models.gpt2 import GPT2Options
+from thinwire.models.model import ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import (
     CompressionOptions,
@@ -47,7 +47,7 @@ class Recipe:
     """Folder for everything the run writes; empty means runs/ and the name."""
     save_every: int = 0
     """Steps between saves of the newest weights; 0 saves at the end only."""
-    model: GPT2Options = field(default_factory=GPT2Options)
+    model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     compression: CompressionOptions = field(default_factory=CompressionOptions)
@@ -60,11 +60,6 @@ class Recipe:
         mistakes = []
         if self.save_every < 0:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
-        if self.data.block_size > self.model.n_positions:
-            mistakes.append(
-                f"data.block_size must be at most model.n_positions, got {self.data.block_size} > "
-                f"{self.model.n_positions}"
-            )
         unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
         if unknown:
             mistakes.append(

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from thinwire.compress.slot_file import check_space
 from thinwire.launch.assembly import Assembly, Prepared, assemble
-from thinwire.launch.console import ProgressLine, show_stores, show_summary
+from thinwire.launch.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
 from thinwire.launch.recipe import dump
+from thinwire.models.batch_norm import batch_norm_warning
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.models.sampler import evaluation_batches
@@ -38,7 +39,7 @@ class Run:
         self.recipe = prepared.recipe
         self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
         self.trainer = self.assembly.trainer
-        self._held_out = prepared.held_out
+        self._held_out = prepared.data.held_out
         self._wire = self.trainer.stages[0].wire
         check_space((layout, path) for layout, path in self._wire.stores if path is not None)
         self._started = time.perf_counter()
@@ -52,6 +53,7 @@ class Run:
 
     def go(self) -> None:
         """Train, evaluate both ways, save, report."""
+        self._show_notes()
         self._show_stores()
         training_started = time.perf_counter()
         if self._log is None:
@@ -61,7 +63,7 @@ class Run:
                 self.trainer.train(self._after_step)
         training_seconds = time.perf_counter() - training_started
         stages = self._stage_reports()
-        if self.recipe.training.steps == 0 or not self._evaluates_after(self.recipe.training.steps):
+        if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
             self._evaluate(self.recipe.training.steps)
         self._save(self.recipe.training.steps)
         for stage in self.trainer.stages:
@@ -74,7 +76,7 @@ class Run:
         if self._log is not None:
             self._log.step(record)
             self._line.step(record)
-        if self._evaluates_after(done):
+        if self.recipe.training.evaluates_after(done, self._steps_per_epoch):
             self._evaluate(done)
         if self.recipe.debug.check_buffers and (
             done % self._steps_per_epoch == 0 or done == self.recipe.training.steps
@@ -85,7 +87,17 @@ class Run:
 
     @property
     def _steps_per_epoch(self) -> int:
-        return len(self.assembly.prepared.training) // self.recipe.pipeline.batch_size
+        return self.assembly.prepared.steps_per_epoch
+
+    def _show_notes(self) -> None:
+        """Say what is worth knowing before training starts."""
+        size = self.recipe.pipeline.microbatch_size
+        warnings = {
+            stage.stage_index: batch_norm_warning(_module(stage).layers, size) or "" for stage in self.trainer.stages
+        }
+        gathered = self.assembly.placement.gather(warnings)
+        if gathered is not None:
+            show_notes([*self.assembly.prepared.data.notes, *filter(None, gathered)])
 
     def _show_stores(self) -> None:
         """Say what the stores of feedback will take, before they take it."""
@@ -99,10 +111,6 @@ class Run:
         )
         if gathered is not None:
             show_stores(gathered)
-
-    def _evaluates_after(self, done: int) -> bool:
-        every = self.recipe.training.evaluate_every
-        return bool(every) and done % every == 0
 
     def _evaluate(self, done: int) -> None:
         if self._held_out is None:
@@ -140,7 +148,7 @@ class Run:
             "seconds": time.perf_counter() - self._started,
             "training_seconds": training_seconds,
             "train_loss": self._log.losses[-1][1] if self._log.losses else None,
-            "held_out": self._scores(),
+            "held_out": {mode: score.values() for mode, score in self._scores().items()},
             "channels": self._channels(stages),
             "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
             "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
@@ -150,18 +158,19 @@ class Run:
         save_summary(self.recipe.folder, summary)
         save_traces(self.recipe.folder, traces or [])
         (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
-        save_picture(self.recipe.folder / "loss.png", self.recipe.name, self._log.losses, self._log.evaluations)
+        save_picture(
+            self.recipe.folder / "loss.png",
+            self.recipe.name,
+            self.trainer.task.unit,
+            self._log.losses,
+            self._log.evaluations,
+        )
         show_summary(summary)
 
-    def _scores(self) -> dict[Mode, dict[str, float]]:
+    def _scores(self) -> dict[Mode, Score]:
+        """The last scores, if there are any."""
         assert self._log is not None
-        if not self._log.evaluations:
-            return {}
-        last: dict[Mode, Score] = self._log.evaluations[-1][1]
-        return {
-            mode: {**asdict(score), "perplexity": self.trainer.task.perplexity(score.loss)}
-            for mode, score in last.items()
-        }
+        return self._log.evaluations[-1][1] if self._log.evaluations else {}
 
     def _channels(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Traffic of training, a row a boundary and channel."""

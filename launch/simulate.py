@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from thinwire.launch import recipe
-from thinwire.launch.assembly import Prepared, prepare, simulated_placement
+from thinwire.launch.assembly import Prepared, check_output, prepare, simulated_placement
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PipelineError
 
@@ -18,7 +18,9 @@ def main(argv: Sequence[str]) -> int:
     """Simulate a recipe; the exit status."""
     try:
         wanted = recipe.parse(argv, prog="thinwire simulate")
-        simulate(prepare(replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")))
+        wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
+        check_output(wanted.folder)
+        simulate(prepare(wanted))
     except (OptionsError, ModelError) as error:
         print(error, file=sys.stderr)
         return 2

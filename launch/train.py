@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinwire.launch import failures, recipe
-from thinwire.launch.assembly import prepare, real_placement
+from thinwire.launch.assembly import check_output, prepare, real_placement
 from thinwire.launch.recipe import Recipe
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         wanted = recipe.parse(arguments)
         prepared = prepare(wanted)
+        check_output(wanted.folder)
     except (OptionsError, ModelError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -27,6 +27,10 @@ class Score:
     num_targets: int
     metrics: dict[str, float]
 
+    def values(self) -> dict[str, float]:
+        """Everything by name: loss, num_targets, and the metrics."""
+        return {"loss": self.loss, "num_targets": self.num_targets, **self.metrics}
+
 
 def evaluate(
     trainer: Trainer,

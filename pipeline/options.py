@@ -234,7 +234,6 @@ class TrainingOptions:
         if mistakes:
             raise OptionsError(mistakes)
 
-
     def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
         """Whether held-out samples are scored once `done` steps are, the end aside."""
         number, in_epochs = _duration(self.evaluate_every)
@@ -258,7 +257,9 @@ class DebugOptions:
 
 def _misspelt(name: str, duration: str) -> list[str]:
     """What is wrong with a duration, if anything."""
-    return [] if _DURATION.fullmatch(duration) else [f'{name} must be like "20 epochs" or "500 steps", got {duration!r}']
+    return (
+        [] if _DURATION.fullmatch(duration) else [f'{name} must be like "20 epochs" or "500 steps", got {duration!r}']
+    )
 
 
 def _duration(duration: str) -> tuple[int, bool]:

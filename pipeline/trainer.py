@@ -51,6 +51,9 @@ class Batches(Protocol):
 class Task(Protocol):
     """What is minimised."""
 
+    unit: str
+    """What a loss is measured in: nats per token."""
+
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """Sum of the loss over the valid targets, a float32 scalar."""
 
@@ -151,11 +154,11 @@ class Trainer:
         self.tracer.read_clock(self.placement.last_process)
         for step in range(self._training.steps):
             with self.tracer.step(step):
-                record = self._step(step)
+                record = self.train_step(step)
             after_step(record)
         self.tracer.read_clock(self.placement.last_process)
 
-    def _step(self, step: int) -> StepRecord:
+    def train_step(self, step: int) -> StepRecord:
         started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
         batch = self.sampler.batch(step)
         inputs = self.samples.inputs(batch.ids, batch.epoch) if self.has_first else None

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from family_cases import CASES, apart, gradients_of, inputs, run_pipeline, split, state_of, whole
 
 IDENTICAL = {"rtol": 0, "atol": 0}

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn import Parameter
@@ -56,5 +58,5 @@ def test_every_copy_gets_the_sum_in_stage_order_wherever_it_lives(name, holders)
     wanted = gradients(2) if holders == [2] else expected(holders)
     for copies in found.values():
         assert all(torch.equal(copy, want) for copy, want in zip(copies, wanted, strict=True))
-    crossings = sum(layout[a] != layout[b] for a, b in zip(holders, holders[1:], strict=False))
+    crossings = sum(layout[a] != layout[b] for a, b in pairwise(holders))
     assert sum(sent for _, sent in results) == 2 * crossings * 4 * (6 + 5)

@@ -74,7 +74,7 @@ def evaluations_around_training(rank):
     losses = []
     scores = [both()]
     for step in range(2):
-        losses.append(trainer._step(step).loss)
+        losses.append(trainer.train_step(step).loss)
         scores.append(both())
     phases = {key[2]: traffic.frames for key, traffic in stage.meter.sent.items()}
     return scores, losses, phases

@@ -90,5 +90,5 @@ def test_a_stage_comes_back_from_its_state(alone):
     for stage, state in zip(resumed.stages, states, strict=True):
         stage.load_state_dict(state)
     for step in range(3, 6):
-        again.append(resumed._step(step).loss)
+        again.append(resumed.train_step(step).loss)
     assert again == losses[3:]
