@@ -53,7 +53,8 @@ class DataOptions:
     split: str = "train"
     """The part that is trained on."""
     evaluation: str | None = None
-    """What is kept for evaluation: another split of the data, or a path; null takes `held_out` instead."""
+    """What is kept for evaluation: a word is another split of the data, else it is a path ("./test"); null takes
+    `held_out` instead."""
     held_out: float = 0.1
     """The fraction of the training part that is kept for evaluation, where `evaluation` names nothing: of text its end,
     else samples chosen once and for all; 0 keeps none."""

@@ -83,10 +83,13 @@ def local_path(name: str, rule: str) -> Path | None:
 
 
 def evaluation_place(training: Place, evaluation: str) -> Place:
-    """Return the place that `evaluation` names: an existing path, or else another split of the training source."""
-    if Path(evaluation).expanduser().exists():
-        return Place(evaluation, split=None)
-    return replace(training, split=evaluation)
+    """Return the place that `evaluation` names: a bare word is another split of the training source.
+
+    Whatever else it is, it is a source: "./test" is a path, where "test" is a split.
+    """
+    if re.fullmatch(r"\w+", evaluation):
+        return replace(training, split=evaluation)
+    return Place(evaluation, split=None)
 
 
 def read_texts(place: Place, columns: Sequence[str] = ()) -> list[str]:
@@ -221,8 +224,8 @@ def _require_no_split(place: Place) -> None:
     require(
         (
             place.split in (None, MAIN_SPLIT),
-            f"{place.name} has no splits, got {place.split!r}; leave split as it is, and let evaluation be the path "
-            "of an existing file or null",
+            f"{place.name} has no splits, got {place.split!r}; leave split as it is, and let evaluation be a path, "
+            f"such as ./{place.split}, or null",
         )
     )
 

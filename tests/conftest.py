@@ -18,3 +18,11 @@ def alone():
     )
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def hub_cache(tmp_path_factory, monkeypatch):
+    """What `datasets` keeps goes to a folder of the test, and nothing is looked for on the network."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    return datasets

@@ -4,17 +4,8 @@ import io
 import json
 
 import numpy as np
-import pytest
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "why", "did", "it"]
-
-
-@pytest.fixture
-def hub_cache(tmp_path_factory, monkeypatch):
-    """What `datasets` keeps goes to a folder of the test, and nothing is looked for on the network."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    return datasets
 
 
 def write_rows(path, rows):

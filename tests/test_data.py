@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data_files import hub_cache, random_pixels, write_images, write_json, write_tokenizer  # noqa: F401
+from data_files import random_pixels, write_images, write_json, write_tokenizer
 from thinwire.models.data import DataOptions, check_vocabulary, load
 from thinwire.models.errors import ModelError
 from thinwire.models.tasks import Classification, LanguageModeling
@@ -168,6 +168,7 @@ def test_bad_options_are_named_all_at_once(options, messages):
     [
         ({"name": "no/such/file"}, "got 'no/such/file': no such file or folder"),
         ({"evaluation": "test"}, "pydoc has no splits, got 'test'"),
+        ({"evaluation": "nowhere.txt"}, "got 'nowhere.txt': no such file or folder"),
     ],
 )
 def test_what_cannot_be_read_is_named(options, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_files import hub_cache, png, random_pixels, write_images, write_json, write_rows  # noqa: F401
+from data_files import png, random_pixels, write_images, write_json, write_rows
 from thinwire.models.errors import ModelError
 from thinwire.models.sources import (
     Labelled,
@@ -76,7 +76,7 @@ def test_the_layout_of_the_hub(tmp_path):
         read_texts(Place(str(tmp_path)))
 
 
-def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):  # noqa: F811
+def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
     asked = []
 
     def load_dataset(*arguments, **options):
@@ -228,10 +228,13 @@ def test_cifar10_as_torchvision_keeps_it(tmp_path, monkeypatch):
         read_pictures(Place(str(tmp_path)), [], "label")
 
 
-def test_evaluation_is_a_split_or_a_path(tmp_path):
+def test_evaluation_is_a_split_or_a_path(tmp_path, monkeypatch):
+    (tmp_path / "validation").mkdir()
+    monkeypatch.chdir(tmp_path)
     training = Place("nyu-mll/glue", "train", "cola")
     assert evaluation_place(training, "validation") == Place("nyu-mll/glue", "validation", "cola")
-    assert evaluation_place(training, str(tmp_path)) == Place(str(tmp_path), None)
+    for path in (str(tmp_path), "./validation", "nowhere.txt"):
+        assert evaluation_place(training, path) == Place(path, None)
 
 
 def test_selecting_keeps_labels_with_their_examples():
