@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,20 +19,11 @@ _ROWS = 1000
 _RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
 
 
-class Tokenizer(Protocol):
-    """Turns texts into one run of tokens."""
-
-    vocab_size: int
-    """One more than the largest token it can give."""
-
-    def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
-        """Return the tokens of all texts behind each other, the first `limit` of them."""
-
-
 class Bytes:
     """A token is a byte of the text's UTF-8."""
 
     vocab_size = 256
+    """One more than the largest token there is."""
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
         """Return uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
