@@ -3,9 +3,14 @@ import torch
 from torch import nn
 
 from pipelined import drawn, gradients_of, reset, run, state_of
+from thinwire.compress import SlotCounts
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.chain import Chain
-from thinwire.models.layers import Blueprint, LayerSpec, build_stage
+from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
+from thinwire.pipeline.options import CompressionOptions, WireOptions
+from thinwire.pipeline.schedules import actions, build_merged, merge
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.wire import Wire
 
 IDENTICAL = {"rtol": 0, "atol": 0}
 PARTS = {
@@ -23,9 +28,12 @@ def layer_of(name):
     return lambda: Chain({name: PARTS[name]()})
 
 
+def blueprint():
+    return Blueprint(tuple(LayerSpec(name, layer_of(name)) for name in PARTS), reset)
+
+
 def stages_of(num_stages):
-    blueprint = Blueprint(tuple(LayerSpec(name, layer_of(name)) for name in PARTS), reset)
-    return [build_stage(blueprint, layers, seed=1) for layers in CUTS[num_stages]]
+    return [build_stage(blueprint(), layers, seed=1) for layers in CUTS[num_stages]]
 
 
 def unsplit():
@@ -47,6 +55,38 @@ def test_statistics_are_those_of_a_loop_over_micro_batches(num_stages):
     torch.testing.assert_close(state_of(stages), dict(whole.state_dict()), **IDENTICAL)
     torch.testing.assert_close(gradients_of(stages), {n: p.grad for n, p in whole.named_parameters()}, **IDENTICAL)
     assert state_of(stages)["norm.num_batches_tracked"] == 4
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_statistics_under_a_schedule(alone, name):
+    modules, whole = stages_of(2), unsplit()
+    [boundary], _ = stage_output_examples(blueprint(), CUTS[2], MICROBATCHES[0], "fp32")
+    examples = [MICROBATCHES[0].to("meta"), boundary, GRADIENTS[0].to("meta")]
+    wire = Wire(
+        CompressionOptions(activations="none", gradients="none"),
+        WireOptions(timeout=60.0),
+        seed=5,
+        slots=SlotCounts(positions=8, samples=8, evaluation_samples=8),
+    )
+    stages = [
+        CompressedStage(
+            module,
+            index,
+            2,
+            torch.device("cpu"),
+            input_args=examples[index],
+            output_args=examples[index + 1],
+            wire=wire,
+            first_layer=index,
+        )
+        for index, module in enumerate(modules)
+    ]
+    order = merge(actions(name, 2, 2, len(MICROBATCHES)))
+    schedule = build_merged(order, stages, len(MICROBATCHES), lambda output, target: (output * target).sum())
+    schedule.step(torch.cat(MICROBATCHES), target=torch.cat(GRADIENTS))
+    for microbatch in MICROBATCHES:
+        whole(microbatch)
+    torch.testing.assert_close(state_of(modules), dict(whole.state_dict()), **IDENTICAL)
 
 
 def test_and_not_those_of_the_whole_batch():
