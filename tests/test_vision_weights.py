@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torchvision.models import ResNet18_Weights, get_model
 
 from thinwire.models.errors import ModelError
-from thinwire.models.vision_weights import weights_file
+from thinwire.models.vision_weights import weights_folder
 
 
 @pytest.fixture
@@ -25,20 +25,21 @@ def downloads(tmp_path, monkeypatch):
 
 
 def test_weights_are_downloaded_once(downloads, tmp_path):
-    path = weights_file("resnet18", "DEFAULT")
-    assert path == tmp_path / "checkpoints" / "resnet18-IMAGENET1K_V1.safetensors"
+    folder = weights_folder("resnet18", "DEFAULT")
+    assert folder == tmp_path / "checkpoints" / "resnet18-IMAGENET1K_V1"
     [(weights, state)] = downloads
     assert weights is ResNet18_Weights.IMAGENET1K_V1
-    torch.testing.assert_close(load_file(path), dict(state), rtol=0, atol=0)
-    assert weights_file("resnet18", "IMAGENET1K_V1") == path
+    torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(state), rtol=0, atol=0)
+    assert weights_folder("resnet18", "IMAGENET1K_V1") == folder
     assert len(downloads) == 1
-    assert list(path.parent.iterdir()) == [path]
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
 
 
-def test_a_file_is_taken_as_it_is(tmp_path):
-    path = tmp_path / "mine.safetensors"
-    path.write_bytes(b"")
-    assert weights_file("vit_b_16", str(path)) == path
+def test_a_folder_is_taken_as_it_is(tmp_path):
+    with pytest.raises(ModelError, match=r"weights of vit_b_16 must be a folder with model\.safetensors, got /"):
+        weights_folder("vit_b_16", str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert weights_folder("vit_b_16", str(tmp_path)) == tmp_path
 
 
 def test_a_failed_download_is_one_sentence(downloads, monkeypatch):
@@ -46,18 +47,17 @@ def test_a_failed_download_is_one_sentence(downloads, monkeypatch):
         raise URLError("no network")
 
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", unreachable)
-    with pytest.raises(ModelError, match=r"https://.*\.pth cannot be downloaded: .*no network.*; give a \.safetensors"):
-        weights_file("resnet18", "DEFAULT")
+    with pytest.raises(ModelError, match=r"https://.*\.pth cannot be downloaded: .*no network.*; give a folder"):
+        weights_folder("resnet18", "DEFAULT")
 
 
 @pytest.mark.parametrize(
     ("name", "weights", "message"),
     [
         ("resnet19", "DEFAULT", "one of resnet18, .*got 'resnet19'"),
-        ("resnet18", "gone.safetensors", "file that exists, got gone.safetensors"),
-        ("resnet18", "IMAGENET", "one of IMAGENET1K_V1, DEFAULT, got IMAGENET"),
+        ("resnet18", "IMAGENET", "folder with .* or IMAGENET1K_V1, DEFAULT, got 'IMAGENET'"),
     ],
 )
 def test_unknown_weights(name, weights, message):
     with pytest.raises(ModelError, match=message):
-        weights_file(name, weights)
+        weights_folder(name, weights)
