@@ -7,7 +7,7 @@ copied a part at a time, and the file is let go in between: at no time is there 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class Checkpoint:
         for name, (file, key) in places.items():
             _copy(paths[file], key, tensors[name])
 
+    def without(self, prefixes: Sequence[str]) -> "Checkpoint":
+        """Return the same but for tensors whose names begin so, which the seed gives: a head for other classes."""
+        kept = {name: place for name, place in self.stored.items() if not name.startswith(tuple(prefixes))}
+        return replace(self, stored=kept, fresh=tuple(prefixes))
+
     def _find(self, name: str) -> tuple[str, str] | None:
         wanted = self.tied.get(name, name)
         return self.stored.get(wanted) or self.stored.get(wanted.removeprefix(f"{self.base}."))
@@ -95,19 +100,6 @@ def open_checkpoint(
         tied={name: other for name, other in tied.items() if always_tied or name not in stored},
         fresh=tuple(fresh),
     )
-
-
-def open_file(path: Path, *, fresh: Sequence[str], classes: int | None) -> Checkpoint:
-    """Return the tensors of one file; a head for another number of classes is left to the seed.
-
-    The head's names begin with one of `fresh`. `classes` None takes the file's.
-    """
-    shapes = _shapes(path)
-    heads = {name for name in shapes if name.startswith(tuple(fresh))}
-    misfit = classes is not None and any(shapes[name][0] != classes for name in heads if name.endswith("weight"))
-    kept = shapes.keys() - heads if misfit else shapes.keys()
-    stored = {name: (path.name, name) for name in kept}
-    return Checkpoint(source=str(path.parent), stored=stored, base="", tied={}, fresh=tuple(fresh) if misfit else ())
 
 
 def locate(source: str, file: str) -> Path:

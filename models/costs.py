@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Precision, Stage, build_stage, stage_output_examples
+from thinwire.models.layers import Blueprint, Precision, Stage, build_stage, parameters_on_meta, stage_output_examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def count(
     examples = stage_output_examples(blueprint, alone, example_input, precision, **more)
     costs = []
     for spec, outputs in zip(blueprint.layers, examples, strict=True):
-        with torch.device("meta"):
+        with parameters_on_meta():
             layer = spec.build()
         costs.append(
             LayerCost(

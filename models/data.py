@@ -31,10 +31,11 @@ from thinwire.models.sources import (
 )
 from thinwire.models.tasks import Classification, LanguageModeling, Task
 from thinwire.models.texts import TextBlocks
-from thinwire.models.tokenizer import BYTES, Pretrained, make_tokenizer
+from thinwire.models.tokenizer import BYTES, make_tokenizer
 
 Kind = Literal["text", "pairs", "images"]
-_BUNDLED: dict[str, Kind] = {PYDOC: "text", DIGITS: "images"}
+_BUNDLED: dict[str, tuple[Kind, ...]] = {PYDOC: ("text", "pairs"), DIGITS: ("images",)}
+"""What comes without a download, and the kinds it can be, the usual one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class DataOptions:
     """Whether every other training image is mirrored, at random."""
 
     def __post_init__(self) -> None:
-        kind, bundled = self.chosen_kind, _BUNDLED.get(self.name)
+        kind, bundled = self.chosen_kind, _BUNDLED.get(self.name, (self.chosen_kind,))
         for_images = {
             "image_size": self.image_size,
             "channels": self.channels,
@@ -99,15 +100,11 @@ class DataOptions:
         sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
         require(
             (bool(self.name), f"name must be {PYDOC!r}, {DIGITS!r}, a path or a data set on the hub, got ''"),
-            (bundled in (None, kind), f"{self.name} is of kind {bundled}, got {self.kind!r}"),
+            (kind in bundled, f"{self.name} is of kind {' or '.join(bundled)}, got {self.kind!r}"),
             (self.evaluation != "", "evaluation must be a split, a path or null, got ''"),
             (0 <= self.held_out < 1, f"held_out must lie in [0, 1), got {self.held_out}"),
             (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
-            (
-                kind != "pairs" or self.tokenizer != BYTES,
-                "tokenizer must be one of transformers for kind pairs, got 'bytes', which can neither pad nor separate",
-            ),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (not misplaced, f"{misplaced} must be left out for kind {kind}: only images have them"),
             (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
@@ -122,7 +119,7 @@ class DataOptions:
     @property
     def chosen_kind(self) -> Kind:
         """The kind, "auto" decided."""
-        return _BUNDLED.get(self.name, "text") if self.kind == "auto" else self.kind
+        return _BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
 
 
 class Samples(Protocol):
@@ -209,7 +206,6 @@ def _load_pairs(options: DataOptions, seed: int) -> Data:
     )
 
     def samples(part: Labelled) -> PairSamples:
-        assert isinstance(tokenizer, Pretrained), "options refuse bytes"
         return PairSamples(tokenizer.padded(part.examples, options.block_size), part.labels)
 
     trained = samples(training)
@@ -218,7 +214,7 @@ def _load_pairs(options: DataOptions, seed: int) -> Data:
         samples(held_out) if held_out else None,
         Classification(training.num_labels),
         num_labels=training.num_labels,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.padded_vocab_size,
         notes=trained.notes(),
     )
 

@@ -21,8 +21,8 @@ class ModelOptions:
     "module:factory", a function that returns an nn.Sequential or a list of layers."""
     weights: str = FRESH
     """"fresh" draws them from the seed; "pretrained" reads those that come with the name; a folder with
-    model.safetensors those of another; of a torchvision model also the name of its weights (IMAGENET1K_V1), or a
-    safetensors file. Each stage reads its own tensors only."""
+    model.safetensors those of another; the name that torchvision gives to weights (IMAGENET1K_V1) those. Each stage
+    reads its own tensors only."""
     config: dict[str, Any] = field(default_factory=dict)
     """What differs from the model's configuration, by the names its library uses (vocab_size, n_layer, ...); the
     keyword arguments of a factory."""
@@ -93,22 +93,24 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
 
 def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None = None) -> Blueprint:
     """The same model, not one of transformers, with the weights that the options ask for."""
-    from thinwire.models.checkpoint import open_checkpoint, open_file
-    from thinwire.models.vision import HEADS, VISION
-    from thinwire.models.vision_weights import weights_file
+    from thinwire.models.checkpoint import open_checkpoint
+    from thinwire.models.vision import HEADS, TORCHVISION_CLASSES, VISION
+    from thinwire.models.vision_weights import weights_folder
 
     if options.weights == FRESH:
         return made
-    if Path(options.weights).is_dir():
-        return replace(made, checkpoint=open_checkpoint(options.weights, base="", tied={}, always_tied=False))
+    own = Path(options.weights).is_dir()
     require(
         (
-            options.name in VISION,
+            own or options.name in VISION,
             f"weights must be {FRESH} or a folder with model.safetensors for {options.name!r}, got {options.weights!r}",
         )
     )
-    file = weights_file(options.name, "DEFAULT" if options.weights == PRETRAINED else options.weights)
-    return replace(made, checkpoint=open_file(file, fresh=HEADS, classes=num_labels))
+    weights = "DEFAULT" if options.weights == PRETRAINED else options.weights
+    folder = options.weights if own else str(weights_folder(options.name, weights))
+    checkpoint = open_checkpoint(folder, base="", tied={}, always_tied=False)
+    other_classes = not own and num_labels not in (None, TORCHVISION_CLASSES)
+    return replace(made, checkpoint=checkpoint.without(HEADS) if other_classes else checkpoint)
 
 
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:

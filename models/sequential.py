@@ -11,12 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from thinwire.models.chain import Chain
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Initialize, LayerSpec
+from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_on_meta
 
 
 def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
@@ -44,7 +43,7 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
     except TypeError as error:
         raise ModelError(f"{path} does not take the config {dict(config)}: {error}") from error
     try:
-        with torch.device("meta"):
+        with parameters_on_meta():
             returned = make()
     except Exception as error:
         raise ModelError(f"{path} failed with the config {dict(config)}: {type(error).__name__}: {error}") from error

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PYDOC = "pydoc"
 DIGITS = "digits"
+_PARAGRAPH = 40
+"""The fewest characters of a paragraph that is one."""
 MAIN_SPLIT = "train"
 """The split of data that knows no splits: a single file, or what is bundled."""
 
@@ -119,11 +121,15 @@ def read_texts(place: Place, columns: Sequence[str] = ()) -> list[str]:
 def read_pairs(place: Place, columns: Sequence[str], label: str) -> Labelled:
     """Return the texts of one or two columns, as tuples, and the labels.
 
-    No columns stand for all that hold text, in the order of the table.
+    No columns stand for all that hold text, in the order of the table. Python's documentation is a source of its own:
+    the halves of its paragraphs, of which every other pair is the wrong way round (label 0).
 
     Raises:
         ModelError: if the place cannot be read, or has no such columns; with all that is wrong with them.
     """
+    if place.name == PYDOC:
+        _require_no_split(place)
+        return _halves()
     table = read_table(place)
     texts, labels = attempt(
         lambda: [_texts(table, name) for name in _columns_of_text(table, place, columns, 2)],
@@ -314,6 +320,22 @@ def check_labels(labels: Tensor, num_labels: int, where: str) -> None:
     bad = ((labels < 0) | (labels >= num_labels)).nonzero().flatten().tolist()
     got = f"{int(labels[bad[0]])} in row {bad[0]}" if bad else ""
     require((not bad, f"labels must lie in 0..{num_labels - 1}, got {got} of {where}"))
+
+
+def _halves() -> Labelled:
+    """The paragraphs of Python's documentation in two halves each, every other pair the wrong way round."""
+    from pydoc_data.topics import topics
+
+    paragraphs = [" ".join(part.split()) for name in sorted(topics) for part in topics[name].split("\n\n")]
+    halves = [_halved(paragraph.split(" ")) for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH]
+    labels = torch.arange(len(halves)) % 2
+    examples = [pair if label else pair[::-1] for pair, label in zip(halves, labels.tolist(), strict=True)]
+    return Labelled(examples, labels, 2)
+
+
+def _halved(words: Sequence[str]) -> tuple[str, str]:
+    middle = len(words) // 2
+    return " ".join(words[:middle]), " ".join(words[middle:])
 
 
 def _digits() -> Labelled:

@@ -55,15 +55,11 @@ class LanguageModeling:
         return torch.zeros(0, dtype=torch.float64)
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """Return the perplexity."""
-        return {"perplexity": self.perplexity(mean_loss)}
-
-    def perplexity(self, mean_loss: float) -> float:
-        """Return e to the mean loss per token, infinite where that is beyond a float."""
+        """Return the perplexity, e to the mean loss per token, infinite where that is beyond a float."""
         try:
-            return math.exp(mean_loss)
+            return {"perplexity": math.exp(mean_loss)}
         except OverflowError:
-            return math.inf
+            return {"perplexity": math.inf}
 
 
 class Classification:

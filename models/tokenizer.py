@@ -20,15 +20,48 @@ _RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transfo
 
 
 class Bytes:
-    """A token is a byte of the text's UTF-8."""
+    """A token is a byte of the text's UTF-8; rows of one length have three more, as BERT's have.
+
+    256 begins a row, 257 ends each text, 258 fills up what is left:  256 first 257 second 257 258 258
+    """
 
     vocab_size = 256
-    """One more than the largest token there is."""
+    """One more than the largest token there is in text."""
+    padded_vocab_size = 259
+    """One more than the largest token there is in rows of one length."""
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
         """Return uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
         encoded = bytearray("".join(texts).encode(errors="surrogateescape")[:limit])
         return torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.empty(0, dtype=torch.uint8)
+
+    def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
+        """Return one row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+
+        Where two texts are too long, the longer one is cut first, byte by byte.
+
+        Raises:
+            ModelError: if no room is left for text.
+        """
+        special = 1 + len(examples[0])
+        require((length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"))
+        tokens = torch.full((len(examples), length), self.padded_vocab_size - 1, dtype=torch.int32)
+        kinds = torch.zeros(len(examples), length, dtype=torch.uint8)
+        num_truncated = 0
+        for row, texts in enumerate(examples):
+            parts = [text.encode(errors="surrogateescape") for text in texts]
+            fitting = _shortened(parts, length - special)
+            num_truncated += fitting != parts
+            place = 1
+            tokens[row, 0] = self.vocab_size
+            for kind, part in enumerate(fitting):
+                end = place + len(part)
+                tokens[row, place:end] = torch.tensor(list(part), dtype=torch.int32)
+                tokens[row, end] = self.vocab_size + 1
+                kinds[row, place : end + 1] = kind
+                place = end + 1
+        mask = (tokens != self.padded_vocab_size - 1).to(torch.uint8)
+        return Padded(tokens, {"attention_mask": mask, "token_type_ids": kinds}, num_truncated)
 
 
 @dataclass(frozen=True)
@@ -57,7 +90,7 @@ class Pretrained:
             reason = " ".join(str(error).split())
             raise ModelError(f"{_RULE}, got {name!r}: {reason}") from error
         self.name = name
-        self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
         """Return int32 [N]; each text gets the special tokens that the tokenizer adds by itself, as in run_clm."""
@@ -101,6 +134,17 @@ def make_tokenizer(name: str) -> Bytes | Pretrained:
         ModelError: if there is none.
     """
     return Bytes() if name == BYTES else Pretrained(name)
+
+
+def _shortened(parts: Sequence[bytes], room: int) -> list[bytes]:
+    """Cut one or two parts to the length they may have together; of two, what is longer gives way first."""
+    first, *rest = parts
+    if not rest:
+        return [first[:room]]
+    (second,) = rest
+    # each keeps half of the room, and what the other leaves of its own
+    kept = max((room + 1) // 2, room - len(second))
+    return [first[:kept], second[: room - min(kept, len(first))]]
 
 
 def _in_parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -55,6 +55,9 @@ VISION = (*_RESNETS, *_VITS)
 HEADS = ("fc.", "heads.")
 """What the names of tensors begin with that depend on the number of classes."""
 
+TORCHVISION_CLASSES = 1000
+"""The classes that torchvision's pretrained weights tell apart."""
+
 _STEMS = ("imagenet", "cifar")
 
 

@@ -148,7 +148,6 @@ def test_digits():
         ({"held_out": float("nan"), "limit": 0}, ["[0, 1), got nan", "limit must be at least 1, got 0"]),
         ({"crop": 2, "flip": True}, ["crop, flip must be left out for kind text"]),
         ({"name": "digits", "kind": "text"}, ["digits is of kind images, got 'text'"]),
-        ({"name": "x", "kind": "pairs"}, ["tokenizer must be one of transformers for kind pairs"]),
         ({"name": "x", "columns": ["a", "b"]}, ["columns must be at most 1 for kind text, got ['a', 'b']"]),
         ({"name": "digits", "mean": [0.5], "crop": -1}, ["mean and std must have a value", "crop must be at least 0"]),
         ({"name": "digits", "mean": [0.5], "std": [0.0]}, ["std's above 0, got [0.5] and [0.0]"]),

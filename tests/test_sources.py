@@ -241,3 +241,12 @@ def test_selecting_keeps_labels_with_their_examples():
     labelled = Labelled(["a", "b", "c"], torch.tensor([0, 1, 2]), 3)
     chosen = labelled.select([2, 0])
     assert (chosen.examples, chosen.labels.tolist(), chosen.num_labels) == (["c", "a"], [2, 0], 3)
+
+
+def test_the_halves_of_pydocs_paragraphs_are_every_other_time_the_wrong_way_round():
+    found = read_pairs(Place("pydoc", "train", None), (), "label")
+    text = " ".join(" ".join(read_texts(Place("pydoc", "train", None))).split())
+    assert found.labels[:4].tolist() == [0, 1, 0, 1] and found.num_labels == 2
+    for (first, second), label in zip(found.examples[:50], found.labels[:50].tolist(), strict=True):
+        assert (f"{first} {second}" in text) == bool(label)
+        assert label or f"{second} {first}" in text

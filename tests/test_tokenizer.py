@@ -58,3 +58,30 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_what_is_no_text_is_refused(folder):
     with pytest.raises(ModelError, match="must be UTF-8 for tokenizer"):
         Pretrained(folder).tokens([b"the \xff".decode(errors="surrogateescape")])
+
+
+@pytest.mark.parametrize(
+    ("texts", "length", "row"),
+    [
+        (("ab", "c"), 8, [256, 97, 98, 257, 99, 257, 258, 258]),
+        (("ab",), 5, [256, 97, 98, 257, 258]),
+        (("abcd", "e"), 6, [256, 97, 98, 257, 101, 257]),
+        (("a", "bcde"), 6, [256, 97, 257, 98, 99, 257]),
+        (("abcd", "efgh"), 8, [256, 97, 98, 99, 257, 101, 102, 257]),
+        (("abcd",), 4, [256, 97, 98, 257]),
+        (("", "é"), 6, [256, 257, 0xC3, 0xA9, 257, 258]),
+    ],
+)
+def test_bytes_are_padded_and_cut_to_one_length(texts, length, row):
+    padded = Bytes().padded([texts], length)
+    assert padded.tokens.tolist() == [row]
+    assert padded.side["attention_mask"].tolist() == [[int(token != 258) for token in row]]
+    ends = [place for place, token in enumerate(row) if token == 257]
+    second = range(ends[0] + 1, ends[-1] + 1)
+    assert padded.side["token_type_ids"].tolist() == [[int(place in second) for place in range(length)]]
+    assert padded.num_truncated == (len("".join(texts).encode()) + 1 + len(texts) > length)
+
+
+def test_bytes_need_room_for_text():
+    with pytest.raises(ModelError, match="block_size must be above the 3 special tokens of a sample, got 3"):
+        Bytes().padded([("a", "b")], 3)
