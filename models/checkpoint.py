@@ -18,7 +18,7 @@ from thinwire.models.errors import ModelError, require
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _OLD_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_PART_BYTES = 16 * 2**20
+_PART_BYTES = 8 * 2**20
 
 # what tensors were called in files written long ago, and by GPT-NeoX still
 _RENAMED = (
