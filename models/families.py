@@ -26,6 +26,7 @@ from thinwire.models.pieces import (
     Chain,
     DebertaBlock,
     EncoderBlock,
+    GemmaEmbedding,
     GPT2Embedding,
     OPTEmbedding,
     Skeleton,
@@ -114,10 +115,10 @@ FAMILIES: dict[str, Family] = {
         _causal("qwen2", "Qwen2ForCausalLM", "model"),
         _causal("qwen3", "Qwen3ForCausalLM", "model"),
         _causal("mistral", "MistralForCausalLM", "model"),
-        _causal("gemma", "GemmaForCausalLM", "model"),
+        _causal("gemma", "GemmaForCausalLM", "model", embedding=GemmaEmbedding),
         # scaled dot-product attention cannot bend its scores
-        _causal("gemma2", "Gemma2ForCausalLM", "model", head=_GEMMA_HEAD, attention="eager"),
-        _causal("gemma3_text", "Gemma3ForCausalLM", "model", head=_GEMMA_HEAD),
+        _causal("gemma2", "Gemma2ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD, attention="eager"),
+        _causal("gemma3_text", "Gemma3ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD),
         _causal("gpt_neox", "GPTNeoXForCausalLM", "gpt_neox", tokens="embed_in", norm="final_layer_norm"),
         _causal(
             "opt",

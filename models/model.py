@@ -152,8 +152,9 @@ def _config(options: ModelOptions) -> Any:
     by_family = options.weights != PRETRAINED and options.name in FAMILIES and not Path(options.name).is_dir()
     try:
         if by_family:
-            _refuse_unknown(AutoConfig.for_model(options.name), options.config)
-            return _within_vocabulary(AutoConfig.for_model(options.name, **options.config))
+            defaults = AutoConfig.for_model(options.name)
+            _refuse_unknown(defaults, options.config)
+            return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
         pretrained = AutoConfig.from_pretrained(options.name)
         _refuse_unknown(pretrained, options.config)
         return AutoConfig.from_pretrained(options.name, **options.config)
@@ -179,13 +180,12 @@ def _similar(name: str, known: set[str]) -> str:
     return f" (meant {close[0]!r}?)" if close else ""
 
 
-def _within_vocabulary(config: Any) -> Any:
-    """Drop the special tokens that a small vocabulary does not have: the library's defaults are for the full one."""
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id"):
-        token = getattr(config, name, None)
-        if isinstance(token, int) and token >= config.vocab_size:
-            setattr(config, name, None)
-    return config
+def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Add to the overrides that a small vocabulary lacks the special tokens of the full one."""
+    size = overrides.get("vocab_size", defaults.vocab_size)
+    tokens = {name: getattr(defaults, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    beyond = [name for name, token in tokens.items() if isinstance(token, int) and token >= size]
+    return {**dict.fromkeys(beyond), **overrides}
 
 
 def _supported() -> str:

@@ -69,6 +69,23 @@ class GPT2Embedding(Layer):
         return hidden_BTC
 
 
+class GemmaEmbedding(Layer):
+    """Token ids [B, T] to hidden states [B, T, C], which Gemma scales by the root of their width."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        super().__init__()
+        self.embed_tokens = skeleton.copy("model.embed_tokens")
+        self.parts = {"model.embed_tokens": self.embed_tokens}
+        # the first releases of transformers 5 scale outside the embedding
+        scales = hasattr(self.embed_tokens, "embed_scale")
+        self.scale = 1.0 if scales else skeleton.config.hidden_size**0.5
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Return the first hidden states, [B, T, C]."""
+        hidden_BTC: Tensor = self.embed_tokens(ids_BT) * self.scale
+        return hidden_BTC
+
+
 class OPTEmbedding(Layer):
     """Token ids [B, T] to hidden states [B, T, C]: token embeddings, widened where they are narrow, and positions."""
 

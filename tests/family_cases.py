@@ -128,6 +128,11 @@ def inputs(name: str) -> tuple[Tensor, dict[str, Tensor]]:
     return ids, {"attention_mask": mask, "token_type_ids": types}
 
 
+def library_side(name: str, side: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the unsplit model takes: some read no token types, and RoBERTa has but one."""
+    return {key: value for key, value in side.items() if key == "attention_mask" or name in ("bert", "deberta-v2")}
+
+
 def state_of(stages: list[Stage]) -> dict[str, Tensor]:
     return {name: tensor for stage in stages for name, tensor in stage.full_state().items()}
 

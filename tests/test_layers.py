@@ -11,6 +11,7 @@ from thinwire.models.layers import (
     LayerSpec,
     Stage,
     build_stage,
+    parameters_on_meta,
     stage_output_examples,
 )
 
@@ -252,6 +253,117 @@ def test_a_tensor_that_initialize_leaves_out_is_an_error():
 
     with pytest.raises(ModelError, match=r"must fill bias of norm, and did not"):
         build_stage(Blueprint((LayerSpec("score", Score),), weights_only), range(1), seed=0)
+
+
+def test_parents_are_initialized_after_their_children_and_may_refill_them():
+    order = []
+
+    def note(full_name: str, module: nn.Module) -> None:
+        order.append(full_name)
+        initialize(full_name, module)
+        if full_name == "mix.0":
+            nn.init.constant_(module[0].weight, 5.0)
+
+    stage = build_stage(Blueprint((LayerSpec("mix", partial(Mix, 0)),), note), range(1), seed=0)
+    assert order == ["mix.0.1", "mix.0.0", "mix.0"]
+    assert (stage.full_state()["mix.0.0.weight"] == 5).all()
+
+
+def test_constructors_make_no_weights_and_draw_no_numbers():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    with parameters_on_meta():
+        made = ShiftedNorm(), nn.Linear(4, 3), nn.BatchNorm1d(4)
+    assert all(parameter.is_meta for module in made for parameter in module.parameters())
+    torch.testing.assert_close(made[0].shift, torch.arange(4.0), **IDENTICAL)
+    torch.testing.assert_close(made[2].running_var, torch.ones(4), **IDENTICAL)
+    torch.testing.assert_close(torch.get_rng_state(), before, **IDENTICAL)
+    assert not nn.Linear(1, 1).weight.is_meta
+
+
+class Masked(Layer):
+    """Adds what it is told; an offset is optional."""
+
+    side, optional_side = ("mask",), ("offset",)
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+        self.scale = nn.Linear(4, 4)
+        self.parts = {f"masked.{index}": self.scale}
+
+    def forward(self, x: Tensor, *, mask: Tensor, offset: Tensor | float = 0.0) -> Tensor:
+        return self.scale(x) * mask + offset
+
+
+def masked() -> Blueprint:
+    plain = LayerSpec("plain", PassOn)
+    return Blueprint((plain, LayerSpec("masked", Masked)), initialize, side=("mask", "offset"))
+
+
+class PassOn(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_each_layer_is_given_the_side_inputs_it_names():
+    stage = build_stage(masked(), range(2), seed=0)
+    assert stage.side == ("mask", "offset")
+    x, mask, offset = torch.ones(2, 4), torch.tensor([[1.0], [0.0]]), torch.tensor(3.0)
+    expected = stage.layers[1].scale(x) * mask
+    torch.testing.assert_close(stage(x, mask=mask, other=x), expected, **IDENTICAL)
+    torch.testing.assert_close(stage(x, mask=mask, offset=offset), expected + 3, **IDENTICAL)
+    [[example]] = stage_output_examples(masked(), [range(2)], x, "fp32", {"mask": mask.to("meta").expand(2, 4)})
+    assert (example.shape, example.requires_grad) == ((2, 4), True)
+    with pytest.raises(ModelError, match="needs the side inputs mask, got offset"):
+        stage(x, offset=offset)
+
+
+def test_a_shared_part_is_one_module_on_a_stage():
+    class Twice(Mix):
+        def __init__(self, index: int) -> None:
+            super().__init__(index)
+            self.shared = nn.Linear(4, 4)
+            self.parts = {**self.parts, "shared": self.shared}
+
+        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+            return self.block(self.shared(x)), ids
+
+    layers = tuple(LayerSpec(f"mix {index}", partial(Twice, index)) for index in range(3))
+    blueprint = Blueprint(layers, initialize, shared=("shared",))
+    both, last = build_stage(blueprint, range(2), seed=0), build_stage(blueprint, range(2, 3), seed=0)
+    assert both.layers[0].shared is both.layers[1].shared
+    assert both.shared == last.shared == ("shared",)
+    torch.testing.assert_close(last.layers[0].shared.weight, both.layers[0].shared.weight, **IDENTICAL)
+    assert sum(parameter.shape == (4, 4) for parameter in both.parameters()) == 3
+
+
+class Stored:
+    """A checkpoint that lacks some tensors, and has 2 for all others."""
+
+    def __init__(self, *missing: str) -> None:
+        self.missing = missing
+
+    def lacking(self, names: list[str]) -> list[str]:
+        return [name for name in names if name in self.missing]
+
+    def fill(self, tensors: dict[str, Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor.fill_(2)
+
+
+def test_a_checkpoint_fills_and_the_seed_gives_what_it_lacks():
+    plain = build_stage(toy(), range(3, 4), seed=4).full_state()
+    filled = Blueprint(toy().layers, initialize, checkpoint=Stored())
+    assert all((tensor == 2).all() for tensor in build_stage(filled, range(4), seed=4).full_state().values())
+    partly = Blueprint(toy().layers, initialize, checkpoint=Stored("score.weight"))
+    with pytest.warns(UserWarning, match=r"the checkpoint has no score\.weight: drawn from the seed"):
+        state = build_stage(partly, range(3, 4), seed=4).full_state()
+    torch.testing.assert_close(state["score.weight"], plain["score.weight"], **IDENTICAL)
+    assert (state["score.bias"] == 2).all()
 
 
 def test_a_tensor_outside_all_parts_is_an_error():
