@@ -78,7 +78,7 @@ class Checkpoint:
         return replace(self, stored=kept, fresh=tuple(prefixes))
 
     def _find(self, name: str) -> tuple[str, str] | None:
-        wanted = self.tied.get(name, name)
+        wanted = _today(self.tied.get(name, name))
         return self.stored.get(wanted) or self.stored.get(wanted.removeprefix(f"{self.base}."))
 
 
@@ -97,7 +97,7 @@ def open_checkpoint(
         source=source,
         stored=stored,
         base=base,
-        tied={name: other for name, other in tied.items() if always_tied or name not in stored},
+        tied={name: other for name, other in tied.items() if always_tied or _today(name) not in stored},
         fresh=tuple(fresh),
     )
 

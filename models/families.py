@@ -11,12 +11,14 @@ copy.
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError
@@ -66,6 +68,8 @@ class Family:
     """The library's implementation of attention."""
     unlisted: tuple[str, ...] = ()
     """What the library reads of a configuration but does not list among its defaults."""
+    refine: Callable[[str, nn.Module, Any], None] | None = None
+    """What first values need after the library's own rules, given full name, module and configuration."""
     positions_taken: Callable[[Any], int] = lambda config: 0
     """How many of the positions no token can have."""
 
@@ -94,6 +98,13 @@ def _typed(name: str, side: tuple[str, ...] = (), optional_side: tuple[str, ...]
     return partial(TypedEmbedding, name=name, side=side, optional_side=optional_side)
 
 
+def _shrink_residual_ends(full_name: str, module: nn.Module, config: Any) -> None:
+    """Draw the weights that end a residual path smaller, as the GPT-2 paper does: transformers 5.0 forgets it."""
+    if full_name.endswith(".c_proj"):
+        std = config.initializer_range / math.sqrt(2 * config.n_layer)
+        nn.init.normal_(module.get_parameter("weight"), std=std)
+
+
 _GEMMA_HEAD: tuple[Step, ...] = ("model.norm", "lm_head", softcap)
 
 _AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "classification": "AutoModelForSequenceClassification"}
@@ -110,6 +121,7 @@ FAMILIES: dict[str, Family] = {
             blocks="transformer.h",
             block=partial(CausalBlock, rotary=None),
             norm="ln_f",
+            refine=_shrink_residual_ends,
         ),
         _causal("llama", "LlamaForCausalLM", "model"),
         _causal("qwen2", "Qwen2ForCausalLM", "model"),
@@ -119,7 +131,15 @@ FAMILIES: dict[str, Family] = {
         # scaled dot-product attention cannot bend its scores
         _causal("gemma2", "Gemma2ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD, attention="eager"),
         _causal("gemma3_text", "Gemma3ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD),
-        _causal("gpt_neox", "GPTNeoXForCausalLM", "gpt_neox", tokens="embed_in", norm="final_layer_norm"),
+        _causal(
+            "gpt_neox",
+            "GPTNeoXForCausalLM",
+            "gpt_neox",
+            # the head is called embed_out in the first releases of transformers 5
+            head=("gpt_neox.final_layer_norm", "embed_out", "lm_head"),
+            tied=tuple((f"{head}.weight", "gpt_neox.embed_in.weight") for head in ("lm_head", "embed_out")),
+            tokens="embed_in",
+        ),
         _causal(
             "opt",
             "OPTForCausalLM",
@@ -213,12 +233,18 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     )
     # built without weights, they know best what they read
     with parameters_on_meta():
-        sides = [(*layer.side, *layer.optional_side) for spec in layers if (layer := spec.build())]
+        built = [spec.build() for spec in layers]
+    left_over = skeleton.model.state_dict().keys() - {name for layer in built for name in layer.full_state()}
+    if left_over:
+        raise ModelError(
+            f"{family.name} of this configuration, or of this release of transformers, must have no weights beside its "
+            f"embedding, blocks and head, got {', '.join(sorted(left_over))}"
+        )
     return Blueprint(
         layers=layers,
-        initialize=lambda full_name, module: skeleton.model._init_weights(module),
+        initialize=partial(_initialize, family, skeleton),
         checkpoint=checkpoint,
-        side=tuple(dict.fromkeys(name for side in sides for name in side)),
+        side=tuple(dict.fromkeys(name for layer in built for name in (*layer.side, *layer.optional_side))),
         shared=tuple(name for name in family.shared if skeleton.has(name)),
         vocab_size=config.vocab_size,
         max_positions=max_positions,
@@ -237,6 +263,12 @@ def _skeleton(family: Family, config: Any) -> Skeleton:
     except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
         raise ModelError(f"transformers cannot build {family.name} of this configuration: {error}") from error
     return Skeleton(model)
+
+
+def _initialize(family: Family, skeleton: Skeleton, full_name: str, module: nn.Module) -> None:
+    skeleton.model._init_weights(module)
+    if family.refine is not None:
+        family.refine(full_name, module, skeleton.config)
 
 
 def _max_positions(family: Family, config: Any) -> int | None:

@@ -18,9 +18,8 @@ _ROTARY = {
     "num_attention_heads": 4,
     "intermediate_size": 24,
     "max_position_embeddings": 16,
-    "pad_token_id": None,
 }
-_GROUPED = {**_ROTARY, "num_key_value_heads": 2}
+_GROUPED = {**_ROTARY, "num_key_value_heads": 2, "pad_token_id": None}
 _WIDE_HEADS = {**_GROUPED, "head_dim": 8}
 _ENCODER = {
     "hidden_size": 16,

@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from family_cases import CASES, LENGTH, apart
 from thinwire.models.errors import ModelError
+from thinwire.models.families import FAMILIES, take_apart
 from thinwire.models.model import ModelOptions, blueprint, check_fits, families
 
 
@@ -54,6 +56,18 @@ def test_an_unsupported_architecture_is_answered_with_the_supported_ones(tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(ModelError, match=r"type 't5' comes apart here; families: gpt2, .*given as module:factory"):
         build(str(tmp_path))
+
+
+def test_weights_that_no_layer_would_hold_are_refused():
+    """Another release of the library may name a part otherwise; left out in silence, it would train another model."""
+    from transformers import GPT2Config
+
+    renamed = replace(FAMILIES["gpt2"], head=("transformer.norm", "lm_head"))
+    config = GPT2Config(vocab_size=61, n_layer=1, n_embd=8, n_head=1, bos_token_id=None, eos_token_id=None)
+    with pytest.raises(
+        ModelError, match=r"no weights beside .* got transformer\.ln_f\.bias, transformer\.ln_f\.weight"
+    ):
+        take_apart(renamed, config)
 
 
 def test_bad_options_are_named_all_at_once():
