@@ -100,13 +100,14 @@ class PipelineOptions:
     schedule: Literal[
         "gpipe",
         "1f1b",
+        "1f1b-wan",
         "looped-bfs",
         "interleaved-1f1b",
         "interleaved-zero-bubble",
         "zbv-zero-bubble",
         "dualpipev",
     ] = "gpipe"
-    """Order of the work; the schedules of torch.distributed.pipelining by name."""
+    """Order of the work: a schedule of torch.distributed.pipelining by name, or 1f1b-wan, 1F1B for slow links."""
     stages_per_process: int | None = None
     """Stages each process holds; null takes the schedule's own number (1, or 2 where it interleaves)."""
     layers: list[int] | list[str] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
+from thinwire.pipeline.errors import OptionsError
+
 Order = dict[int, list[_Action | None]]
 LossFn = Callable[[Any, Tensor], Tensor]
 
@@ -35,14 +37,15 @@ class ScheduleSpec:
     """One schedule: torch's class, how many stages a process holds, how they lie over the processes, and its rule.
 
     `placement` is "loop" (stage i on process i % P) or "v" (down the processes and back up). `rule` answers what is
-    wrong with (num_microbatches, num_stages, num_processes), or None. `order` stands in for the order torch gives.
+    wrong with (num_microbatches, num_stages, num_processes), or None. `warmups`, of (num_stages, num_microbatches),
+    says how many forwards each stage starts with where the order is `alternating`; else torch gives the order.
     """
 
     torch_class: Callable[..., Any]
     stages_per_process: int
     placement: Literal["loop", "v"]
     rule: Callable[[int, int, int], str | None]
-    order: Callable[[int, int], Order] | None = None
+    warmups: Callable[[int, int], list[int]] | None = None
 
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
         """What makes these numbers impossible for this schedule, a sentence each."""
@@ -78,14 +81,49 @@ def _whole_rounds(num_microbatches: int, num_stages: int, num_processes: int) ->
     )
 
 
-def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Order:
-    """What Schedule1F1B does: stage s runs S - s forwards, then a backward and a forward in turn, then what is left.
+def fill_and_drain(num_stages: int, num_microbatches: int) -> list[int]:
+    """Forwards each stage runs before its first backward under GPipe: all of them."""
+    return [num_microbatches] * num_stages
+
+
+def one_forward_one_backward(num_stages: int, num_microbatches: int) -> list[int]:
+    """Forwards each stage runs before its first backward under Schedule1F1B: S - s on stage s.
 
     Torch's own table of it (2.13, 2.15) numbers the last stage's forwards from 1, so it is written out here.
     """
+    return [min(num_microbatches, num_stages - stage) for stage in range(num_stages)]
+
+
+def wide_area(num_stages: int, num_microbatches: int) -> list[int]:
+    """Forwards each stage runs before its first backward under 1f1b-wan: 2(S - 1 - s) + 1 on stage s.
+
+    Between stages whose frames take as long as their compute, a micro-batch comes back after twice as many turns as
+    1F1B waits for. Stage 0 holds 2S - 1 micro-batches at most, the last stage one.
+    """
+    return [min(num_microbatches, 2 * (num_stages - 1 - stage) + 1) for stage in range(num_stages)]
+
+
+def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
+    """One stage a process; each runs its number of forwards, then a backward and a forward in turn, then what is left.
+
+    `warmups` has an entry a stage, 1 .. num_microbatches, and none may be larger than the one before it: a stage cannot
+    run ahead of the one that feeds it. warmups [3, 1] of 3 micro-batches:
+
+        stage 0   F0 F1 F2 B0 B1 B2
+        stage 1   F0 B0 F1 B1 F2 B2
+
+    Raises OptionsError where these numbers could not run.
+    """
+    falling = all(later <= earlier for earlier, later in pairwise(warmups))
+    if not falling or not all(1 <= warmup <= num_microbatches for warmup in warmups):
+        raise OptionsError(
+            [
+                f"warm-up forwards must lie in 1..{num_microbatches} and not rise from stage to stage, "
+                f"got {list(warmups)}"
+            ]
+        )
     order: Order = {}
-    for stage in range(num_stages):
-        warmup = min(num_microbatches, num_stages - stage)
+    for stage, warmup in enumerate(warmups):
         forwards = [_Action(stage, _ComputationType.FORWARD, index) for index in range(num_microbatches)]
         backwards = [_Action(stage, _ComputationType.FULL_BACKWARD, index) for index in range(num_microbatches)]
         turns = chain.from_iterable(zip(backwards, forwards[warmup:], strict=False))
@@ -93,9 +131,18 @@ def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Order:
     return order
 
 
+def schedule_wide_area(stage: PipelineStage, num_microbatches: int, *, loss_fn: LossFn, scale_grads: bool) -> Any:
+    """Torch's runtime with the order of 1f1b-wan, in the place of one of torch's schedule classes."""
+    schedule = _PipelineScheduleRuntime([stage], num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
+    warmups = wide_area(stage.num_stages, num_microbatches)
+    schedule._prepare_schedule_with_comms(alternating(warmups, num_microbatches))
+    return schedule
+
+
 SCHEDULES: Mapping[str, ScheduleSpec] = {
-    "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number),
+    "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, fill_and_drain),
     "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, one_forward_one_backward),
+    "1f1b-wan": ScheduleSpec(schedule_wide_area, 1, "loop", _any_number, wide_area),
     "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number),
     "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds),
     "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds),
@@ -127,9 +174,9 @@ def build_merged(
 
 def actions(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> Order:
     """The schedule's compute as data: process -> actions in order, None where it idles. Needs no process group."""
-    spelled_out = SCHEDULES[name].order
-    if spelled_out is not None:
-        return spelled_out(num_stages, num_microbatches)
+    warmups = SCHEDULES[name].warmups
+    if warmups is not None:
+        return alternating(warmups(num_stages, num_microbatches), num_microbatches)
     stage_of = placement(name, num_stages, num_processes)
     stages = [
         SimpleNamespace(

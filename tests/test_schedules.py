@@ -1,6 +1,7 @@
 import pytest
 
-from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.schedules import SCHEDULES, actions, alternating, merge, placement
 
 
 def names(row):
@@ -22,6 +23,27 @@ def test_1f1b_on_two_stages_is_this_table():
         0: ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
         1: ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
     }
+
+
+def test_1f1b_wan_on_three_stages_is_this_table():
+    order = actions("1f1b-wan", num_stages=3, num_processes=3, num_microbatches=6)
+    assert {process: " ".join(names(row)) for process, row in order.items()} == {
+        0: "0F0 0F1 0F2 0F3 0F4 0B0 0F5 0B1 0B2 0B3 0B4 0B5",
+        1: "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1B4 1B5",
+        2: "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5",
+    }
+
+
+def test_warm_up_may_be_what_a_round_trip_asks_for():
+    order = alternating([3, 1], num_microbatches=3)
+    assert names(order[0]) == ["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"]
+    assert names(order[1]) == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
+
+
+@pytest.mark.parametrize("warmups", [[1, 2], [4, 1], [1, 0]])
+def test_warm_up_that_cannot_run_is_refused(warmups):
+    with pytest.raises(OptionsError, match=r"must lie in 1\.\.3 and not rise from stage to stage, got"):
+        alternating(warmups, num_microbatches=3)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
