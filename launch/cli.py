@@ -10,6 +10,7 @@ COMMANDS = {
     "simulate": "train a recipe in one process, with the same numbers",
     "trace": "turn the recorded steps of a run into a trace for Perfetto",
     "report": "write one HTML page about runs and tables",
+    "predict": "say how fast a recipe will be over which links, and what would help",
     "bench": "measure codecs on this machine",
     "recipes": "list the packaged recipes",
     "doctor": "say what this machine can do, and what is missing for what",
@@ -49,6 +50,10 @@ def _load(command: str) -> Callable[[Sequence[str]], int]:
         from thinwire.launch.report import main as report
 
         return report
+    if command == "predict":
+        from thinwire.launch.predict import main as predict
+
+        return predict
     if command == "bench":
         from thinwire.launch.bench import main as bench
 

@@ -1,0 +1,350 @@
+"""`thinwire predict`: how fast a pipeline will be over which links, with which codec and schedule, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from thinwire.compress import CodecError
+from thinwire.launch import aqsgd, recipe
+from thinwire.launch.prediction import (
+    HIDDEN,
+    UNCOMPRESSED,
+    Prediction,
+    bandwidth_text,
+    best,
+    needed_bandwidth,
+    possible,
+    predict,
+    verdict,
+)
+from thinwire.launch.workload import Link, Network, Workload, codec_pair, label
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.schedules import SCHEDULES
+
+PROG = "thinwire predict"
+BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
+CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
+"""Measured against each other where nobody asks for others, beside none and the recipe's own."""
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All that was asked about one workload."""
+
+    workload: Workload
+    predictions: list[Prediction]
+    """With the schedule asked for, by bandwidth and codec."""
+    needed: dict[str, float]
+    """By codec: the bandwidth, bits a second, below which the wire is the bottleneck."""
+    schedules: list[Prediction]
+    """Every schedule that can run this, with every codec, at the lowest bandwidth."""
+    best: Prediction | None
+    """The fastest of them within the memory given; None where none fits."""
+    verdicts: list[str]
+    """Whether compression pays, a sentence a bandwidth."""
+
+
+def answer(
+    workload: Workload,
+    schedule: str,
+    codecs: Sequence[CompressionOptions],
+    networks: Sequence[Network],
+    max_in_flight: float = math.inf,
+) -> Answer:
+    """Ask everything about one workload. `networks` differ in bandwidth; `codecs` begin with the uncompressed one."""
+    by_network = [[predict(workload, schedule, codec, network) for codec in codecs] for network in networks]
+    slowest = min(networks, key=lambda network: network.bandwidth)
+    schedules = [predict(workload, name, codec, slowest) for name in possible(workload, SCHEDULES) for codec in codecs]
+    return Answer(
+        workload=workload,
+        predictions=[prediction for row in by_network for prediction in row],
+        needed={label(codec): needed_bandwidth(workload, schedule, codec, networks[0]) for codec in codecs},
+        schedules=schedules,
+        best=best(schedules, max_in_flight),
+        verdicts=[verdict(row) for row in by_network],
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict, and print tables or JSON; the exit status."""
+    try:
+        options, overrides = _options(argv)
+        if options.like:
+            _show_published(options.json)
+            return 0
+        _show(_answer(options, overrides), options)
+    except (CodecError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
+    from thinwire.launch.stopwatch import from_recipe
+
+    wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
+    given = [codec_pair(text) for text in options.codec or CODECS]
+    codecs = list({label(codec): codec for codec in (UNCOMPRESSED, wanted.compression, *given)}.values())
+    schedule = options.schedule or wanted.pipeline.schedule
+    seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
+    workload = from_recipe(wanted, codecs, *seconds)
+    spec = SCHEDULES[schedule]
+    count = workload.num_stages * spec.stages_per_process
+    if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
+        raise OptionsError(mistakes)
+    wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
+    if wrong:
+        raise OptionsError(
+            [f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"]
+        )
+    networks = [
+        Network(bandwidth=bandwidth, latency=options.latency, links=options.link) for bandwidth in options.bandwidth
+    ]
+    return answer(workload, schedule, codecs, networks, options.max_in_flight)
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def _show(found: Answer, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps(as_json(found), indent=2, allow_nan=False))
+        return
+    console, workload = Console(), found.workload
+    times = ", ".join(
+        f"{1e3 * forth:.3g}+{1e3 * back:.3g}" for forth, back in zip(workload.forward, workload.backward, strict=True)
+    )
+    console.print(
+        f"{workload.name}: {workload.num_stages} stages, {workload.num_microbatches} micro-batches of "
+        f"{workload.microbatch_size}; forward+backward ms a stage: {times}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_throughput_table(found.predictions))
+    for codec, bandwidth in found.needed.items():
+        needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
+        console.print(f"{escape(codec)} hides the wire ({HIDDEN:.0%} of full speed) {needs}", highlight=False)
+    for sentence in found.verdicts:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+    console.print(_stages_table(found.predictions))
+    console.print(_schedules_table(found.schedules))
+    limit = "" if math.isinf(options.max_in_flight) else f" with at most {options.max_in_flight:g} micro-batches held"
+    if found.best is None:
+        console.print(f"no schedule runs{limit}; raise --max-in-flight")
+    else:
+        at = bandwidth_text(found.best.bandwidth)
+        console.print(
+            f"best{limit} at {at}: {found.best.schedule} with {escape(found.best.codec)}, "
+            f"{found.best.samples_per_second:.3g} samples/s, {found.best.in_flight:g} held",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _throughput_table(predictions: Sequence[Prediction]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=0, title="samples/s", title_justify="left")
+    table.add_column("link", no_wrap=True)
+    table.add_column("codec", overflow="fold")
+    for header in ("samples/s", "x none", "of full", "step s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in predictions:
+        table.add_row(
+            bandwidth_text(one.bandwidth),
+            escape(one.codec),
+            f"{one.samples_per_second:.3g}",
+            f"{one.speedup:.2f}",
+            f"{one.of_unthrottled:.0%}",
+            f"{one.seconds:.4g}",
+        )
+    return table
+
+
+def _stages_table(predictions: Sequence[Prediction]) -> Table:
+    """Where each stage's time goes at the lowest bandwidth."""
+    slowest = min(one.bandwidth for one in predictions)
+    title = f"share of the step each stage is busy / waits for the wire / idles, at {bandwidth_text(slowest)}"
+    shown = [one for one in predictions if one.bandwidth == slowest]
+    table = Table(box=SIMPLE_HEAD, padding=0, title=title, title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for one in shown:
+        table.add_column(escape(one.codec), justify="right", overflow="fold")
+    for stage in range(len(shown[0].busy)):
+        table.add_row(
+            str(stage),
+            *(
+                "/".join(f"{100 * part[stage] / one.seconds:.0f}" for part in (one.busy, one.wait, one.bubble))
+                for one in shown
+            ),
+        )
+    return table
+
+
+def _schedules_table(predictions: Sequence[Prediction]) -> Table:
+    """Every schedule with every codec, at one bandwidth."""
+    codecs = list(dict.fromkeys(one.codec for one in predictions))
+    title = f"samples/s of every schedule at {bandwidth_text(predictions[0].bandwidth)}"
+    table = Table(box=SIMPLE_HEAD, padding=0, title=title, title_justify="left")
+    table.add_column("schedule", no_wrap=True)
+    table.add_column("held", justify="right")
+    for codec in codecs:
+        table.add_column(escape(codec), justify="right", overflow="fold")
+    for name in dict.fromkeys(one.schedule for one in predictions):
+        row = [one for one in predictions if one.schedule == name]
+        table.add_row(name, f"{row[0].in_flight:g}", *(f"{one.samples_per_second:.3g}" for one in row))
+    return table
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    """An answer for machines; null stands for unlimited bandwidth and for no schedule."""
+    workload = found.workload
+    return {
+        "workload": {
+            "name": workload.name,
+            "num_stages": workload.num_stages,
+            "num_microbatches": workload.num_microbatches,
+            "microbatch_size": workload.microbatch_size,
+            "forward": workload.forward,
+            "backward": workload.backward,
+            "codec_seconds": [
+                {"channel": channel, "codec": codec, **asdict(cost)}
+                for (channel, codec), cost in workload.costs.items()
+            ],
+        },
+        "predictions": [_finite(one) for one in found.predictions],
+        "needed_bandwidth": found.needed,
+        "schedules": [_finite(one) for one in found.schedules],
+        "best": None if found.best is None else _finite(found.best),
+        "verdicts": found.verdicts,
+    }
+
+
+def _finite(one: Prediction) -> dict[str, Any]:
+    return {**asdict(one), "bandwidth": one.bandwidth if math.isfinite(one.bandwidth) else None}
+
+
+def _show_published(as_data: bool) -> None:
+    """Tables 2 and 3 of 2206.01299 beside the simulation."""
+    tables = {
+        "Table 2, sequences/s": aqsgd.throughput_cells(),
+        "Table 2, share of the speed at 10 Gbps": aqsgd.share_cells(),
+        "Table 3, ms on the wire": aqsgd.wire_cells(),
+    }
+    if as_data:
+        found = [{**asdict(cell), "deviation": cell.deviation} for rows in tables.values() for cell in rows]
+        print(json.dumps(found, indent=2, allow_nan=False))
+        return
+    for title, cells in tables.items():
+        table = Table(box=SIMPLE_HEAD, padding=0, title=f"2206.01299, {title}", title_justify="left")
+        table.add_column("link")
+        table.add_column("")
+        for header in ("published", "predicted", "deviation"):
+            table.add_column(header, justify="right")
+        for cell in cells:
+            table.add_row(
+                bandwidth_text(cell.bandwidth),
+                cell.method,
+                f"{cell.published:.3g}",
+                f"{cell.predicted:.3g}",
+                f"{cell.deviation:+.0%}",
+            )
+        Console().print(table)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells a mistake in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionsError([f"{message}; see {self.prog} --help"])
+
+
+def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = _Parser(
+        prog=PROG,
+        usage=f"{PROG} RECIPE [options] [--field value ...]",
+        description="Predict a pipeline's speed over slow links. Fields of the recipe can be overridden as for train.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")
+    add("--forward-ms", type=_positive, help="of one micro-batch on one stage (default: measured here)")
+    add("--backward-ms", type=_positive, help="of one micro-batch on one stage (default: measured here)")
+    add("--bandwidth", type=_bandwidths, default=BANDWIDTHS, help="of each direction (default: %(default)s)")
+    add("--latency", type=_latency, default="0ms", help="of every link, one way (default: %(default)s)")
+    add(
+        "--link",
+        type=_link,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A-B:BANDWIDTH[,LATENCY]",
+        help="links that differ, by their stages: 1-2:20mbit both ways, 2>1:5mbit,30ms one way",
+    )
+    add("--schedule", choices=SCHEDULES, help="default: the recipe's")
+    add("--codec", nargs="+", action="extend", metavar="FW/BW", help="such as 'q(4)/q(8)' (default: a few)")
+    add("--max-in-flight", type=_positive, default=math.inf, help="micro-batches a process has memory for")
+    add("--like", choices=["aqsgd"], help="the published tables of 2206.01299 beside this simulation")
+    add("--json", action="store_true", help="print JSON")
+    options, overrides = parser.parse_known_args(argv)
+    if (options.recipe is None) == (options.like is None):
+        parser.error("give a RECIPE, or --like aqsgd, which needs none")
+    options.link = {pair: link for group in options.link for pair, link in group.items()}
+    return options, overrides
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def _bandwidths(text: str) -> list[float]:
+    return [_bandwidth(part) for part in text.split(",")]
+
+
+def _bandwidth(text: str) -> float:
+    return _quantity(text, _BITS, "a bandwidth such as 100mbit")
+
+
+def _latency(text: str) -> float:
+    return _quantity(text, _SECONDS, "a latency such as 20ms", zero=True)
+
+
+def _quantity(text: str, units: dict[str, float], example: str, zero: bool = False) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.strip().lower())
+    if found is None or found[2] not in units or (float(found[1]) == 0 and not zero):
+        raise argparse.ArgumentTypeError(f"must be {example} ({', '.join(units)}), got {text!r}")
+    return float(found[1]) * units[found[2]]
+
+
+def _link(text: str) -> dict[tuple[int, int], Link]:
+    found = re.fullmatch(r"(\d+)([->])(\d+):([^,]+)(?:,(.+))?", text)
+    if found is None or abs(int(found[1]) - int(found[3])) != 1:
+        raise argparse.ArgumentTypeError(
+            f"must be two neighbouring stages such as 1-2:20mbit or 2>1:5mbit, got {text!r}"
+        )
+    source, target = int(found[1]), int(found[3])
+    link = Link(bandwidth=_bandwidth(found[4]), latency=_latency(found[5]) if found[5] else None)
+    return {(source, target): link} if found[2] == ">" else {(source, target): link, (target, source): link}

@@ -1,0 +1,173 @@
+"""A schedule's order as arrays, in rounds of actions that do not depend on each other.
+
+How long anything takes does not change which action waits for which; so an order is compiled once, and a simulation
+walks its rounds as often as it likes, each in a few operations over arrays, with a thousand stages as with two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.pipeline.schedules import SCHEDULES, Order, actions, placement
+
+KINDS = ("forward", "backward", "backward input", "backward weight")
+"""What an action can be; a backward is whole, or split in two."""
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(len(KINDS))
+_KIND_OF = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timetable:
+    """Every action of one pass through a schedule, round after round; arrays of [actions] unless said otherwise.
+
+    A message is what an action waits for and another one gives: message s * M + m is the activation of micro-batch m
+    that stage s takes, S * M + s * M + m the gradient it takes, and 2 * S * M none, which is always there.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    process_of: Integers
+    """[stages]: the process each stage lives on."""
+    process: Integers
+    stage: Integers
+    microbatch: Integers
+    kind: Integers
+    """Index into KINDS."""
+    needs: Integers
+    """The message an action waits for."""
+    gives: Integers
+    """The message an action sends."""
+    rounds: Integers
+    """[rounds + 1]: where each begins; within one, a process stands once."""
+    held: Integers
+    """[processes]: the most micro-batches whose activations a process keeps at once, over all its stages."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes the stages live on."""
+        return len(self.held)
+
+    @property
+    def nothing(self) -> int:
+        """The message that is always there."""
+        return 2 * self.num_stages * self.num_microbatches
+
+
+@cache
+def timetable(schedule: str, num_stages: int, num_microbatches: int) -> Timetable:
+    """The timetable of a schedule by name, with as many stages a process as the schedule is used with.
+
+    Raises OptionsError through the schedule's own rules only; ask ``SCHEDULES[name].mistakes`` first.
+    """
+    spec = SCHEDULES[schedule]
+    num_processes = num_stages // spec.stages_per_process
+    if spec.warmups is not None:
+        return alternating_timetable(spec.warmups(num_stages, num_microbatches), num_microbatches)
+    order = actions(schedule, num_stages, num_processes, num_microbatches)
+    where = placement(schedule, num_stages, num_processes)
+    return compile_order(order, [where[stage] for stage in range(num_stages)], num_microbatches)
+
+
+def alternating_timetable(warmups: Sequence[int], num_microbatches: int) -> Timetable:
+    """The timetable of `schedules.alternating`, one stage a process, made without an object for each action."""
+    num_stages = len(warmups)
+    index = np.arange(num_microbatches)
+    rows = []
+    for warmup in warmups:
+        # where each would stand: the k-th backward follows forward number warmup + k - 1, where there is one
+        kinds = np.repeat([FORWARD, BACKWARD], num_microbatches)
+        place = np.concatenate([2 * index, 2 * (index + warmup) - 1])
+        order = np.argsort(place, kind="stable")
+        rows.append((kinds[order], np.concatenate([index, index])[order]))
+    stage = np.repeat(np.arange(num_stages), 2 * num_microbatches)
+    kind = np.concatenate([kinds for kinds, _ in rows])
+    microbatch = np.concatenate([microbatches for _, microbatches in rows])
+    return _in_rounds(stage, stage, kind, microbatch, np.arange(num_stages), num_microbatches)
+
+
+def compile_order(order: Order, process_of: Sequence[int], num_microbatches: int) -> Timetable:
+    """The timetable of any order of torch's actions; those that overlap stand one after the other, as they are run."""
+    flat = [
+        (process, part.stage_index, _KIND_OF[str(part.computation_type.value)], part.microbatch_index)
+        for process, row in sorted(order.items())
+        for action in row
+        if action is not None
+        for part in (action.sub_actions or (action,))
+    ]
+    process, stage, kind, microbatch = np.array(flat, dtype=np.int64).T
+    return _in_rounds(process, stage, kind, microbatch, np.array(process_of), num_microbatches)
+
+
+def _in_rounds(
+    process: Integers,
+    stage: Integers,
+    kind: Integers,
+    microbatch: Integers,
+    process_of: Integers,
+    num_microbatches: int,
+) -> Timetable:
+    """Put actions, given process by process in each one's order, into rounds: in each, every process that can acts."""
+    num_stages = len(process_of)
+    needs, gives = _messages(stage, kind, microbatch, num_stages, num_microbatches)
+    nothing = 2 * num_stages * num_microbatches
+    processes = np.arange(process_of.max() + 1)
+    head = np.searchsorted(process, processes)
+    last = np.searchsorted(process, processes, side="right")
+    there = np.zeros(nothing + 1, dtype=bool)
+    there[nothing] = True
+    rounds = []
+    busy = head < last
+    while busy.any():
+        able = processes[busy]
+        able = able[there[needs[head[able]]]]
+        assert len(able), "the schedule waits for itself"
+        chosen = head[able]
+        rounds.append(chosen)
+        there[gives[chosen]] = True
+        head[able] += 1
+        busy[able] = head[able] < last[able]
+    order = np.concatenate(rounds)
+    return Timetable(
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        process_of=process_of,
+        process=process[order],
+        stage=stage[order],
+        microbatch=microbatch[order],
+        kind=kind[order],
+        needs=needs[order],
+        gives=gives[order],
+        rounds=np.concatenate([[0], np.cumsum([len(chosen) for chosen in rounds])]),
+        held=_held(process, kind, len(processes)),
+    )
+
+
+def _messages(
+    stage: Integers, kind: Integers, microbatch: Integers, num_stages: int, num_microbatches: int
+) -> tuple[Integers, Integers]:
+    """What each action waits for from another stage, and what it gives to one; its own stage's order does the rest."""
+    nothing = 2 * num_stages * num_microbatches
+    own = stage * num_microbatches + microbatch
+    gradient = num_stages * num_microbatches + own
+    forward = kind == FORWARD
+    back = (kind == BACKWARD) | (kind == BACKWARD_INPUT)
+    needs, gives = np.full((2, len(stage)), nothing)
+    needs = np.where(forward & (stage > 0), own, needs)
+    needs = np.where(back & (stage < num_stages - 1), gradient, needs)
+    gives = np.where(forward & (stage < num_stages - 1), own + num_microbatches, gives)
+    gives = np.where(back & (stage > 0), gradient - num_microbatches, gives)
+    return needs, gives
+
+
+def _held(process: Integers, kind: Integers, num_processes: int) -> Integers:
+    """The most forwards that a process has run and not gone all the way back through, at any time."""
+    change = np.where(kind == FORWARD, 1, np.where(kind == BACKWARD_INPUT, 0, -1))
+    kept = np.cumsum(change)  # every process ends with none kept
+    return np.maximum.reduceat(kept, np.searchsorted(process, np.arange(num_processes)))
