@@ -6,6 +6,7 @@ the same actions on one process, in one order that keeps every stage's own order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -45,7 +46,7 @@ class ScheduleSpec:
     stages_per_process: int
     placement: Literal["loop", "v"]
     rule: Callable[[int, int, int], str | None]
-    warmups: Callable[[int, int], list[int]] | None = None
+    warmups: Callable[..., list[int]] | None = None
 
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
         """What makes these numbers impossible for this schedule, a sentence each."""
@@ -94,13 +95,14 @@ def one_forward_one_backward(num_stages: int, num_microbatches: int) -> list[int
     return [min(num_microbatches, num_stages - stage) for stage in range(num_stages)]
 
 
-def wide_area(num_stages: int, num_microbatches: int) -> list[int]:
+def wide_area(num_stages: int, num_microbatches: int, round_trip: float = 2.0) -> list[int]:
     """Forwards each stage runs before its first backward under 1f1b-wan: 2(S - 1 - s) + 1 on stage s.
 
-    Between stages whose frames take as long as their compute, a micro-batch comes back after twice as many turns as
-    1F1B waits for. Stage 0 holds 2S - 1 micro-batches at most, the last stage one.
+    `round_trip` is how long a micro-batch takes over one boundary, through the next stage and back, in turns of a
+    forward and a backward: 1 where frames cost nothing (then this is 1F1B), 2 where they take as long as compute, more
+    over links of high latency. Stage 0 holds 2S - 1 micro-batches at most, the last stage one.
     """
-    return [min(num_microbatches, 2 * (num_stages - 1 - stage) + 1) for stage in range(num_stages)]
+    return [min(num_microbatches, math.ceil(round_trip * (num_stages - 1 - s)) + 1) for s in range(num_stages)]
 
 
 def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:

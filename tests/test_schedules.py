@@ -1,7 +1,15 @@
 import pytest
 
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.schedules import SCHEDULES, actions, alternating, merge, placement
+from thinwire.pipeline.schedules import (
+    SCHEDULES,
+    actions,
+    alternating,
+    merge,
+    one_forward_one_backward,
+    placement,
+    wide_area,
+)
 
 
 def names(row):
@@ -35,6 +43,9 @@ def test_1f1b_wan_on_three_stages_is_this_table():
 
 
 def test_warm_up_may_be_what_a_round_trip_asks_for():
+    assert wide_area(4, 32, round_trip=1.0) == one_forward_one_backward(4, 32) == [4, 3, 2, 1]
+    assert wide_area(4, 32) == [7, 5, 3, 1]
+    assert wide_area(4, 8, round_trip=2.5) == [8, 6, 4, 1]
     order = alternating([3, 1], num_microbatches=3)
     assert names(order[0]) == ["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"]
     assert names(order[1]) == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
