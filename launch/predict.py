@@ -38,7 +38,7 @@ from thinwire.pipeline.schedules import SCHEDULES
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
 CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
-"""Measured against each other where nobody asks for others, beside none and the recipe's own."""
+"""Compared where nobody asks for others, beside none and the recipe's own."""
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
