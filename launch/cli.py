@@ -11,6 +11,7 @@ COMMANDS = {
     "trace": "turn the recorded steps of a run into a trace for Perfetto",
     "report": "write one HTML page about runs and tables",
     "predict": "say how fast a recipe will be over which links, and what would help",
+    "cluster": "run a command on several hosts on this machine, with slow links between them",
     "bench": "measure codecs on this machine",
     "recipes": "list the packaged recipes",
     "doctor": "say what this machine can do, and what is missing for what",
@@ -54,6 +55,10 @@ def _load(command: str) -> Callable[[Sequence[str]], int]:
         from thinwire.launch.predict import main as predict
 
         return predict
+    if command == "cluster":
+        from thinwire.launch.cluster import main as cluster
+
+        return cluster
     if command == "bench":
         from thinwire.launch.bench import main as bench
 

@@ -1,0 +1,236 @@
+"""`thinwire cluster`: several hosts on this machine, with slow links between them, and a command on each.
+
+thinwire cluster run --hosts 4 --bandwidth 100mbit -- thinwire train quickstart
+thinwire cluster run --hosts 3 --bandwidth 1gbit --link 1-2:20mbit -- iperf3 ...
+thinwire cluster clean
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from argparse import ArgumentError
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from thinwire.launch import crew, failures, network, recipe
+from thinwire.launch.assembly import prepare, real_placement
+from thinwire.launch.hosts import Cluster, ClusterError, missing, remove_orphans
+from thinwire.launch.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
+from thinwire.launch.recipe import Recipe
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+PROG = "thinwire cluster"
+MASTER_PORT = 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What each host runs."""
+
+    commands: Sequence[Sequence[str]]
+    """The command of each host."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What is added to the environment on every host."""
+    stages_of: Callable[[int], list[int]] | None = None
+    """The stages of a rank, where the command trains."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command on a cluster, or clean up after killed ones; the exit status."""
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name not in ACTIONS:
+        print(f"{PROG} has no {name!r}; known: {', '.join(ACTIONS)}", file=sys.stderr)
+        return 2
+    try:
+        return ACTIONS[name][1](argv[1:])
+    except (ClusterError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make the hosts, run the command on each, and remove them; the exit status of the first command that failed."""
+    given, command = _split(argv)
+    options = _options(given)
+    links = _links(options)
+    if reason := missing(links):
+        raise ClusterError(reason)
+    job = plan(command, links.num_hosts)
+    with crew.gathered_signals() as came, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        with Cluster(links) as hosts:
+            members = [
+                crew.Member(
+                    f"host {host.index}",
+                    host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
+                    {**environment(host.index, len(hosts)), **job.environment, failures.FOLDER_VARIABLE: folder},
+                )
+                for host in hosts
+            ]
+            status = crew.supervise(members, came, options.grace)
+        for member in members:
+            member.finish()
+        reports = failures.read_reports(Path(folder))
+    if reports and job.stages_of is not None:
+        print(failures.tell(reports, {}, job.stages_of), file=sys.stderr)
+    return status
+
+
+def clean(argv: Sequence[str]) -> int:
+    """Remove what killed clusters left; the exit status."""
+    ArgumentParser(prog=f"{PROG} clean", description=ACTIONS["clean"][0]).parse_args(argv)
+    if reason := missing(Links()):
+        raise ClusterError(reason)
+    removed = remove_orphans()
+    print("\n".join(f"removed {name}" for name in sorted(removed)) or "nothing to remove")
+    return 0
+
+
+ACTIONS: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxyType(
+    {
+        "run": ("run a command on several hosts on this machine, with slow links between them", run),
+        "clean": ("remove the hosts that killed runs left, and what runs on them", clean),
+    }
+)
+"""Every action by name: what it does, and what does it."""
+
+
+def plan(command: Sequence[str], num_hosts: int) -> Job:
+    """What each host runs: its torchrun node where the command is `thinwire train`, else the command itself.
+
+    Raises:
+        OptionsError, ModelError: there is no command, or one that cannot be divided over the hosts.
+    """
+    if not command:
+        raise OptionsError(
+            [f"{PROG} run needs a command after --, as in {PROG} run --hosts 2 -- thinwire train RECIPE"]
+        )
+    if Path(command[0]).name != "thinwire" or len(command) < 2 or command[1] not in ("train", "simulate"):
+        return Job(commands=[list(command)] * num_hosts)
+    if command[1] == "simulate":
+        raise OptionsError(["thinwire simulate is one process and sends nothing to other hosts; run thinwire train"])
+    wanted = recipe.parse(command[2:])
+    prepare(wanted)  # tells mistakes once, and reads the data while there is a network
+    return training(wanted, command[2:], num_hosts)
+
+
+def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
+    """A torchrun node for each host, each with as many of the recipe's processes."""
+    processes = wanted.pipeline.num_processes
+    each, left = divmod(processes, num_hosts)
+    if left:
+        raise OptionsError(
+            [
+                f"hosts must divide the recipe's {processes} processes, got {num_hosts}; change --hosts or pipeline.num_stages"
+            ]
+        )
+    meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
+    commands = [
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", str(num_hosts), "--node-rank", str(host), "--nproc-per-node", str(each)),
+            *meet,
+            *("-m", "thinwire.launch.train", *arguments),
+        ]
+        for host in range(num_hosts)
+    ]
+    threads = {"OMP_NUM_THREADS": str(wanted.training.threads)}
+    return Job(commands=commands, environment=threads, stages_of=real_placement(wanted).stages_of)
+
+
+def environment(host: int, num_hosts: int) -> dict[str, str]:
+    """What a command on a host can learn from its environment."""
+    return {
+        "THINWIRE_HOST": str(host),
+        "THINWIRE_HOSTS": str(num_hosts),
+        "NODE_RANK": str(host),
+        "MASTER_ADDR": network.address(0),
+        "MASTER_PORT": str(MASTER_PORT),
+        "GLOO_SOCKET_IFNAME": network.INTERFACE,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _pinning(host: int, pin: bool) -> list[str]:
+    """The words before a command that keep it on one core, in turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    return ["taskset", "--cpu-list", str(cores[host % len(cores)])] if pin else []
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the command behind the first `--`."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:place]), list(argv[place + 1 :])
+
+
+def _options(argv: Sequence[str]) -> Namespace:
+    parser = ArgumentParser(
+        prog=f"{PROG} run",
+        usage=f"{PROG} run [--option value ...] -- COMMAND ...",
+        description="Run COMMAND on every host. `thinwire train RECIPE ...` becomes one training over all hosts, each "
+        "with an equal part of its processes; any other command runs as it is and finds THINWIRE_HOST, THINWIRE_HOSTS, "
+        "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    add = parser.add_argument
+    add("--hosts", type=int, default=2, help="how many, each with an address of its own")
+    add("--bandwidth", type=str, default="none", help="of each host, either way: 500kbit, 100mbit, 10gbit, or none")
+    add("--latency", type=str, default="0ms", help="from host to host, each way: 500us, 20ms")
+    add("--loss", type=str, default="0%", help="of packets: 0.1%%, 1%%")
+    add(
+        "--link",
+        type=str,
+        action="append",
+        default=[],
+        metavar="LINK",
+        help="a bandwidth between two hosts, counted from 0, in place of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for "
+        "one direction; may be given again",
+    )
+    add("--pin", action="store_true", help="keep each host on one core, in turn (needs taskset)")
+    add("--grace", type=float, default=10.0, help="seconds the other hosts have to end after one failed")
+    try:
+        return parser.parse_args(argv)
+    except ArgumentError as error:
+        raise OptionsError([f"{' '.join(str(error).split())}; see {PROG} run --help"]) from error
+
+
+def _links(options: Namespace) -> Links:
+    """The network that the options ask for; OptionsError with all mistakes."""
+    mistakes: list[str] = []
+
+    def read(parse: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return parse(given)
+        except OptionsError as error:
+            mistakes.extend(error.mistakes)
+
+    found = {
+        "bandwidth": read(parse_bandwidth, options.bandwidth),
+        "latency": read(parse_latency, options.latency),
+        "loss": read(parse_loss, options.loss),
+        "overrides": read(parse_overrides, options.link),
+    }
+    if options.grace < 0:
+        mistakes.append(f"grace must not be negative, got {options.grace:g}")
+    if options.pin and not shutil.which("taskset"):
+        mistakes.append("--pin needs taskset; install util-linux")
+    if mistakes:
+        raise OptionsError(mistakes)
+    return Links(num_hosts=options.hosts, **found)
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {purpose}" for name, (purpose, _) in ACTIONS.items()]
+    return "\n".join([f"usage: {PROG} NAME ...", "", *lines, "", f"{PROG} run --help explains its options."])

@@ -1,0 +1,113 @@
+"""One command on each host of a cluster: started, labelled line by line, and stopped together.
+
+A command that fails takes the others with it, after a grace time in which they may end by themselves and say what they
+were waiting for; so does a signal to us, which is passed on at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from os import environ, killpg
+from types import FrameType
+from typing import IO
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_SECONDS = 0.05
+
+
+@contextmanager
+def gathered_signals() -> Iterator[list[signal.Signals]]:
+    """The signals that came so far, in place of ending by them, so that nothing is left half made or half removed."""
+    came: list[signal.Signals] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Member:
+    """One started command, whose output goes on to ours with a label before each line."""
+
+    def __init__(self, label: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**environ, **environment},
+            start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
+        )
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self._relays = [
+            threading.Thread(target=_relay, args=(source, sink, f"{label} | "), daemon=True)
+            for source, sink in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        ]
+        for relay in self._relays:
+            relay.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on, to all that shares the command's process group."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                killpg(self.process.pid, number)
+
+    def finish(self) -> None:
+        """Wait for the end, and until all output is written."""
+        self.process.wait()
+        for relay in self._relays:
+            relay.join()
+
+
+def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> int:
+    """Wait until all have ended or are given up; the status of the first that failed, or 128 and a signal's number.
+
+    After a failure the others have `grace` seconds, then SIGTERM and as long again. A signal in `came` they get at
+    once, and have `grace` seconds; at a second one they are given up. What still runs then is left to the caller.
+    """
+    status, interrupted = 0, False
+    orders: list[tuple[float, signal.Signals | None]] = []  # what they get when; None gives them up
+    while any(member.process.poll() is None for member in members):
+        now = time.monotonic()
+        if len(came) > 1:
+            return 128 + came[0]
+        if came and not interrupted:
+            interrupted, status = True, 128 + came[0]
+            orders = [(now, came[0]), (now + grace, None)]
+        elif status == 0 and (failed := [member for member in members if member.process.poll()]):
+            status = _status(failed[0].process.returncode)
+            orders = [(now + grace, signal.SIGTERM), (now + 2 * grace, None)]
+        while orders and orders[0][0] <= now:
+            _, order = orders.pop(0)
+            if order is None:
+                return status
+            for member in members:
+                member.signal(order)
+        time.sleep(_POLL_SECONDS)
+    return status or next((_status(member.process.returncode) for member in members if member.process.returncode), 0)
+
+
+def _status(returncode: int) -> int:
+    """What a shell would say."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def _relay(source: IO[str], sink: IO[str], label: str) -> None:
+    # where nobody reads on, closing lets the command know as a pipe would
+    with source, suppress(BrokenPipeError):
+        for line in source:
+            sink.write(f"{label}{line.rstrip()}\n")
+            sink.flush()

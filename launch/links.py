@@ -1,0 +1,90 @@
+"""What the links of a cluster are: how fast, how far, how lossy, as people write it and as numbers.
+
+Hosts are counted from 0, like stages. A host has one way out, so its bandwidth is shared by all it sends, and likewise
+by all it receives; a link with a bandwidth of its own shares with nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from thinwire.pipeline.errors import OptionsError
+
+MAX_HOSTS = 250
+_MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_LINK = re.compile(r"(\d+)([->])(\d+):(.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The network between `num_hosts` hosts."""
+
+    num_hosts: int = 2
+    """Hosts, each joined to one switch."""
+    bandwidth: float | None = None
+    """Mbit/s that a host can send, and as many that it can receive; None does not limit it."""
+    latency: float = 0.0
+    """Milliseconds from one host to another, each way."""
+    loss: float = 0.0
+    """Share of the packets that get lost."""
+    overrides: Mapping[tuple[int, int], float | None] = field(default_factory=lambda: MappingProxyType({}))
+    """Mbit/s from one host to another, (from, to), in place of `bandwidth`."""
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        if not 1 <= self.num_hosts <= MAX_HOSTS:
+            mistakes.append(f"hosts must be from 1 to {MAX_HOSTS}, got {self.num_hosts}")
+        if self.latency < 0:
+            mistakes.append(f"latency must not be negative, got {self.latency:g} ms")
+        if not 0 <= self.loss < 1:
+            mistakes.append(f"loss must be at least 0 and below 100%, got {self.loss:%}")
+        for rate in (self.bandwidth, *self.overrides.values()):
+            if rate is not None and not 0.01 <= rate <= 1e5:
+                mistakes.append(f"a bandwidth must be from 10kbit to 100gbit, or none, got {rate:g} Mbit/s")
+        for source, target in self.overrides:
+            if source == target or not {source, target} <= set(range(self.num_hosts)):
+                mistakes.append(
+                    f"a link must join two of the hosts 0 to {self.num_hosts - 1}, got {source} and {target}"
+                )
+        if mistakes:
+            raise OptionsError(list(dict.fromkeys(mistakes)))
+
+
+def parse_bandwidth(text: str) -> float | None:
+    """Mbit/s of 500kbit, 100mbit, 10gbit; None of none."""
+    return None if text == "none" else _measure(text, _MBIT, "a bandwidth", "500kbit, 100mbit, 1gbit, or none")
+
+
+def parse_latency(text: str) -> float:
+    """Milliseconds of 500us, 20ms, 1s."""
+    return _measure(text, _MS, "a latency", "500us, 20ms or 1s")
+
+
+def parse_loss(text: str) -> float:
+    """The share that 0.1% or 1% is."""
+    return _measure(text, {"%": 0.01}, "a loss", "0.1% or 1%")
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[tuple[int, int], float | None]:
+    """The bandwidths of single links: 1-2:20mbit both ways, 1>2:20mbit from host 1 to host 2; the last one holds."""
+    overrides: dict[tuple[int, int], float | None] = {}
+    for text in texts:
+        match = _LINK.fullmatch(text)
+        if match is None:
+            raise OptionsError([f"a link must be like 1-2:20mbit, or 1>2:20mbit for one direction, got {text!r}"])
+        here, there, rate = int(match[1]), int(match[3]), parse_bandwidth(match[4])
+        overrides[here, there] = rate
+        if match[2] == "-":
+            overrides[there, here] = rate
+    return overrides
+
+
+def _measure(text: str, units: Mapping[str, float], what: str, examples: str) -> float:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(units)})", text)
+    if match is None:
+        raise OptionsError([f"{what} must be like {examples}, got {text!r}"])
+    return float(match[1]) * units[match[2]]
