@@ -130,11 +130,8 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     processes = wanted.pipeline.num_processes
     each, left = divmod(processes, num_hosts)
     if left:
-        raise OptionsError(
-            [
-                f"hosts must divide the recipe's {processes} processes, got {num_hosts}; change --hosts or pipeline.num_stages"
-            ]
-        )
+        advice = "change --hosts or pipeline.num_stages"
+        raise OptionsError([f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}"])
     meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
         [

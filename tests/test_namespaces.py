@@ -1,20 +1,18 @@
 """Two stages on two hosts, 100 Mbit/s between them: what crosses the wire is what the meters say, and little else."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from commands import TORCHRUN, TRAIN, started
-from namespaces import INTERFACE, missing, namespaces, processes_in, two_hosts
 from thinwire.launch import cli
+from thinwire.launch.hosts import Cluster
+from thinwire.launch.links import Links
+from thinwire.launch.network import INTERFACE
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 
+LINKS = Links(num_hosts=2, bandwidth=100)
 STEPS = 10
 RECIPE = f"""
 model: {{n_layer: 2, n_embd: 128, n_head: 2, n_positions: 128}}
@@ -39,39 +37,9 @@ PER_STEP = 1_500
 LEAST, MOST = 1514 / 1460, 1.08
 
 
-@pytest.fixture(autouse=True)
-def able():
-    if reason := missing():
-        pytest.skip(reason)
-
-
-def test_hosts_and_what_runs_in_them_are_removed_whatever_happens():
-    with pytest.raises(ZeroDivisionError), two_hosts() as hosts:
-        names = {host.name for host in hosts}
-        assert names <= namespaces()
-        sleeper = subprocess.Popen(hosts[0].command(["sleep", "60"]))
-        while sleeper.pid not in processes_in(hosts[0].name):
-            assert sleeper.poll() is None
-            time.sleep(0.05)
-        raise ZeroDivisionError
-    assert sleeper.wait() == -signal.SIGKILL
-    assert not names & namespaces()
-
-
-def test_hosts_of_a_killed_test_are_removed_by_the_next():
-    code = "import os, namespaces\nwith namespaces.two_hosts() as hosts: print(hosts[0].name, flush=True); os._exit(0)"
-    killed = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=60
-    )
-    name = killed.stdout.strip()
-    assert name in namespaces()
-    with two_hosts():
-        assert name not in namespaces()
-
-
 def test_the_wire_carries_the_metered_bytes_and_the_numbers_are_those_of_a_simulation(tmp_path, monkeypatch):
     (tmp_path / "wired.yaml").write_text(RECIPE)
-    with two_hosts() as hosts:
+    with Cluster(LINKS) as hosts:
         before = sum(host.bytes_sent() for host in hosts)
 
         def node(rank):

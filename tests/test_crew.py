@@ -1,0 +1,93 @@
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from thinwire.launch.crew import Member, gathered_signals, supervise
+
+WAIT = "sleep 60"
+SAY_AND_END = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
+
+
+def members(*scripts):
+    return [Member(f"host {index}", ["sh", "-c", script], {}) for index, script in enumerate(scripts)]
+
+
+def end(crew):
+    for member in crew:
+        member.signal(signal.SIGKILL)
+        member.finish()
+
+
+def test_lines_are_labelled_and_go_where_they_were_meant_for(capfd):
+    crew = members("echo one; echo two >&2", "printf 'no end of line'; echo $THINWIRE_X")
+    assert supervise(crew, [], grace=10) == 0
+    end(crew)
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == ["host 0 | one", "host 1 | no end of line"]
+    assert said.err == "host 0 | two\n"
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_others(capfd):
+    crew = members(r"printf '\377\n'; echo after")
+    assert supervise(crew, [], grace=10) == 0
+    end(crew)
+    assert capfd.readouterr().out == "host 0 | \ufffd\nhost 0 | after\n"
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -KILL $$", 128 + signal.SIGKILL)])
+def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, status):
+    crew = members(WAIT, script, WAIT)
+    assert supervise(crew, [], grace=0.1) == status
+    assert [member.process.poll() for member in crew if member is not crew[1]] == [-signal.SIGTERM] * 2
+    end(crew)
+
+
+def test_the_others_may_end_by_themselves_after_a_failure(capfd):
+    crew = members("exit 3", "sleep 0.5; echo why; exit 4")
+    assert supervise(crew, [], grace=60) == 3
+    end(crew)
+    assert capfd.readouterr().out == "host 1 | why\n"
+
+
+def test_a_signal_is_passed_on(capfd):
+    crew = members(SAY_AND_END, SAY_AND_END)
+    with gathered_signals() as came:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert supervise(crew, came, grace=60) == 130
+    end(crew)
+    assert capfd.readouterr().out.count("told") == 2
+
+
+def test_who_does_not_listen_is_given_up():
+    crew = members("trap '' TERM INT; while :; do sleep 0.05; done")
+    assert supervise(crew, [signal.SIGINT], grace=0.2) == 130
+    assert supervise(crew, [signal.SIGTERM, signal.SIGINT], grace=60) == 143
+    assert crew[0].process.poll() is None
+    end(crew)
+    assert crew[0].process.poll() == -signal.SIGKILL
+
+
+def test_signals_end_the_process_again_afterwards():
+    before = signal.getsignal(signal.SIGINT)
+    with gathered_signals() as came:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert came == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_reader_that_is_gone_ends_the_command():
+    code = (
+        "import sys; from thinwire.launch.crew import *\n"
+        "member = Member('host 0', ['sh', '-c', 'while echo x; do :; done'], {})\n"
+        "status = supervise([member], [], 10); member.finish(); sys.stderr.write(f'ended {status}'); "
+        "sys.stderr.flush(); os = __import__('os'); os._exit(0)"
+    )
+    import subprocess
+
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
+        assert launcher.stdout.readline() == b"host 0 | x\n"
+        launcher.stdout.close()
+        assert launcher.stderr.read().startswith(b"ended ")
