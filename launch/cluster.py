@@ -1,8 +1,10 @@
 """`thinwire cluster`: several hosts on this machine, with slow links between them, and a command on each.
 
-thinwire cluster run --hosts 4 --bandwidth 100mbit -- thinwire train quickstart
-thinwire cluster run --hosts 3 --bandwidth 1gbit --link 1-2:20mbit -- iperf3 ...
-thinwire cluster clean
+    thinwire cluster run --hosts 4 --bandwidth 100mbit -- thinwire train quickstart
+    thinwire cluster run --hosts 3 --bandwidth 1gbit --link 1-2:20mbit -- sh my-own-script.sh
+    thinwire cluster clean
+
+`thinwire train` becomes a torchrun node on each host; the output is labelled, and nothing of the network is left.
 """
 
 from __future__ import annotations
@@ -113,9 +115,7 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
         OptionsError, ModelError: there is no command, or one that cannot be divided over the hosts.
     """
     if not command:
-        raise OptionsError(
-            [f"{PROG} run needs a command after --, as in {PROG} run --hosts 2 -- thinwire train RECIPE"]
-        )
+        raise OptionsError([f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE"])
     if Path(command[0]).name != "thinwire" or len(command) < 2 or command[1] not in ("train", "simulate"):
         return Job(commands=[list(command)] * num_hosts)
     if command[1] == "simulate":
@@ -142,8 +142,9 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
         ]
         for host in range(num_hosts)
     ]
-    threads = {"OMP_NUM_THREADS": str(wanted.training.threads)}
-    return Job(commands=commands, environment=threads, stages_of=real_placement(wanted).stages_of)
+    quiet = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns that addresses here have no names
+    settings = {"OMP_NUM_THREADS": str(wanted.training.threads), "TORCH_CPP_LOG_LEVEL": quiet}
+    return Job(commands=commands, environment=settings, stages_of=real_placement(wanted).stages_of)
 
 
 def environment(host: int, num_hosts: int) -> dict[str, str]:

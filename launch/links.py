@@ -45,11 +45,10 @@ class Links:
         for rate in (self.bandwidth, *self.overrides.values()):
             if rate is not None and not 0.01 <= rate <= 1e5:
                 mistakes.append(f"a bandwidth must be from 10kbit to 100gbit, or none, got {rate:g} Mbit/s")
-        for source, target in self.overrides:
-            if source == target or not {source, target} <= set(range(self.num_hosts)):
-                mistakes.append(
-                    f"a link must join two of the hosts 0 to {self.num_hosts - 1}, got {source} and {target}"
-                )
+        for pair in map(sorted, self.overrides):
+            if pair[0] == pair[1] or pair[1] >= self.num_hosts:
+                known = f"the hosts 0 to {self.num_hosts - 1}"
+                mistakes.append(f"a link must join two of {known}, got {pair[0]} and {pair[1]}")
         if mistakes:
             raise OptionsError(list(dict.fromkeys(mistakes)))
 

@@ -35,7 +35,9 @@ _NO_LIMIT = "100gbit quantum 60000"
 _QUEUE_SECONDS = 0.4
 _UNLIMITED_PACKETS = 100_000
 _PACKET_BYTES = 1514
-# a wake-up of the kernel's timer is late by tens of microseconds; what a bucket gathers meanwhile must fit into it
+# TCP hands over up to 64 kB in one piece, which the kernel cuts into packets of 1514 bytes, as a card would, when a
+# bucket is smaller; but a bucket must hold what it gathers while the kernel's timer is late. With 200 us, one stream
+# reached 0.95 of the rate from 20 Mbit/s to 10 Gbit/s (0.96 is left by headers), with 100 us 0.86 at 1 Gbit/s.
 _BURST_SECONDS, _LEAST_BURST_BYTES = 200e-6, 4000
 
 

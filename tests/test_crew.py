@@ -1,14 +1,16 @@
 import os
 import signal
+import subprocess
 import sys
-import threading
+import time
 
 import pytest
 
 from thinwire.launch.crew import Member, gathered_signals, supervise
 
 WAIT = "sleep 60"
-SAY_AND_END = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
+SAYS_AND_ENDS = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
+DOES_NOT_LISTEN = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done"
 
 
 def members(*scripts):
@@ -52,19 +54,30 @@ def test_the_others_may_end_by_themselves_after_a_failure(capfd):
     assert capfd.readouterr().out == "host 1 | why\n"
 
 
+def wait_until_ready(capfd, number):
+    said = ""
+    while said.count("ready") < number:
+        time.sleep(0.02)
+        said += capfd.readouterr().out
+
+
 def test_a_signal_is_passed_on(capfd):
-    crew = members(SAY_AND_END, SAY_AND_END)
+    crew = members(SAYS_AND_ENDS, SAYS_AND_ENDS)
+    wait_until_ready(capfd, 2)
     with gathered_signals() as came:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        os.kill(os.getpid(), signal.SIGINT)
         assert supervise(crew, came, grace=60) == 130
     end(crew)
-    assert capfd.readouterr().out.count("told") == 2
+    assert sorted(capfd.readouterr().out.splitlines()) == ["host 0 | told", "host 1 | told"]
 
 
-def test_who_does_not_listen_is_given_up():
-    crew = members("trap '' TERM INT; while :; do sleep 0.05; done")
-    assert supervise(crew, [signal.SIGINT], grace=0.2) == 130
-    assert supervise(crew, [signal.SIGTERM, signal.SIGINT], grace=60) == 143
+@pytest.mark.parametrize(
+    ("came", "grace", "status"), [([signal.SIGINT], 0.1, 130), ([signal.SIGTERM, signal.SIGINT], 60, 143)]
+)
+def test_who_does_not_listen_is_given_up(capfd, came, grace, status):
+    crew = members(DOES_NOT_LISTEN)
+    wait_until_ready(capfd, 1)
+    assert supervise(crew, came, grace) == status
     assert crew[0].process.poll() is None
     end(crew)
     assert crew[0].process.poll() == -signal.SIGKILL
@@ -78,16 +91,20 @@ def test_signals_end_the_process_again_afterwards():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_reader_that_is_gone_ends_the_command():
-    code = (
-        "import sys; from thinwire.launch.crew import *\n"
-        "member = Member('host 0', ['sh', '-c', 'while echo x; do :; done'], {})\n"
-        "status = supervise([member], [], 10); member.finish(); sys.stderr.write(f'ended {status}'); "
-        "sys.stderr.flush(); os = __import__('os'); os._exit(0)"
-    )
-    import subprocess
+ENDLESS = """
+import os
+from thinwire.launch.crew import Member, supervise
+member = Member("host 0", ["sh", "-c", "while echo x; do :; done"], {})
+status = supervise([member], [], 10)
+member.finish()
+os.write(2, b"ended")
+os._exit(0)
+"""
 
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
+
+def test_a_reader_that_is_gone_ends_the_command():
+    launcher = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with launcher:
         assert launcher.stdout.readline() == b"host 0 | x\n"
         launcher.stdout.close()
-        assert launcher.stderr.read().startswith(b"ended ")
+        assert launcher.stderr.read().endswith(b"ended")

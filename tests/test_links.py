@@ -58,4 +58,4 @@ def test_links_that_cannot_be_are_told_all_at_once():
 def test_a_link_joins_two_hosts_that_there_are(pair):
     with pytest.raises(OptionsError) as caught:
         Links(num_hosts=2, overrides={pair: 20.0})
-    assert str(caught.value) == f"a link must join two of the hosts 0 to 1, got {pair[0]} and {pair[1]}"
+    assert str(caught.value) == f"a link must join two of the hosts 0 to 1, got {min(pair)} and {max(pair)}"
