@@ -29,6 +29,9 @@ THROUGHPUT = {
 }
 """Table 2, AQ-SGD: sequences a second by bandwidth (bits a second) and method."""
 
+RATIOS = {10e9: 0.116, 1e9: 1.16, 500e6: 2.3, 300e6: 3.9, 100e6: 11.6}
+"""How long an uncompressed activation is on the wire in times of its forward compute, by bandwidth, in Table 2."""
+
 WIRE = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.063), 100e6: (0.063, 0.125)}
 """Table 3, fw4 bw8: seconds of one micro-batch on the wire, forward and back, by bandwidth."""
 

@@ -1,38 +1,27 @@
-"""`thinwire bench`: measurements that answer "how fast, and how good?" on this machine, one bench to a question."""
+"""`thinwire bench`: measurements that answer "how fast?" on this machine: of a recipe over slow links, or of codecs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+
+_HELP = """usage: thinwire bench codecs ...
+       thinwire bench RECIPE ...
+
+  codecs     bits, error and speed of codecs, on Gaussian data and on a recipe's own tensors
+  RECIPE     a recipe over slow links: codecs, uncompressed, plain torch, and the LIMIT
+
+thinwire bench codecs --help and thinwire bench quickstart --help explain their options."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one bench, or list them; the exit status."""
-    name = argv[0] if argv else "--help"
-    if name in ("-h", "--help"):
-        print(_help())
+    """Run a bench; the exit status."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_HELP)
         return 0
-    if name not in BENCHES:
-        print(f"thinwire bench has no {name!r}; known: {', '.join(BENCHES)}", file=sys.stderr)
-        return 2
-    return BENCHES[name][1](argv[1:])
+    if argv[0] == "codecs":
+        from thinwire.launch.codec_bench import main as codecs
 
+        return codecs(argv[1:])
+    from thinwire.launch.link_bench import main as links
 
-def _codecs(argv: Sequence[str]) -> int:
-    from thinwire.launch.codec_bench import main as codecs
-
-    return codecs(argv)
-
-
-BENCHES: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxyType(
-    {"codecs": ("bits, error and speed of codecs, on Gaussian data and on a recipe's own tensors", _codecs)}
-)
-"""Every bench by name: what it tells, and what runs it, which imports only what it needs."""
-
-
-def _help() -> str:
-    lines = [f"  {name:<10} {purpose}" for name, (purpose, _) in BENCHES.items()]
-    return "\n".join(
-        ["usage: thinwire bench NAME ...", "", *lines, "", "thinwire bench NAME --help explains its options."]
-    )
+    return links(argv)

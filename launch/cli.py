@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
-COMMANDS = {
-    "train": "train a recipe, a process a stage",
-    "simulate": "train a recipe in one process, with the same numbers",
-    "trace": "turn the recorded steps of a run into a trace for Perfetto",
-    "report": "write one HTML page about runs and tables",
-    "predict": "say how fast a recipe will be over which links, and what would help",
-    "cluster": "run a command on several hosts on this machine, with slow links between them",
-    "bench": "measure codecs on this machine",
-    "recipes": "list the packaged recipes",
-    "doctor": "say what this machine can do, and what is missing for what",
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "train": ("train", "train a recipe, a process a stage"),
+    "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
+    "partition": ("partition", "say what the layers of a recipe cost, and where to cut"),
+    "predict": ("predict", "say how fast a recipe will be over which links, and what would help"),
+    "cluster": ("cluster", "run a command on several hosts with slow links between them, all on this machine"),
+    "bench": ("bench", "measure a recipe over slow links, or codecs, on this machine"),
+    "trace": ("trace", "turn the recorded steps of a run into a trace for Perfetto"),
+    "report": ("report", "write one HTML page about runs and tables"),
+    "export": ("export", "write a run's model for the library it came from"),
+    "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
+    "recipes": ("recipe_list", "list the packaged recipes"),
+    "doctor": ("doctor", "say what this machine can do, and what is missing for what"),
 }
+"""Name -> the module of `thinwire.launch` whose `main` it is, and what it is for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,56 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(command: str) -> Callable[[Sequence[str]], int]:
-    if command == "train":
-        from thinwire.launch.train import main as train
-
-        return train
-    if command == "simulate":
-        from thinwire.launch.simulate import main as simulate
-
-        return simulate
-    if command == "trace":
-        from thinwire.launch.trace import main as trace
-
-        return trace
-    if command == "report":
-        from thinwire.launch.report import main as report
-
-        return report
-    if command == "predict":
-        from thinwire.launch.predict import main as predict
-
-        return predict
-    if command == "cluster":
-        from thinwire.launch.cluster import main as cluster
-
-        return cluster
-    if command == "bench":
-        from thinwire.launch.bench import main as bench
-
-        return bench
-    if command == "recipes":
-        return _recipes
-    from thinwire.launch.doctor import main as doctor
-
-    return doctor
-
-
-def _recipes(argv: Sequence[str]) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    from thinwire.launch.recipe import packaged
-
-    table = Table("recipe", "what it is for")
-    for name, description in packaged().items():
-        table.add_row(name, description)
-    Console().print(table)
-    return 0
+    module = import_module(f"thinwire.launch.{COMMANDS[command][0]}")
+    found: Callable[[Sequence[str]], int] = module.main
+    return found
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]
+    lines = [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
     return "\n".join(
         ["usage: thinwire COMMAND ...", "", *lines, "", "thinwire train --help explains every field of a recipe."]
     )

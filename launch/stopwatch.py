@@ -6,7 +6,6 @@ The only file of the predictor that builds models, and all it asks of recipes is
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +19,7 @@ from thinwire.compress.sparse import Reuse
 from thinwire.launch.assembly import Prepared, prepare
 from thinwire.launch.recipe import Recipe
 from thinwire.launch.workload import CodecCost, Workload
-from thinwire.models.layers import build_stage, stage_output_examples
-from thinwire.models.tasks import LanguageModeling
+from thinwire.models.layers import build_stage
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
@@ -36,12 +34,8 @@ def from_recipe(
     Where they are measured, so are the codecs; where they are given, codecs are free. One stage after the other is
     built, timed on one micro-batch of the training data, and dropped. Raises ModelError for parts that do not fit.
     """
-    with tempfile.TemporaryDirectory() as nowhere:
-        prepared = prepare(replace(recipe, output=nowhere))
-    rows = recipe.pipeline.microbatch_size
-    ids = torch.arange(rows)
-    inputs, targets = prepared.training.inputs(ids), prepared.training.targets(ids)
-    outputs = stage_output_examples(prepared.blueprint, prepared.cuts, inputs.to("meta"), recipe.training.precision)
+    prepared = prepare(recipe)
+    rows, outputs = recipe.pipeline.microbatch_size, prepared.outputs
     workload = Workload(
         name=recipe.name,
         num_microbatches=recipe.pipeline.num_microbatches,
@@ -55,8 +49,9 @@ def from_recipe(
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.training.threads)
     try:
+        inputs = prepared.data.training.inputs(torch.arange(rows), 0)
         times = [
-            time_stage(prepared, index, (inputs,) if index == 0 else _values(outputs[index - 1]), targets)
+            time_stage(prepared, index, (inputs,) if index == 0 else _values(outputs[index - 1]))
             for index in range(len(prepared.cuts))
         ]
         return replace(
@@ -69,17 +64,20 @@ def from_recipe(
         torch.set_num_threads(before)
 
 
-def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...], targets: Tensor) -> tuple[float, float]:
+def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
     """Median seconds of one micro-batch forward and back through one stage, the loss being part of the last one's."""
     training = prepared.recipe.training
     stage = build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
-    task = LanguageModeling()
+    ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
+    targets, side = data.training.targets(ids), data.training.side(ids)
     last = index == len(prepared.cuts) - 1
     forwards, backwards = [], []
     for _ in range(1 + ROUNDS):  # the first one warms up
         begun = time.perf_counter()
-        output = stage(*inputs)
-        results = [task.loss_sum(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
+        output = stage(*inputs, **side)
+        results = (
+            [data.task.loss_sum(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
+        )
         turned = time.perf_counter()
         torch.autograd.backward(results, [torch.ones_like(part) for part in results])
         forwards.append(turned - begun)

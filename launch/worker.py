@@ -28,7 +28,7 @@ def work(prepared: Prepared) -> int:
 
     stop_on_signals(stopped, (signal.SIGTERM, signal.SIGINT))
     try:
-        _join(prepared, rank)
+        join(prepared, rank)
         run = Run(prepared, where)
         run.go()
         with reaching(f"process {rank} was waiting for all others to finish"):
@@ -41,7 +41,7 @@ def work(prepared: Prepared) -> int:
     return 0
 
 
-def _join(prepared: Prepared, rank: int) -> None:
+def join(prepared: Prepared, rank: int) -> None:
     """Meet the other processes; MismatchError when their number is not the recipe's."""
     needed, found = prepared.recipe.pipeline.num_processes, int(os.environ["WORLD_SIZE"])
     if needed != found:

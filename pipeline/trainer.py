@@ -159,6 +159,7 @@ class Trainer:
         self.tracer.read_clock(self.placement.last_process)
 
     def train_step(self, step: int) -> StepRecord:
+        """Take one optimizer step, counted from 0."""
         started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
         batch = self.sampler.batch(step)
         inputs = self.samples.inputs(batch.ids, batch.epoch) if self.has_first else None

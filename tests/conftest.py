@@ -26,6 +26,8 @@ def hub_cache(tmp_path_factory, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     return datasets
+
+
 @pytest.fixture(scope="session")
 def can_make_hosts():
     """Skip, with the reason, where there can be no network namespaces with tc."""

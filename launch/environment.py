@@ -1,0 +1,37 @@
+"""What measured numbers depend on: the command, the software, the machine, and how busy it was."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment(command: str) -> dict[str, Any]:
+    """JSON values to stand beside what the command measured."""
+    return {
+        "command": command,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpu": _cpu(),
+            "cores": cores(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "load": os.getloadavg()[0],
+        },
+    }
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,95 @@
+"""`thinwire eval DIR`: the held-out scores of a recipe's model as it stands, with compression on and off.
+
+DIR is what `thinwire export` wrote, or any recipe. All stages run in this process, as `thinwire simulate` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from thinwire.launch import recipe
+from thinwire.launch.assembly import Prepared, assemble, prepare, simulated_placement
+from thinwire.launch.tables import Table, document
+from thinwire.models.errors import ModelError
+from thinwire.models.sampler import evaluation_batches
+from thinwire.models.tasks import mask_padding
+from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.evaluation import Mode, Score, evaluate
+
+PROG = "thinwire eval"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate, and print a table or JSON; the exit status."""
+    options, rest = _parser().parse_known_args(argv)
+    exported = Path(options.folder, "recipe.yaml")
+    try:
+        prepared = prepare(recipe.parse([str(exported if exported.is_file() else options.folder), *rest], prog=PROG))
+        table = _table(prepared.recipe.name, score(prepared))
+    except (OptionsError, ModelError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(document(table.title, [table]), indent=2))
+        return 0
+    from rich.console import Console
+
+    Console().print(table.rich())
+    return 0
+
+
+def score(prepared: Prepared) -> dict[Mode, Score]:
+    """The held-out scores, both ways; this process must not have a default process group.
+
+    Raises:
+        OptionsError: nothing is held out.
+    """
+    held_out = prepared.data.held_out
+    if held_out is None:
+        raise OptionsError(["an evaluation needs held-out samples; raise data.held_out, or name data.evaluation"])
+    pipeline = prepared.recipe.pipeline
+    size, count = pipeline.num_microbatches * pipeline.microbatch_size, len(held_out)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        trainer = assemble(prepared, simulated_placement(prepared.recipe), rank=0).trainer
+        scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+        for stage in trainer.stages:
+            stage.close()
+        trainer.stages[0].wire.discard_stores()
+    finally:
+        dist.destroy_process_group()
+    assert scores is not None, "the last stage lives here"
+    return scores
+
+
+def _table(name: str, scores: dict[Mode, Score]) -> Table:
+    metrics = list(scores["on"].metrics)
+    return Table(
+        f"{name}, held out",
+        ["compression", "loss", *metrics, "targets"],
+        [
+            [mode, score.loss, *(score.metrics[name] for name in metrics), score.num_targets]
+            for mode, score in scores.items()
+        ],
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        usage=f"{PROG} DIR [--json] [options of the recipe]",
+        description="Score held-out samples with compression on and off.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="DIR", help="what thinwire export wrote, or a recipe")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser

@@ -1,0 +1,205 @@
+"""`thinwire export RUN --to DIR`: the stages of a run as one model, which the library it came from loads.
+
+DIR/
+  model.safetensors, config.json    what from_pretrained loads (other models: what load_state_dict takes)
+  tokenizer files                   where a tokenizer of transformers was used
+  recipe.yaml                       how it was trained; `thinwire eval DIR` measures it with compression on and off
+  README.md                         how to load it, and whether inference needs the codec
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from thinwire.launch import recipe
+from thinwire.launch.assembly import make_blueprint
+from thinwire.launch.recipe import Recipe, dump
+from thinwire.models.data import load
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+PROG = "thinwire export"
+NEEDS_CODEC = 0.01
+"""The share by which the held-out loss must rise without compression for inference to need it."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended: its recipe, what it measured, and its weights by full name."""
+
+    recipe: Recipe
+    summary: Mapping[str, Any]
+    weights: dict[str, Tensor]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Export a run; the exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        ended = read_run(Path(options.run))
+        export(ended, Path(options.to))
+    except (OptionsError, ModelError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{len(ended.weights)} tensors of {ended.recipe.name} are in {options.to}; see its README.md")
+    return 0
+
+
+def read_run(folder: Path) -> Ended:
+    """Read what a run left. OptionsError with everything that is missing, or does not belong together."""
+    needed = [folder / "recipe.yaml", folder / "summary.json"]
+    if missing := [str(path) for path in needed if not path.is_file()]:
+        raise OptionsError([f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing"])
+    found = recipe.parse([str(needed[0])], prog=PROG)
+    summary = json.loads(needed[1].read_text())
+    weights = _read_weights(folder, found.pipeline.num_stages)
+    if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
+        raise OptionsError(
+            [
+                f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
+                f"files of all stages from the same run"
+            ]
+        )
+    return Ended(found, summary, weights)
+
+
+def export(ended: Ended, folder: Path) -> None:
+    """Write the folder. ModelError or OptionsError if the model cannot be described, or the folder is in use."""
+    if folder.exists() and any(folder.iterdir()):
+        raise OptionsError([f"--to must name a new or empty folder, got {folder}"])
+    data = load(ended.recipe.data, seed=ended.recipe.training.seed)
+    blueprint = make_blueprint(ended.recipe, data)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_weights(folder, ended.weights)
+    if blueprint.save_config is not None:
+        blueprint.save_config(folder)
+    if ended.recipe.data.tokenizer != "bytes":
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(ended.recipe.data.tokenizer).save_pretrained(folder)
+    (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended.recipe, folder)))
+    (folder / "README.md").write_text(readme(ended, by_transformers=blueprint.save_config is not None))
+
+
+_WITH_TRANSFORMERS = """from transformers import {auto}
+
+model = {auto}.from_pretrained(".")"""
+_WITHOUT = """from safetensors.torch import load_file
+
+model.load_state_dict(load_file("model.safetensors"))"""
+
+
+def readme(ended: Ended, *, by_transformers: bool) -> str:
+    """What the folder's README says."""
+    auto = "AutoModelForCausalLM" if _is_language_model(ended) else "AutoModelForSequenceClassification"
+    loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT
+    wanted, scores = ended.recipe, ended.summary["held_out"]
+    lines = [
+        f"# {wanted.name}",
+        "",
+        f"{wanted.model.name} after {ended.summary['steps']} steps in {wanted.pipeline.num_stages} stages, trained "
+        "with Thinwire.",
+        "",
+        "```python",
+        loads,
+        "```",
+        "",
+        "## Boundaries in training",
+        "",
+        "| boundary | channel | codec |",
+        "|---|---|---|",
+        *(f"| {row['boundary']} | {row['channel']} | `{row['codec']}` |" for row in ended.summary["channels"]),
+        "",
+        "## Compression at inference",
+        "",
+        _verdict(scores),
+        "",
+    ]
+    if scores:
+        names = [name for name in scores["on"] if name != "num_targets"]
+        lines += [
+            "| held out | " + " | ".join(names) + " |",
+            "|---|" + "---|" * len(names),
+            *(
+                f"| compression {mode} | " + " | ".join(f"{score[name]:.4f}" for name in names) + " |"
+                for mode, score in scores.items()
+            ),
+            "",
+        ]
+    lines += [
+        "`thinwire eval` with this folder measures both again. Buffers of feedback are not part of it: they start "
+        "empty, so what AQ-SGD or EF21 send in the first evaluation differs from what they sent in the run's.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _is_language_model(ended: Ended) -> bool:
+    return ended.recipe.data.chosen_kind == "text"
+
+
+def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
+    """Whether inference needs the codec, in a sentence."""
+    if not scores:
+        return "Nothing was held out, so it is not known whether inference needs the codec."
+    on, off = scores["on"]["loss"], scores["off"]["loss"]
+    change = f"the held-out loss is {on:.4f} with compression and {off:.4f} without"
+    if off > on * (1 + NEEDS_CODEC):
+        return (
+            f"Inference needs the codec: {change}. The library's own inference compresses nothing, so cut the model as "
+            "in training and put the codec above at each boundary."
+        )
+    return f"Inference does not need the codec: {change}."
+
+
+def _for_evaluation(trained: Recipe, folder: Path) -> Recipe:
+    """The recipe with the exported weights in place of the first ones."""
+    place = str(folder.resolve())
+    by_transformers = (folder / "config.json").exists()
+    model = (
+        replace(trained.model, name=place, weights="pretrained", config={})
+        if by_transformers
+        else replace(trained.model, weights=place)
+    )
+    training = replace(trained.training, steps=0, epochs=None)
+    return replace(trained, model=model, training=training, output="")
+
+
+def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
+    files = [folder / "weights" / f"stage-{stage}.safetensors" for stage in range(num_stages)]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise OptionsError(
+            [
+                f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "
+                f"missing; copy it from the machine that held the stage"
+            ]
+        )
+    weights: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as opened:
+            weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    return weights
+
+
+def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write model.safetensors, in several files with an index where it is large."""
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(dict(weights), folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROG, description="Write a run's model for the library it came from.")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
+    parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
+    return parser

@@ -1,0 +1,246 @@
+"""What the processes of a link bench measured, as numbers people compare: speeds, ratios, bytes, time splits, LIMIT."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.aqsgd import THROUGHPUT
+from thinwire.launch.assembly import Prepared, real_placement
+from thinwire.launch.limit import Channel, Compute, simulate
+from thinwire.launch.tables import Cell, Table, document
+from thinwire.launch.timetable import timetable
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.meters import SECTIONS
+
+UNCOMPRESSED = "none"
+EPOCHS = 10
+"""What a whole run is reckoned with, where first visits cost more than later ones."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All that was measured at one bandwidth, by every process, in rank order."""
+
+    bandwidth: float | None
+    """Mbit/s that the links were given; None left them as they are."""
+    processes: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path, cell: int, num_processes: int, bandwidth: float | None) -> Contest:
+        """What the processes left of one bandwidth."""
+        files = [folder / f"cell-{cell}-{rank}.json" for rank in range(num_processes)]
+        return cls(bandwidth, [json.loads(file.read_text()) for file in files])
+
+    @property
+    def contenders(self) -> list[str]:
+        """Who took part, in the order of turns."""
+        return list(dict.fromkeys(turn["contender"] for turn in self.processes[0]["turns"]))
+
+    def seconds(self, contender: str, visit: str = "later") -> float:
+        """Median seconds of a step, of the slowest process each: of samples seen before, or of `first` visits."""
+        by_process = [
+            [step["seconds"] for step in self._steps(process, contender, visit)] for process in self.processes
+        ]
+        return float(statistics.median(max(step) for step in zip(*by_process, strict=True)))
+
+    def sections(self, contender: str) -> list[dict[str, float]]:
+        """Median seconds a step by section, a dict a process; empty for plain torch."""
+        return [
+            {name: statistics.median(step["sections"][name] for step in steps) for name in steps[0]["sections"]}
+            for process in self.processes
+            if (steps := list(self._steps(process, contender)))
+        ]
+
+    def compute(self) -> dict[tuple[int, str], float]:
+        """Median seconds of (stage, task), over all of Thinwire's steps."""
+        found: dict[tuple[int, str], list[float]] = {}
+        for process in self.processes:
+            for contender in self.contenders:
+                for step in self._steps(process, contender):
+                    for stage, task, seconds in step["compute"]:
+                        found.setdefault((stage, task), []).append(seconds)
+        return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+    def frames(self, contender: str) -> dict[tuple[int, str], tuple[int, int]]:
+        """Frames and bytes a step of (boundary, channel), on samples seen before; empty for plain torch."""
+        return {
+            (boundary, channel): (frames, nbytes)
+            for process in self.processes
+            for boundary, channel, frames, nbytes in list(self._steps(process, contender))[-1]["frames"]
+        }
+
+    def links(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """Goodput in bytes a second and latency in seconds, from one process to another."""
+        return {
+            (link["source"], link["target"]): (link["goodput"], link["latency"]) for link in self.processes[0]["links"]
+        }
+
+    def _steps(self, process: Mapping[str, Any], contender: str, visit: str = "later") -> Iterable[Mapping[str, Any]]:
+        for turn in process["turns"]:
+            if turn["contender"] == contender:
+                yield from turn["later"] if visit == "later" else [turn["first"]]
+
+
+def limits(contest: Contest, compute: Mapping[tuple[int, str], float], prepared: Prepared) -> dict[str, float]:
+    """The LIMIT of each of Thinwire's contenders: seconds of a step with free codecs on links as good as measured.
+
+    The loss belongs to the last stage's forward. Behind the last backward of all comes the slowest optimizer.
+    """
+    pipeline = prepared.recipe.pipeline
+    stages = range(pipeline.num_stages)
+    table = timetable(pipeline.schedule, len(stages), pipeline.num_microbatches)
+    spent = Compute(
+        forward=[compute[stage, "forward"] + compute.get((stage, "loss"), 0.0) for stage in stages],
+        backward=[compute[stage, "backward"] + compute.get((stage, "weights"), 0.0) for stage in stages],
+    )
+    optimizer = max(compute[stage, "optimizer"] for stage in stages)
+    return {
+        contender: simulate(table, spent, *(_channel(contest, contender, name, prepared) for name in CHANNELS)).seconds
+        + optimizer
+        for contender in contest.contenders
+        if contest.frames(contender)
+    }
+
+
+def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prepared) -> Channel:
+    """One direction over all boundaries, its frames and links as measured, its codecs free."""
+    frames, links = contest.frames(contender), contest.links()
+    where = real_placement(prepared.recipe).process_of
+    boundaries = range(prepared.recipe.num_boundaries)
+    ends = [(where[low], where[low + 1]) for low in boundaries]
+    across = [links.get(pair if name == "activations" else pair[::-1], (float("inf"), 0.0)) for pair in ends]
+    return Channel(
+        nbytes=[frames[low, name][1] / frames[low, name][0] for low in boundaries],
+        bandwidth=[8 * goodput for goodput, _ in across],
+        latency=[latency for _, latency in across],
+    )
+
+
+def as_document(
+    contests: Sequence[Contest], prepared: Prepared, ratios: Mapping[float, float], environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything as tables; `ratios` are those of Table 2 of 2206.01299, which the contests after the first follow."""
+    compute = _least([contest.compute() for contest in contests])
+    found = [limits(contest, compute, prepared) for contest in contests]
+    named = [f"as at {bandwidth / 1e6:g} Mbps" for bandwidth in ratios]
+    names = ["unshaped", *(named or [f"{contest.bandwidth:g} Mbit/s" for contest in contests[1:]])]
+    results = dict(zip(names, contests, strict=True))
+    tables = [
+        _speeds(prepared, results, found),
+        _sections(results),
+        _visits(results, prepared.recipe.pipeline.batch_size),
+        _beside_table_2(contests[1:], ratios),
+        _conditions(results, compute),
+    ]
+    return document(f"bench of {prepared.recipe.name}", [table for table in tables if table.rows], **environment)
+
+
+def _speeds(prepared: Prepared, results: Mapping[str, Contest], found: Sequence[Mapping[str, float]]) -> Table:
+    samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(UNCOMPRESSED)
+    columns = ["links", "Mbit/s", "who", "samples/s", "x uncompressed", "of unshaped", "LIMIT", "of LIMIT", "MB a step"]
+    return Table(
+        f"{prepared.recipe.name}: {prepared.recipe.pipeline.schedule}, {samples} samples a step",
+        columns,
+        [
+            _speed_row(name, contest, contender, limit.get(contender), samples, free)
+            for (name, contest), limit in zip(results.items(), found, strict=True)
+            for contender in contest.contenders
+        ],
+        note="medians. x uncompressed: over Thinwire's own. of unshaped: of its uncompressed speed on free links. "
+        "LIMIT, in samples/s: the schedule at the compute and goodput measured here, with codecs that cost nothing",
+    )
+
+
+def _speed_row(
+    name: str, contest: Contest, contender: str, limit: float | None, samples: int, free: float
+) -> list[Cell]:
+    seconds = contest.seconds(contender)
+    sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
+    return [
+        name,
+        contest.bandwidth,
+        contender,
+        samples / seconds,
+        contest.seconds(UNCOMPRESSED) / seconds,
+        free / seconds,
+        samples / limit if limit else None,
+        limit / seconds if limit else None,
+        sent / 1e6 if sent else None,
+    ]
+
+
+def _sections(results: Mapping[str, Contest]) -> Table:
+    rows: list[list[Cell]] = [
+        [name, contender, process, *(1e3 * spent[section] for section in SECTIONS), 1e3 * (total - sum(spent.values()))]
+        for name, contest in results.items()
+        for contender in contest.contenders
+        for total in [contest.seconds(contender)]
+        for process, spent in enumerate(contest.sections(contender))
+        if spent
+    ]
+    columns = ["links", "who", "process", *SECTIONS, "other"]
+    return Table("where a step's time goes, ms of each process", columns, rows)
+
+
+def _visits(results: Mapping[str, Contest], samples: int) -> Table:
+    rows: list[list[Cell]] = []
+    for name, contest in results.items():
+        for contender in contest.contenders:
+            if "aqsgd" in contender:
+                first, later = (contest.seconds(contender, visit) for visit in ("first", "later"))
+                run = (first + (EPOCHS - 1) * later) / EPOCHS
+                rows.append([name, contender, samples / first, samples / later, samples / run])
+    return Table(
+        f"AQ-SGD, samples/s: first visits, later ones, a run of {EPOCHS} epochs",
+        ["links", "who", "first", "later", "run"],
+        rows,
+    )
+
+
+def _conditions(results: Mapping[str, Contest], compute: Mapping[tuple[int, str], float]) -> Table:
+    spent = ", ".join(
+        f"stage {stage} {task} {1e3 * seconds:.1f} ms" for (stage, task), seconds in sorted(compute.items())
+    )
+    rows: list[list[Cell]] = [
+        [
+            name,
+            8e-6 * statistics.median(goodput for goodput, _ in contest.links().values()),
+            1e3 * statistics.median(latency for _, latency in contest.links().values()),
+        ]
+        for name, contest in results.items()
+    ]
+    return Table(
+        "what was measured of the links",
+        ["links", "goodput, Mbit/s", "latency, ms"],
+        rows,
+        note=f"a micro-batch: {spent}",
+    )
+
+
+def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) -> Table:
+    """The speed-ups of 2206.01299 beside ours, where wire and compute are in the same proportion."""
+    ours = {"q(4)/q(8)": "fw4 bw8", "q(3)/q(6)": "fw3 bw6"}
+    rows: list[list[Cell]] = []
+    for network, contest in zip(ratios, contests, strict=bool(ratios)):
+        for contender in contest.contenders:
+            published = THROUGHPUT[network]
+            paper = published.get(ours.get(contender, ""))
+            if paper is not None:
+                mine = contest.seconds(UNCOMPRESSED) / contest.seconds(contender)
+                rows.append([network / 1e6, ratios[network], contender, paper / published["fp32"], mine])
+    return Table(
+        "beside Table 2 of 2206.01299: times as fast as uncompressed",
+        ["Mbps there", "wire over forward", "codec", "published", "here"],
+        rows,
+        note="published with 8 stages of GPT2-1.5B and 32 micro-batches, its uncompressed run slower than its own wire",
+    )
+
+
+def _least(found: Sequence[Mapping[tuple[int, str], float]]) -> dict[tuple[int, str], float]:
+    """The least of each, for what was measured while links were busy was slowed by them."""
+    return {key: min(part[key] for part in found) for key in found[0]}

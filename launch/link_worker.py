@@ -1,0 +1,184 @@
+"""One process of `thinwire bench RECIPE`: all contenders in turns, at one bandwidth after the other.
+
+The bench that started it shapes the links between two bandwidths; both wait for each other through keys of a store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.launch import recipe
+from thinwire.launch.assembly import Prepared, prepare, real_placement
+from thinwire.launch.contenders import Codecs, Contender, Step, make
+from thinwire.launch.worker import join
+
+PROBE_BYTES, PROBE_SECONDS, PINGS = 1 << 18, 0.5, 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a bench asks of its processes."""
+
+    arguments: list[str]
+    """The recipe and its options."""
+    contenders: dict[str, Codecs | None]
+    """By name; None for plain torch."""
+    cells: int
+    """How many bandwidths there will be."""
+    repetitions: int
+    """Turns of every contender at each bandwidth."""
+    steps: int
+    """Steps of a turn that count; the one before them does not."""
+    store: str
+    """File of the store that bench and processes share."""
+    folder: str
+    """Where each process leaves what it measured, and keeps stores."""
+
+    def write(self, path: Path) -> None:
+        """Save the plan."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan that was saved."""
+        values = json.loads(path.read_text())
+        contenders = {name: Codecs(**codecs) if codecs else None for name, codecs in values.pop("contenders").items()}
+        return cls(**values, contenders=contenders)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what a plan asks for; the exit status."""
+    plan, rank = Plan.read(Path(argv[0])), int(os.environ["RANK"])
+    prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"))
+    join(prepared, rank)
+    where = real_placement(prepared.recipe)
+    store = dist.FileStore(plan.store, -1)
+    store.set_timeout(timedelta(days=1))
+    contenders = {
+        name: make(name, codecs, prepared, where, rank, Path(plan.folder, f"stores-{index}"))
+        for index, (name, codecs) in enumerate(plan.contenders.items())
+    }
+    batches = _Batches(prepared)
+    for cell in range(plan.cells):
+        store.wait([shaped(cell)])
+        found = {"links": _probe_links(), "turns": _take_turns(contenders, plan, batches)}
+        Path(plan.folder, f"cell-{cell}-{rank}.json").write_text(json.dumps(found))
+        dist.barrier()
+        store.set(measured(cell, rank), "")
+    for contender in contenders.values():
+        contender.close()
+    dist.destroy_process_group()
+    return 0
+
+
+def shaped(cell: int) -> str:
+    """The key that the bench sets once the links have a cell's bandwidth."""
+    return f"shaped {cell}"
+
+
+def measured(cell: int, rank: int) -> str:
+    """The key that a process sets once it has left what it measured of a cell."""
+    return f"measured {cell} {rank}"
+
+
+class _Batches:
+    """Batches of samples nobody has visited yet, as long as there are some; the same in every process."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._size, self._count = prepared.recipe.pipeline.batch_size, len(prepared.data.training)
+        self._taken = 0
+
+    def next(self) -> Tensor:
+        """The ids of the next batch."""
+        first, self._taken = self._taken, self._taken + self._size
+        return (first + torch.arange(self._size)) % self._count
+
+
+def _take_turns(contenders: dict[str, Contender], plan: Plan, batches: _Batches) -> list[dict[str, Any]]:
+    """Every contender's turns: a first step on samples that are new, then steps on the same samples again."""
+    turns = []
+    for _ in range(plan.repetitions):
+        ids = batches.next()
+        for name, contender in contenders.items():
+            first = _timed(contender, ids)
+            later = [_timed(contender, ids) for _ in range(plan.steps)]
+            turns.append({"contender": name, "first": first, "later": later})
+    return turns
+
+
+def _timed(contender: Contender, ids: Tensor) -> dict[str, Any]:
+    """One step, from all processes' start to all processes' end; what is kept on disk has to be read from there."""
+    contender.forget_cache()
+    taken: list[Step] = []
+    seconds = _between_barriers(lambda: taken.append(contender.step(ids)))
+    return {"seconds": seconds, **asdict(taken[0])}
+
+
+def _between_barriers(act: Callable[[], object]) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    act()
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+def _probe_links() -> list[dict[str, float]]:
+    """Goodput and latency from every process to the next and back, one after the other, all processes taking part."""
+    count = dist.get_world_size()
+    pairs = [pair for low in range(count - 1) for pair in ((low, low + 1), (low + 1, low))]
+    return [{"source": source, "target": target, **_probe(source, target)} for source, target in pairs]
+
+
+def _probe(source: int, target: int) -> dict[str, float]:
+    """Bytes a second of messages in a row, and seconds of a tiny one, from one process to another."""
+    rank, message, tiny = dist.get_rank(), torch.zeros(PROBE_BYTES, dtype=torch.uint8), torch.zeros(1)
+    dist.barrier()
+    round_trips, rates = [], []
+    for _ in range(PINGS):
+        started = time.perf_counter()
+        _exchange(tiny, rank, source, target)
+        _exchange(tiny, rank, target, source)
+        round_trips.append(time.perf_counter() - started)
+    count = 1
+    while True:
+        started = time.perf_counter()
+        for _ in range(count):
+            _exchange(message, rank, source, target)
+        _exchange(tiny, rank, target, source)
+        spent = _said_by(source, time.perf_counter() - started)
+        rates.append(count * PROBE_BYTES / spent)
+        if spent >= PROBE_SECONDS:
+            break
+        count *= 2
+    return {"goodput": rates[-1], "latency": _said_by(source, statistics.median(round_trips) / 2)}
+
+
+def _exchange(message: Tensor, rank: int, source: int, target: int) -> None:
+    if rank == source:
+        dist.send(message, target)
+    elif rank == target:
+        dist.recv(message, source)
+
+
+def _said_by(rank: int, value: float) -> float:
+    """One process's number, known to all."""
+    number = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(number, rank)
+    return float(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""`thinwire partition RECIPE`: what each layer costs, where the recipe is cut, and where it would be cut best.
+
+A run cuts by counted costs unless its recipe says where, because every process must find the same cut. What is measured
+here goes into a recipe as `pipeline.layers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import CodecError
+from thinwire.launch import recipe
+from thinwire.launch.assembly import Prepared, prepare
+from thinwire.launch.links import parse_bandwidth
+from thinwire.launch.tables import Cell, Table, document
+from thinwire.launch.workload import codec_pair, frame_bytes
+from thinwire.models.costs import LayerCost, count, measure
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import stage_output_examples
+from thinwire.models.partition import boundary_seconds, partition
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.options import CompressionOptions
+
+PROG = "thinwire partition"
+CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
+_COPIES = {"adamw": 4, "sgd": 3}
+"""Tensors of the parameters' size that training holds: themselves, gradients, moments."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print layers, cuts and boundary bytes, as tables or as JSON; the exit status."""
+    options, rest = _parser().parse_known_args(argv)
+    try:
+        prepared = prepare(recipe.parse(rest, prog=PROG))
+        tables, best = examine(prepared, options)
+    except (CodecError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    for table in tables:
+        console.print(table.rich())
+    console.print(f"to cut there: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
+    return 0
+
+
+def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
+    """The tables, and how many layers each stage has in the best cut."""
+    bandwidth = parse_bandwidth(options.bandwidth)
+    if options.count and (bandwidth is not None or options.memory is not None):
+        raise OptionsError(["a bandwidth or a memory limit needs costs in seconds and bytes; leave --count away"])
+    costs = _costs(prepared, counted=options.count)
+    layers = range(len(costs))
+    outputs = stage_output_examples(
+        prepared.blueprint,
+        [range(index, index + 1) for index in layers],
+        prepared.inputs,
+        prepared.recipe.training.precision,
+        side=prepared.side,
+    )
+    memory = None if options.count else [_memory(cost, prepared) for cost in costs]
+    cuts = partition(
+        [cost.compute for cost in costs],
+        prepared.recipe.pipeline.num_stages,
+        boundary_costs=None if bandwidth is None else _boundary_costs(prepared, outputs[:-1], bandwidth),
+        memory=memory,
+        memory_limit=math.inf if options.memory is None else options.memory * 1e9,
+    )
+    codecs = {expression: codec_pair(expression) for expression in options.codec}
+    tables = [
+        _layers_table(costs, cuts, counted=options.count),
+        _stages_table("where the recipe cuts", prepared.cuts, costs, memory),
+        _stages_table("the best cut of these costs", cuts, costs, memory),
+        _boundaries_table(outputs, cuts, codecs),
+    ]
+    return tables, [len(cut) for cut in cuts]
+
+
+def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
+    """What each layer costs for one micro-batch of the training data."""
+    training = prepared.recipe.training
+    if counted:
+        return count(prepared.blueprint, prepared.inputs, precision=training.precision, side=prepared.side)
+    torch.set_num_threads(training.threads)
+    ids = torch.arange(prepared.recipe.pipeline.microbatch_size)
+    return measure(
+        prepared.blueprint,
+        prepared.data.training.inputs(ids, 0),
+        seed=training.seed,
+        precision=training.precision,
+        side=prepared.data.training.side(ids),
+    )
+
+
+def _memory(cost: LayerCost, prepared: Prepared) -> int:
+    recipe = prepared.recipe
+    return cost.memory(parameter_copies=_COPIES[recipe.optimizer.name], microbatches=recipe.pipeline.num_microbatches)
+
+
+def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], bandwidth: float) -> list[float]:
+    """Seconds a micro-batch's frames take over a boundary after each layer, by the recipe's common codecs."""
+    common = replace(prepared.recipe.compression, boundaries={})
+    return [
+        boundary_seconds(
+            frame_bytes(output, common, 0, "activations"), frame_bytes(output, common, 0, "gradients"), bandwidth
+        )
+        for output in outputs
+    ]
+
+
+def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted: bool) -> Table:
+    stage_of = {layer: stage for stage, cut in enumerate(cuts) for layer in cut}
+    if counted:
+        columns = ["layer", "compute", "share", "parameters, MB", "output, kB", "stage"]
+        scale, total = 1.0, sum(cost.compute for cost in costs)
+        rows: list[list[Cell]] = [
+            [cost.name, cost.compute * scale, cost.compute / total, cost.parameter_bytes / 1e6, cost.output_bytes / 1e3]
+            for cost in costs
+        ]
+    else:
+        columns = ["layer", "forward, ms", "backward, ms", "parameters, MB", "kept, MB", "output, kB", "stage"]
+        rows = [
+            [
+                cost.name,
+                cost.forward * 1e3,
+                cost.backward * 1e3,
+                cost.parameter_bytes / 1e6,
+                (cost.activation_bytes or 0) / 1e6,
+                cost.output_bytes / 1e3,
+            ]
+            for cost in costs
+        ]
+    title = "layers, for one micro-batch" + (", counted" if counted else ", measured on this machine")
+    return Table(title, columns, [[*row, stage_of[index]] for index, row in enumerate(rows)])
+
+
+def _stages_table(title: str, cuts: Sequence[range], costs: Sequence[LayerCost], memory: Sequence[int] | None) -> Table:
+    compute = [sum(costs[layer].compute for layer in cut) for cut in cuts]
+    rows: list[list[Cell]] = [
+        [
+            stage,
+            f"{costs[cut.start].name} to {costs[cut.stop - 1].name}",
+            len(cut),
+            compute[stage] / max(compute),
+            None if memory is None else sum(memory[layer] for layer in cut) / 1e6,
+        ]
+        for stage, cut in enumerate(cuts)
+    ]
+    return Table(title, ["stage", "layers", "count", "compute, of the slowest", "memory in training, MB"], rows)
+
+
+def _boundaries_table(
+    outputs: Sequence[tuple[Tensor, ...]], cuts: Sequence[range], codecs: Mapping[str, CompressionOptions]
+) -> Table:
+    rows: list[list[Cell]] = [
+        [index, channel, *(frame_bytes(outputs[cut.stop - 1], codec, index, channel) for codec in codecs.values())]
+        for index, cut in enumerate(cuts[:-1])
+        for channel in CHANNELS
+    ]
+    return Table(
+        "bytes of a frame over each boundary of the best cut, by codec", ["boundary", "channel", *codecs], rows
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB] [--codec q(4) ...] [--json] [options of "
+        "the recipe]",
+        description="Measure what each layer of a recipe's model costs, and find the cut whose slowest stage or link "
+        "is fastest.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--count", action="store_true", help="count multiplications in place of measuring seconds")
+    parser.add_argument(
+        "--bandwidth", default="none", help="of the links, such as 100mbit, for boundaries to cost what they take"
+    )
+    parser.add_argument("--memory", type=float, help="the most that one stage may take, in GB")
+    parser.add_argument("--codec", nargs="+", default=list(CODECS), help="activations/gradients, whose bytes are shown")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
