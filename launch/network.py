@@ -89,6 +89,11 @@ def unshaping(prefix: str, links: Links) -> list[Command]:
     return [[*command[:4], "del", *command[5:8]] for command in roots]
 
 
+def egress(interface: str, links: Links) -> list[Command]:
+    """Shape what this host sends over an interface of its own, as in a container."""
+    return [line.split() for line in _shape("", f"dev {interface}", links, "dst", {}, delayed=True)]
+
+
 def kinds(links: Links) -> list[str]:
     """The queueing disciplines that `shaping` asks the kernel for, each with options to try it with."""
     limited = any(rate is not None for rate in (links.bandwidth, *links.overrides.values()))

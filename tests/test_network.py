@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.launch.links import Links
-from thinwire.launch.network import creation, kinds, shaping, unshaping
+from thinwire.launch.network import creation, egress, kinds, shaping, unshaping
 
 
 def lines(commands):
@@ -85,6 +85,14 @@ BUCKET = "tbf rate 100000000bit burst 4000b latency 400ms"
 )
 def test_what_shapes_the_links(links, expected):
     assert lines(shaping("c", links)) == expected
+
+
+def test_a_container_shapes_what_it_sends():
+    assert egress("eth0", Links(num_hosts=1)) == []
+    assert lines(egress("eth0", Links(num_hosts=1, bandwidth=100, loss=0.01))) == [
+        f"tc qdisc add dev eth0 root handle 1: {BUCKET}",
+        "tc qdisc add dev eth0 parent 1: handle 2: netem limit 3303 delay 0us loss 1%",
+    ]
 
 
 def test_undoing_names_each_shaped_device_once():
