@@ -71,12 +71,14 @@ def run(argv: Sequence[str]) -> int:
         raise ClusterError(reason)
     job = plan(command, links.num_hosts)
     with crew.gathered_signals() as came, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        # other commands tell their failures themselves
+        leaving = {failures.FOLDER_VARIABLE: folder} if job.stages_of is not None else {}
         with Cluster(links) as hosts:
             members = [
                 crew.Member(
                     f"host {host.index}",
                     host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
-                    {**environment(host.index, len(hosts)), **job.environment, failures.FOLDER_VARIABLE: folder},
+                    {**environment(host.index, len(hosts)), **job.environment, **leaving},
                 )
                 for host in hosts
             ]

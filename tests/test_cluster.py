@@ -145,6 +145,7 @@ LEARN = """
 echo "$THINWIRE_HOST of $THINWIRE_HOSTS: $NODE_RANK $MASTER_ADDR:$MASTER_PORT"
 ip -br -4 addr show dev "$GLOO_SOCKET_IFNAME" | grep -o "10[0-9./]*"
 grep Cpus_allowed_list /proc/self/status
+test -z "$THINWIRE_FAILURES" || echo "its failures would not be told"
 exit $((THINWIRE_HOST * 3))
 """
 
