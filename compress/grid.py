@@ -46,12 +46,12 @@ class Grid(ABC):
         """
 
     @abstractmethod
-    def levels(self, codes: Tensor) -> Tensor:
-        """Return what uint8 ``codes`` of any shape stand for before scaling, as new float32."""
+    def evaluate(self, codes: Tensor) -> None:
+        """Turn ``codes``, given as float32 of any shape, into the levels they stand for before scaling, in place."""
 
     @abstractmethod
-    def scale_levels(self, levels: Tensor, scales: Tensor, out: Tensor) -> None:
-        """Write the values of ``levels`` [A, C, B] to ``out``: float32 of the same shape, or ``levels`` itself."""
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Turn ``levels`` [A, C, B] into the values they stand for in blocks of these scales, in place."""
 
     @abstractmethod
     def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,11 +92,11 @@ class AbsMaxGrid(Grid):
         # Masked, because NaN becomes any integer, and must not run into the codes of another block.
         return signed.view(torch.uint8).add_(half).bitwise_and_(self.last)
 
-    def levels(self, codes: Tensor) -> Tensor:  # noqa: D102
-        return codes.float().sub_(self.last / 2)
+    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+        codes.sub_(self.last / 2)
 
-    def scale_levels(self, levels: Tensor, scales: Tensor, out: Tensor) -> None:  # noqa: D102
-        torch.mul(levels, scales.float() * 2.0 ** (1 - self.bits), out=out)
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+        levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
 
     def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
         largest = scales.float().squeeze(1)
@@ -127,13 +127,13 @@ class MinMaxGrid(Grid):
             positions.add_(noise).clamp_(0, self.last)
         return positions.round_().to(torch.uint8).bitwise_and_(self.last)
 
-    def levels(self, codes: Tensor) -> Tensor:  # noqa: D102
+    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
         # By a tensor of the same device: CUDA multiplies by the reciprocal of a Python number instead.
-        return codes.float().div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
+        codes.div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
 
-    def scale_levels(self, levels: Tensor, scales: Tensor, out: Tensor) -> None:  # noqa: D102
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
         lowest, extent = scales[:, :1], scales[:, 1:]
-        torch.mul(levels, extent, out=out).add_(lowest)
+        levels.mul_(extent).add_(lowest)
 
     def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
         lowest, extent = scales.unbind(1)

@@ -9,6 +9,7 @@ The options rotate and outliers go around this; rotation.py and outliers.py say 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
@@ -16,7 +17,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from thinwire.compress.bits import pack, packed_size, unpack_values
+from thinwire.compress.bits import ValueTable, pack, packed_size
 from thinwire.compress.cast import rounding_bound, saturating_copy
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating, require_int, tensor_bytes
 from thinwire.compress.granularity import Blocks, Per
@@ -134,15 +135,22 @@ class GridQuantizer(Quantizer):
         blocks, grid = self.blocks(out.shape), self.grid
         size = self._scales_size(blocks)
         scales = torch.empty(size, dtype=torch.uint8, device=out.device).copy_(payload[:size])
-        levels = blocks.view(unpack_values(payload[size:], grid.bits, blocks.numel, grid.levels))
         in_place = out.dtype == torch.float32 and blocks.padded == blocks.numel
-        values = blocks.view(out) if in_place else levels
-        grid.scale_levels(levels, scales.view(grid.scale_dtype).view(blocks.c, -1), values)
+        flat = out.view(-1) if in_place else torch.empty(blocks.padded, device=out.device)
+        _levels(grid, out.device).unpack(payload[size:], flat[: blocks.numel])
+        values = flat.view(blocks.a, blocks.c, blocks.b)
+        grid.scale_levels(values, scales.view(grid.scale_dtype).view(blocks.c, -1))
         if not in_place:
-            saturating_copy(values.view(-1)[: blocks.numel].view(out.shape), out)
+            saturating_copy(flat[: blocks.numel].view(out.shape), out)
 
     def _scales_size(self, blocks: Blocks) -> int:
         return blocks.c * self.grid.scale_bytes
+
+
+@cache
+def _levels(grid: Grid, device: torch.device) -> ValueTable:
+    """Return what the codes of ``grid`` stand for before scaling; there are no more of these than grids."""
+    return ValueTable(grid.bits, grid.evaluate, device)
 
 
 def _noise(like: Tensor, key: Key) -> Tensor:

@@ -6,13 +6,14 @@ payload     | scale of block 0, bf16 | .. | scale of block C-1 | codes, packed |
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.bits import pack, packed_size, unpack_values
+from thinwire.compress.bits import ValueTable, pack, packed_size
 from thinwire.compress.cast import rounding_bound, saturating_copy
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating, require_int, tensor_bytes
 from thinwire.compress.granularity import Blocks, Per, blocks_of_group, blocks_per
@@ -87,15 +88,13 @@ class Scaled(Codec):
         blocks = self._blocks(out.shape)
         scales = torch.empty(blocks.c, dtype=torch.bfloat16, device=out.device)
         tensor_bytes(scales).copy_(payload[: 2 * blocks.c])
-        table = self._table().to(out.device)
-        codes = payload[2 * blocks.c :]
-        levels = unpack_values(codes, self._code_bits, blocks.numel, lambda codes: table.index_select(0, codes.int()))
-        levels = blocks.view(levels)
         in_place = out.dtype == torch.float32 and blocks.padded == blocks.numel
-        values = blocks.view(out) if in_place else levels
-        torch.mul(levels, self._block_units(scales), out=values)
+        flat = out.view(-1) if in_place else torch.empty(blocks.padded, device=out.device)
+        _points(self, out.device).unpack(payload[2 * blocks.c :], flat[: blocks.numel])
+        values = flat.view(blocks.a, blocks.c, blocks.b)
+        values.mul_(self._block_units(scales))
         if not in_place:
-            saturating_copy(values.view(-1)[: blocks.numel].view(out.shape), out)
+            saturating_copy(flat[: blocks.numel].view(out.shape), out)
 
     def _measure(self, values: Tensor) -> Tensor:
         return self._scales(torch.maximum(values.amax((0, 2)), values.amin((0, 2)).neg_()))
@@ -105,6 +104,13 @@ class Scaled(Codec):
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:
         return blocks_for(self.per, self.group, shape)
+
+
+@cache
+def _points(codec: Scaled, device: torch.device) -> ValueTable:
+    """Return what the codes of ``codec`` stand for before scaling; a run has few codecs."""
+    table = codec._table().to(device)
+    return ValueTable(codec._code_bits, lambda codes: codes.copy_(table[codes.int()]), device)
 
 
 def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:
