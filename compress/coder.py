@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -65,6 +66,26 @@ class Route:
     """The buffers of the coded rows; None where the codec works on its own."""
     writes: bool
     """Whether the buffers are updated."""
+
+    @cached_property
+    def num_full(self) -> int:
+        """How many rows go in full."""
+        return int(self.full.sum())
+
+    @cached_property
+    def all_coded(self) -> bool:
+        """Whether no row goes in full, so that tensors are used as they are."""
+        return not self.num_full
+
+    @cached_property
+    def any_coded(self) -> bool:
+        """Whether there is a row that does not go in full."""
+        return self.num_full < len(self.full)
+
+    @property
+    def coded_slots(self) -> Tensor:
+        """The slots of the rows that do not go in full."""
+        return self.slots if self.all_coded else self.slots[~self.full]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +153,7 @@ class Coder:
 
     def full_rows(self, moment: Moment) -> int:
         """How many rows go in full at a moment."""
-        return int(self._route(moment).full.sum())
+        return self._route(moment).num_full
 
     @property
     def capacity(self) -> int:
@@ -169,15 +190,15 @@ class Coder:
         route = self._route(moment)
         split = self._full_bytes(route)
         message = buffer = None
-        if route.full.any():
+        if route.num_full:
             out[:split] = tensor_bytes(_take(x, route.full))
-        if not route.full.all():
+        if route.any_coded:
             rows, side = _take(x, ~route.full), self._side(moment)
             if route.store is None:
                 self._codec.encode(rows, out[split:], key, side)
             else:
                 assert self._feedback is not None
-                buffer = route.store.read(route.slots[~route.full])
+                buffer = route.store.read(route.coded_slots)
                 message = self._feedback.encode(rows, buffer, out[split:], key, side)
         self._trace(route, out[split:], key, moment)
         self._sent = (route, message, buffer)
@@ -189,8 +210,11 @@ class Coder:
         coded = payload[self._full_bytes(route) :]
         self._fill(route, x)
         if message is not None and buffer is not None and route.writes:
-            decoded = self._decoded(coded, route, key, moment)
-            self._update(route, message, decoded, buffer)
+            assert route.store is not None and self._feedback is not None
+            # What both ends compute needs no more than the payload says, so the decoded takes the message's place.
+            decoded = message if self._feedback.receiver_keeps else torch.empty_like(message)
+            self._codec.decode(coded, decoded, key, self._side(moment))
+            route.store.write(route.coded_slots, self._feedback.next_buffer(message, decoded, buffer))
         self._done(coded, route, moment)
 
     # --- receiving --------------------------------------------------------------------------------------------------
@@ -200,22 +224,22 @@ class Coder:
         route = self._route(moment)
         split = self._full_bytes(route)
         coded = payload[split:]
-        if route.full.any():
+        if route.num_full:
             rows = torch.empty(self._rows_shape(route.full), dtype=self._dtype)
             tensor_bytes(rows).copy_(payload[:split])
             _put(out, route.full, rows)
             self._fill(route, out)
-        if route.store is not None and not route.full.all():
-            assert self._feedback is not None
-            buffer = route.store.read(route.slots[~route.full])
-            decoded = self._decoded(coded, route, key, moment)
-            _put(out, ~route.full, self._feedback.received(decoded, buffer))
-            if route.writes:
-                self._update(route, None, decoded, buffer)
-        elif not route.full.any():
-            self._codec.decode(coded, out, key, self._side(moment))
-        elif not route.full.all():
-            _put(out, ~route.full, self._decoded(coded, route, key, moment))
+        if route.any_coded:
+            in_place = route.all_coded and out.dtype == self._coded_dtype
+            rows = out.detach() if in_place else torch.empty(self._rows_shape(~route.full), dtype=self._coded_dtype)
+            self._codec.decode(coded, rows, key, self._side(moment))
+            if route.store is not None:
+                assert self._feedback is not None
+                rows = self._feedback.received(rows, route.store.read(route.coded_slots))
+                if route.writes:
+                    route.store.write(route.coded_slots, rows)
+            if not in_place:
+                _put(out, ~route.full, rows)
         self._trace(route, coded, key, moment)
         self._done(coded, route, moment)
 
@@ -271,7 +295,7 @@ class Coder:
         return in_full + self._codec.nbytes((self.rows - full, *rest) if self._shape else (), coded_dtype)
 
     def _full_bytes(self, route: Route) -> int:
-        return int(route.full.sum()) * prod(self._shape[1:]) * self._dtype.itemsize
+        return route.num_full * prod(self._shape[1:]) * self._dtype.itemsize
 
     def _rows_shape(self, mask: Tensor) -> tuple[int, ...]:
         return (int(mask.sum()), *self._shape[1:]) if self._shape else ()
@@ -324,18 +348,9 @@ class Coder:
             self._stores[purpose] = self._make_store(layouts[purpose], purpose)
         return self._stores[purpose]
 
-    def _decoded(self, coded: Tensor, route: Route, key: Key, moment: Moment) -> Tensor:
-        decoded = torch.empty(self._rows_shape(~route.full), dtype=torch.float32 if self._feedback else self._dtype)
-        self._codec.decode(coded, decoded, key, self._side(moment))
-        return decoded
-
-    def _update(self, route: Route, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> None:
-        assert route.store is not None and self._feedback is not None
-        route.store.write(route.slots[~route.full], self._feedback.next_buffer(message, decoded, buffer))
-
     def _fill(self, route: Route, x: Tensor) -> None:
         """A row that goes in full is what the next difference is taken against."""
-        if route.store is not None and route.writes and route.full.any():
+        if route.store is not None and route.writes and route.num_full:
             route.store.write(route.slots[route.full], _take(x, route.full).float())
 
     def trace(self, moment: Moment) -> Trace:
@@ -353,7 +368,7 @@ class Coder:
             return
         assert isinstance(self._codec, Sparse)
         rows = self._rows_shape(~route.full)
-        places = None if route.full.all() else self._codec.positions(coded, rows, self._coded_dtype, key)
+        places = None if not route.any_coded else self._codec.positions(coded, rows, self._coded_dtype, key)
         self._traces[int(moment.positions[0])] = Trace(route.full, places)
 
     def _side(self, moment: Moment) -> object:
@@ -366,7 +381,7 @@ class Coder:
         """Keep the codec's next side, and let go of the companion's trace."""
         if self._companion is not None:
             self._companion.forget(moment)
-        if moment.mode == "train" and not route.full.any():
+        if moment.mode == "train" and route.all_coded:
             side = self._codec.next_side(coded, self._shape, self._coded_dtype)
             if side is not None:
                 self._sides[int(moment.positions[0])] = side

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, expression_of, require_choice
@@ -71,15 +72,15 @@ class Feedback(ABC):
 
     @abstractmethod
     def message(self, x: Tensor, buffer: Tensor) -> Tensor:
-        """u, float32 in the shape of ``x``."""
+        """u, new contiguous float32 in the shape of ``x``."""
 
-    @abstractmethod
     def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """What the receiver uses, float32."""
+        """What the receiver uses, and keeps if it keeps anything: float32, written over ``decoded``."""
+        return decoded
 
     @abstractmethod
-    def next_buffer(self, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """The slot's next buffer, float32; ``message`` is None at the receiver."""
+    def next_buffer(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """The slot's next buffer at the sender: float32, written over ``decoded``."""
 
     def encode(self, x: Tensor, buffer: Tensor, out: Tensor, key: Key, side: object = None) -> Tensor:
         """Write the payload of C(u) and return u."""
@@ -102,16 +103,11 @@ class ErrorFeedback(Feedback):
 
     def message(self, x: Tensor, buffer: Tensor) -> Tensor:
         """X + e."""
-        return x.float() + buffer
+        return torch.add(x.float(), buffer, out=torch.empty_like(buffer))
 
-    def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """C."""
-        return decoded
-
-    def next_buffer(self, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> Tensor:
+    def next_buffer(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> Tensor:
         """X + e - c."""
-        assert message is not None, "only the sender keeps an error"
-        return message - decoded
+        return torch.sub(message, decoded, out=decoded)
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,15 +139,15 @@ class DifferenceFeedback(Feedback):
 
     def message(self, x: Tensor, buffer: Tensor) -> Tensor:
         """X - g."""
-        return x.float() - buffer
+        return torch.sub(x.float(), buffer, out=torch.empty_like(buffer))
 
     def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
         """G + c."""
-        return buffer + decoded
+        return torch.add(buffer, decoded, out=decoded)
 
-    def next_buffer(self, message: Tensor | None, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """G + c."""
-        return buffer + decoded
+    def next_buffer(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> Tensor:
+        """G + c, which needs nothing that only the sender knows: ``decoded`` may lie where the message was."""
+        return self.received(decoded, buffer)
 
 
 @dataclass(frozen=True, repr=False)
