@@ -23,7 +23,7 @@ from torch import Tensor
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.feedback import ActivationDifference, Feedback, Method, codec_of
 from thinwire.compress.sparse import Reuse, Sparse
-from thinwire.compress.store import Store, StoreLayout
+from thinwire.compress.store import Loan, Store, StoreLayout
 
 Mode = Literal["train", "warmup", "eval", "off"]
 Purpose = Literal["train", "eval"]
@@ -138,7 +138,7 @@ class Coder:
         self._traces: dict[int, Trace] | None = None
         if self._companion is not None:
             self._companion._traces = {}
-        self._sent: tuple[Route, Tensor | None, Tensor | None] | None = None
+        self._sent: tuple[Route, Tensor | None, Loan | None] | None = None
 
     # --- planning -------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Coder:
         """Write the payload of ``x`` into ``out``, uint8 [nbytes]; `settle` must follow."""
         route = self._route(moment)
         split = self._full_bytes(route)
-        message = buffer = None
+        message = loan = None
         if route.num_full:
             out[:split] = tensor_bytes(_take(x, route.full))
         if route.any_coded:
@@ -198,23 +198,26 @@ class Coder:
                 self._codec.encode(rows, out[split:], key, side)
             else:
                 assert self._feedback is not None
-                buffer = route.store.read(route.coded_slots)
-                message = self._feedback.encode(rows, buffer, out[split:], key, side)
+                loan = route.store.borrow(route.coded_slots)
+                rows = rows.reshape(self._rows_shape(~route.full))
+                message = self._feedback.encode(rows, loan, out[split:], key, side)
         self._trace(route, out[split:], key, moment)
-        self._sent = (route, message, buffer)
+        self._sent = (route, message, loan)
 
     def settle(self, x: Tensor, payload: Tensor, key: Key, moment: Moment) -> None:
         """Update what this end remembers, after `encode`; the message may be on its way already."""
         assert self._sent is not None, "settle follows encode"
-        (route, message, buffer), self._sent = self._sent, None
+        (route, message, loan), self._sent = self._sent, None
         coded = payload[self._full_bytes(route) :]
         self._fill(route, x)
-        if message is not None and buffer is not None and route.writes:
+        if message is not None and loan is not None and route.writes:
             assert route.store is not None and self._feedback is not None
             # What both ends compute needs no more than the payload says, so the decoded takes the message's place.
             decoded = message if self._feedback.receiver_keeps else torch.empty_like(message)
             self._codec.decode(coded, decoded, key, self._side(moment))
-            route.store.write(route.coded_slots, self._feedback.next_buffer(message, decoded, buffer))
+            for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
+                self._feedback.advance(u, c, buffer)
+            route.store.keep(loan)
         self._done(coded, route, moment)
 
     # --- receiving --------------------------------------------------------------------------------------------------
@@ -231,13 +234,11 @@ class Coder:
             self._fill(route, out)
         if route.any_coded:
             in_place = route.all_coded and out.dtype == self._coded_dtype
-            rows = out.detach() if in_place else torch.empty(self._rows_shape(~route.full), dtype=self._coded_dtype)
+            shape = self._rows_shape(~route.full)
+            rows = out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype)
             self._codec.decode(coded, rows, key, self._side(moment))
             if route.store is not None:
-                assert self._feedback is not None
-                rows = self._feedback.received(rows, route.store.read(route.coded_slots))
-                if route.writes:
-                    route.store.write(route.coded_slots, rows)
+                self._receive(rows, route, route.store)
             if not in_place:
                 _put(out, ~route.full, rows)
         self._trace(route, coded, key, moment)
@@ -298,7 +299,7 @@ class Coder:
         return route.num_full * prod(self._shape[1:]) * self._dtype.itemsize
 
     def _rows_shape(self, mask: Tensor) -> tuple[int, ...]:
-        return (int(mask.sum()), *self._shape[1:]) if self._shape else ()
+        return (int(mask.sum()), *self._shape[1:])
 
     def _route(self, moment: Moment) -> Route:
         """Decide, from what both ends know, what happens at a moment."""
@@ -347,6 +348,17 @@ class Coder:
                 )
             self._stores[purpose] = self._make_store(layouts[purpose], purpose)
         return self._stores[purpose]
+
+    def _receive(self, rows: Tensor, route: Route, store: Store) -> None:
+        """Turn decoded rows into what the receiver uses, in place, and remember it."""
+        assert self._feedback is not None
+        loan = store.borrow(route.coded_slots)
+        for part, buffer in zip(loan.split(rows), loan.parts, strict=True):
+            self._feedback.receive(part, buffer)
+            if route.writes:
+                buffer.copy_(part)
+        if route.writes:
+            store.keep(loan)
 
     def _fill(self, route: Route, x: Tensor) -> None:
         """A row that goes in full is what the next difference is taken against."""
@@ -408,6 +420,6 @@ def _take(x: Tensor, mask: Tensor) -> Tensor:
 
 def _put(out: Tensor, mask: Tensor, rows: Tensor) -> None:
     if mask.all():
-        out.copy_(rows)
+        out.copy_(rows.view(out.shape))
     else:
         out[mask] = rows.to(out.dtype)

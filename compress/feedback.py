@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, expression_of, require_choice
 from thinwire.compress.sparse import Reuse, Sparse, TopK, mixed_positions
-from thinwire.compress.store import FORMATS
+from thinwire.compress.store import FORMATS, Loan
 
 Slot = Literal["position", "sample"]
 Medium = Literal["memory", "disk"]
@@ -71,21 +71,27 @@ class Feedback(ABC):
         return self.codec.unscaled() if isinstance(self.codec, Sparse) else self.codec
 
     @abstractmethod
-    def message(self, x: Tensor, buffer: Tensor) -> Tensor:
-        """u, new contiguous float32 in the shape of ``x``."""
-
-    def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """What the receiver uses, and keeps if it keeps anything: float32, written over ``decoded``."""
-        return decoded
+    def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
+        """Write u, float32, to ``out``."""
 
     @abstractmethod
-    def next_buffer(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """The slot's next buffer at the sender: float32, written over ``decoded``."""
+    def receive(self, decoded: Tensor, buffer: Tensor) -> None:
+        """Turn ``decoded`` into what the receiver uses, in place, which is its next buffer if it keeps any."""
 
-    def encode(self, x: Tensor, buffer: Tensor, out: Tensor, key: Key, side: object = None) -> Tensor:
-        """Write the payload of C(u) and return u."""
-        message = self.message(x, buffer)
+    @abstractmethod
+    def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
+        """Turn the sender's ``buffer`` into the next, in place."""
+
+    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, side: object = None) -> Tensor:
+        """Write the payload of C(u) and return u, new and contiguous."""
+        message = self._message(x, loan)
         self.inner.encode(message, out, key, side)
+        return message
+
+    def _message(self, x: Tensor, loan: Loan) -> Tensor:
+        message = torch.empty(x.shape)
+        for part, buffer, u in zip(loan.split(x.float()), loan.parts, loan.split(message), strict=True):
+            self.write_message(part, buffer, u)
         return message
 
     def __str__(self) -> str:
@@ -101,13 +107,16 @@ class ErrorFeedback(Feedback):
     name: ClassVar[str] = "ef"
     receiver_keeps: ClassVar[bool] = False
 
-    def message(self, x: Tensor, buffer: Tensor) -> Tensor:
+    def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
         """X + e."""
-        return torch.add(x.float(), buffer, out=torch.empty_like(buffer))
+        torch.add(x, buffer, out=out)
 
-    def next_buffer(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> Tensor:
+    def receive(self, decoded: Tensor, buffer: Tensor) -> None:
+        """C."""
+
+    def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
         """X + e - c."""
-        return torch.sub(message, decoded, out=decoded)
+        torch.sub(message, decoded, out=buffer)
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,12 +130,12 @@ class MixedErrorFeedback(ErrorFeedback):
         if not isinstance(self.codec, TopK):
             raise CodecError(f"efmixed chooses positions itself, so it goes around topk only, got {self.codec}")
 
-    def encode(self, x: Tensor, buffer: Tensor, out: Tensor, key: Key, side: object = None) -> Tensor:
+    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, side: object = None) -> Tensor:
         """Write x + e at the mixed positions and return x + e."""
         assert isinstance(self.codec, TopK)
-        message = self.message(x, buffer)
+        message = self._message(x, loan)
         count = self.codec.count(message[0].numel())
-        self.codec.encode_at(message, mixed_positions(x.float(), buffer, count), out, key)
+        self.codec.encode_at(message, mixed_positions(x.float(), torch.cat(loan.parts), count), out, key)
         return message
 
 
@@ -137,17 +146,17 @@ class DifferenceFeedback(Feedback):
     name: ClassVar[str] = "ef21"
     receiver_keeps: ClassVar[bool] = True
 
-    def message(self, x: Tensor, buffer: Tensor) -> Tensor:
+    def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
         """X - g."""
-        return torch.sub(x.float(), buffer, out=torch.empty_like(buffer))
+        torch.sub(x, buffer, out=out)
 
-    def received(self, decoded: Tensor, buffer: Tensor) -> Tensor:
+    def receive(self, decoded: Tensor, buffer: Tensor) -> None:
         """G + c."""
-        return torch.add(buffer, decoded, out=decoded)
+        torch.add(buffer, decoded, out=decoded)
 
-    def next_buffer(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> Tensor:
-        """G + c, which needs nothing that only the sender knows: ``decoded`` may lie where the message was."""
-        return self.received(decoded, buffer)
+    def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
+        """G + c, for which the message is not needed: ``decoded`` may lie in its place."""
+        buffer.add_(decoded)
 
 
 @dataclass(frozen=True, repr=False)

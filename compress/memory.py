@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.store import Store, StoreError, StoreLayout
+from thinwire.compress.store import Loan, Store, StoreError, StoreLayout
 
 
 class MemoryStore(Store):
@@ -20,6 +20,14 @@ class MemoryStore(Store):
                 f"a store of {layout.nbytes} bytes does not fit into memory; keep it on disk, or fewer bits a value"
             ) from error
         self._rows = torch.from_numpy(buffer)
+        self._values = self._rows.view(torch.float32).view(-1, *layout.row_shape) if layout.bits == 32 else None
+
+    def borrow(self, slots: Tensor) -> Loan:
+        """Lend the rows themselves at 32 bits, those of consecutive slots as one part."""
+        indices: list[int] = slots.tolist()
+        if self._values is None or not self.known(slots).all() or len(set(indices)) < len(indices):
+            return super().borrow(slots)
+        return Loan(slots, tuple(self._values[first:end] for first, end in _runs(indices)), live=True)
 
     def flush(self) -> None:
         """Nothing is ever on its way."""
@@ -40,3 +48,14 @@ class MemoryStore(Store):
 
     def _expect(self, slots: list[int]) -> None:
         """Every row is here already."""
+
+
+def _runs(slots: list[int]) -> list[tuple[int, int]]:
+    """Return the first of each run of consecutive ``slots``, and the one after its last."""
+    runs: list[tuple[int, int]] = []
+    for slot in slots:
+        if runs and runs[-1][1] == slot:
+            runs[-1] = (runs[-1][0], slot + 1)
+        else:
+            runs.append((slot, slot + 1))
+    return runs

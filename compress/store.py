@@ -124,6 +124,22 @@ class StoreLayout:
         return prod(self.row_shape) * self.bits % 8 == 0
 
 
+@dataclass(frozen=True, eq=False)
+class Loan:
+    """What some slots hold, for the borrower to change in place and then give to `Store.keep`."""
+
+    slots: Tensor
+    """int64 [R]."""
+    parts: tuple[Tensor, ...]
+    """Contiguous float32 [r, *row_shape], rows in the order of the slots, R in all."""
+    live: bool = False
+    """Whether the parts are the store's own memory, where a change is there at once."""
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """Return ``rows`` [R, ..] cut into views as the parts are."""
+        return list(rows.split([len(part) for part in self.parts]))
+
+
 class Store(ABC):
     """One tensor a slot, the same bytes whatever the medium.
 
@@ -167,6 +183,19 @@ class Store(ABC):
         self._put(indices, rows)
         self._known[slots] = True
         return self.layout.decode(rows)
+
+    def borrow(self, slots: Tensor) -> Loan:
+        """Return what `read` does, without a copy where that can be; until it is kept, these slots are the borrower's.
+
+        To be changed only by who keeps it.
+        """
+        return Loan(slots, (self.read(slots),))
+
+    def keep(self, loan: Loan) -> None:
+        """Do as `write` does with what became of a loan."""
+        if not loan.live:
+            (values,) = loan.parts
+            self.write(loan.slots, values)
 
     def prefetch(self, slots: Tensor) -> None:
         """Expect a `read` of ``slots`` soon, in this order; those never written are passed over. Does not wait."""

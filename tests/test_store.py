@@ -328,3 +328,37 @@ def test_any_sequence_agrees_with_a_dictionary(medium, bits, row_shape, operatio
                 store.load_state_dict(store.state_dict(rows=len(indices) % 2 == 0))
             assert store.known(torch.arange(6)).tolist() == [slot in model for slot in range(6)]
         assert set(store.digests()) == set(model)
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+@pytest.mark.parametrize("wanted", [[4, 0, 8], [3, 4, 5], [6, 7, 1, 2, 4], [2, 9], [10, 11]])
+def test_what_is_lent_is_what_is_read_and_what_is_kept_is_what_would_be_written(bits, wanted):
+    layout = StoreLayout(num_slots=12, row_shape=(2, 3), bits=bits)
+    lending, plain = MemoryStore(layout), MemoryStore(layout)
+    filled = torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(0))
+    for store in (lending, plain):
+        store.write(torch.arange(9), filled)
+    changes = torch.randn(len(wanted), 2, 3, generator=torch.Generator().manual_seed(1))
+    before = plain.read(slots(*wanted))
+    loan = lending.borrow(slots(*wanted))
+    assert_identical(torch.cat(loan.parts), before)
+    assert loan.live == (bits == 32 and max(wanted) < 9)
+    for part, change in zip(loan.parts, loan.split(changes), strict=True):
+        part.add_(change)
+    lending.keep(loan)
+    plain.write(slots(*wanted), before + changes)
+    assert lending.digests() == plain.digests()
+    assert_identical(lending.read(slots(*wanted)), plain.read(slots(*wanted)))
+
+
+def test_a_loan_of_one_slot_twice_cannot_be_kept():
+    with MemoryStore(StoreLayout(num_slots=4, row_shape=(2,))) as store:
+        store.write(torch.arange(4), torch.ones(4, 2))
+        with pytest.raises(StoreError, match="a write must name each slot once"):
+            store.keep(store.borrow(slots(1, 1)))
+
+
+def test_consecutive_slots_are_lent_as_one_part():
+    with MemoryStore(StoreLayout(num_slots=9, row_shape=(2,))) as store:
+        store.write(torch.arange(9), torch.ones(9, 2))
+        assert [len(part) for part in store.borrow(slots(3, 4, 5, 8, 0, 1)).parts] == [3, 1, 2]
