@@ -23,11 +23,11 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from thinwire.compress import Codec, CodecError, parse
+from thinwire.compress import Codec, CodecError, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import recipe
 from thinwire.launch.capture import capture
-from thinwire.launch.codec_trial import Place, Result, measure
+from thinwire.launch.codec_trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS
@@ -56,6 +56,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What is measured of each codec where nobody asks for others; ``reuse`` means nothing without an activation."""
 
+FEEDBACK_EXAMPLES = ("aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))")
+"""What is measured of feedback where nobody asks for others."""
+
 SAMPLES, ROW = 8, 1024
 
 
@@ -64,14 +67,11 @@ def default_codecs() -> list[str]:
     return [expression for name in CODECS for expression in EXAMPLES.get(name, ())]
 
 
-def parse_codec(expression: str) -> Codec:
-    """The codec of an expression; CodecError if there is none, or if it cannot be measured by itself."""
+def parse_method(expression: str) -> Codec | Feedback:
+    """The codec or feedback of an expression; CodecError if there is none, or if it cannot be measured by itself."""
     method = parse(expression)
-    if not isinstance(method, Codec):
-        raise CodecError(
-            f"{PROG} takes codecs, and {method} is feedback around one; give the codec inside, {method.inner}"
-        )
-    method.nbytes((1, 1), torch.float32)
+    codec = method.codec if isinstance(method, Feedback) else method
+    codec.nbytes((1, 1), torch.float32)
     return method
 
 
@@ -88,10 +88,10 @@ def captured(name: str, steps: int) -> dict[str, list[Tensor]]:
     }
 
 
-def heading(name: str, messages: Sequence[Tensor], results: Sequence[Result]) -> str:
-    """What the results on one kind of data were measured on, and beside which memcpy."""
+def heading(name: str, messages: Sequence[Tensor], speeds: Sequence[Speed]) -> str:
+    """What results on one kind of data were measured on, and beside which memcpy."""
     shape = "x".join(map(str, messages[0].shape))
-    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.place}" for speed in results[0].speeds)
+    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.place}" for speed in speeds)
     return f"{name}: {len(messages)} of {shape}; memcpy {memcpy}"
 
 
@@ -117,23 +117,54 @@ def table(results: Sequence[Result]) -> Table:
     return rows
 
 
+def feedback_table(results: Sequence[FeedbackResult]) -> Table:
+    """The results of feedback on one kind of data, for people."""
+    rows = Table(box=SIMPLE_HEAD, padding=0)
+    rows.add_column("feedback", overflow="fold")
+    headers = (f"{act}\n{speed.place}" for speed in results[0].speeds for act in ("enc", "dec", "own"))
+    for header in ("bits", *headers):
+        rows.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        cells = [
+            (
+                f"{speed.encode:.2f} {speed.encode / speed.memcpy:3.0%}",
+                f"{speed.decode:.2f} {speed.decode / speed.memcpy:3.0%}",
+                f"{speed.own:.2f}",
+            )
+            for speed in result.speeds
+        ]
+        rows.add_row(escape(result.method), f"{result.bits_per_element:.2f}", *(cell for of in cells for cell in of))
+    return rows
+
+
 def as_json(result: Result) -> dict[str, Any]:
     """A result for machines; ``null`` stands for no bound, no noise, no threads."""
     return {
         "data": result.data,
         "codec": result.codec,
         **vars(result.quality),
-        "speeds": [
-            {
-                **vars(speed.place),
-                "memcpy_gb_s": speed.memcpy,
-                "encode_gb_s": speed.encode,
-                "decode_gb_s": speed.decode,
-                "encode_share": speed.encode / speed.memcpy,
-                "decode_share": speed.decode / speed.memcpy,
-            }
-            for speed in result.speeds
-        ],
+        "speeds": [_speed_as_json(speed) for speed in result.speeds],
+    }
+
+
+def feedback_as_json(result: FeedbackResult) -> dict[str, Any]:
+    """A result of feedback for machines."""
+    return {
+        "data": result.data,
+        "feedback": result.method,
+        "bits_per_element": result.bits_per_element,
+        "speeds": [_speed_as_json(speed) | {"own_share_of_codec": speed.own} for speed in result.speeds],
+    }
+
+
+def _speed_as_json(speed: Speed) -> dict[str, Any]:
+    return {
+        **vars(speed.place),
+        "memcpy_gb_s": speed.memcpy,
+        "encode_gb_s": speed.encode,
+        "decode_gb_s": speed.decode,
+        "encode_share": speed.encode / speed.memcpy,
+        "decode_share": speed.decode / speed.memcpy,
     }
 
 
@@ -158,13 +189,17 @@ def main(argv: Sequence[str]) -> int:
     """Measure, and print a table for each kind of data, or JSON; the exit status."""
     try:
         options = _options(argv)
-        codecs = [parse_codec(expression) for expression in options.codec or default_codecs()]
+        wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
+        methods = [parse_method(expression) for expression in wanted]
+        codecs = [method for method in methods if isinstance(method, Codec)]
+        rules = [method for method in methods if isinstance(method, Feedback)]
         found = environment(argv)
         aside = Console(stderr=True)
         with aside.status(f"training {options.recipe}, to have tensors to measure on"):
             data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
-        aside.print(f"measuring {len(codecs)} codecs")
+        aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
         results = measure(codecs, data, _places(options.threads), options.rounds)
+        feedback = measure_feedback(rules, data, _places(options.threads), options.rounds)
     except (CodecError, ModelError, OptionsError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -172,15 +207,28 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps({**found, "results": [as_json(result) for result in results]}, indent=2, allow_nan=False))
+        told = {
+            **found,
+            "results": [as_json(result) for result in results],
+            "feedback": [feedback_as_json(result) for result in feedback],
+        }
+        print(json.dumps(told, indent=2, allow_nan=False))
         return 0
     console, machine = Console(), found["machine"]
     console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
     for name, messages in data.items():
         of_data = [result for result in results if result.data == name]
-        console.print(heading(name, messages, of_data), highlight=False, soft_wrap=True)
-        console.print(table(of_data))
+        of_feedback = [result for result in feedback if result.data == name]
+        if of_data or of_feedback:
+            speeds = (of_data or of_feedback)[0].speeds
+            console.print(heading(name, messages, speeds), highlight=False, soft_wrap=True)
+        if of_data:
+            console.print(table(of_data))
+        if of_feedback:
+            console.print(feedback_table(of_feedback))
     console.print("enc, dec: GB/s of the tensor, share of memcpy; x bound: bytes over the entropy bound")
+    if rules:
+        console.print("own: what feedback does at both ends beside its codec, over what the codec does there")
     return 0
 
 
@@ -194,7 +242,13 @@ class _Parser(argparse.ArgumentParser):
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog=PROG, description="Measure codecs on Gaussian data and on what crosses in a recipe.")
     add = parser.add_argument
-    add("--codec", nargs="+", action="extend", metavar="EXPR", help="codecs, such as 'q(4)' (default: all families)")
+    add(
+        "--codec",
+        nargs="+",
+        action="extend",
+        metavar="EXPR",
+        help="codecs, or feedback around them (default: all families)",
+    )
     add("--json", action="store_true", help="print JSON")
     add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
     add("--elements", type=_positive, default=2**20, help="of the Gaussian tensor (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""How good and how fast codecs are: each encodes and decodes messages, in turns with all others and with memcpy.
+"""How good and how fast codecs, and feedback around them, are: each encodes and decodes messages in turns with memcpy.
 
 Speed is in GB/s of the tensor, not of the payload, beside that of copying memory in the same minutes: absolute numbers
 say little where other work shares the machine.
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, Key
+from thinwire.compress import Codec, CodecError, Coder, Feedback, Key, Moment, SlotCounts
+from thinwire.compress.feedback import check_channel
+from thinwire.compress.memory import MemoryStore
 from thinwire.compress.sparse import TopK, samples_of
 
 MEMCPY_BYTES = 2**28
@@ -68,6 +70,25 @@ class Result:
     speeds: tuple[Speed, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FeedbackSpeed(Speed):
+    """The same of feedback: its encoding is all that a sender does, what it remembers included."""
+
+    own: float
+    """What both ends do beside the codec, as a share of what the codec does there: one encode and two decodes, since
+    the sender decodes what it sends to remember the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackResult:
+    """All that is known about one rule on one kind of data, at visits later than the first."""
+
+    data: str
+    method: str
+    bits_per_element: float
+    speeds: tuple[FeedbackSpeed, ...]
+
+
 class Trial:
     """One codec with messages to encode one after the other, each with buffers of its own."""
 
@@ -88,6 +109,58 @@ class Trial:
         """Decode every payload."""
         for index, (payload, decoded) in enumerate(zip(self.payloads, self.decoded, strict=True)):
             self.codec.decode(payload, decoded, _key(index))
+
+
+class FeedbackTrial:
+    """Feedback at both ends of a channel, whose slots were all visited before.
+
+    A slot is visited with two tensors by turns: the same again and again would leave no difference to send.
+    """
+
+    def __init__(self, method: Feedback, messages: Sequence[Tensor]) -> None:
+        self.codec = Trial(method.inner, [message.float() for message in messages])
+        self._visits = [messages, [message.roll(1, -1) for message in messages]]
+        self._decoded = [torch.empty_like(message) for message in messages]
+        self._ends = [[_end(method, message, sends) for message in messages] for sends in (True, False)]
+        self._moments = [_moment(len(message)) for message in messages]
+        self._turns = {"encode": 0, "decode": 0}
+        for _ in self._visits:  # an end's first visits may be longer, and its second ones tell what later ones are
+            self._payloads = self._new_payloads()
+            self.encode()
+            self.decode()
+        self._payloads = self._new_payloads()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all payloads of one visit."""
+        return sum(len(payload) for payload in self._payloads[0])
+
+    @property
+    def ends_agree(self) -> bool:
+        """Whether both ends remember the same, where both remember."""
+        return all(one.digests() == other.digests() for one, other in zip(*self._ends, strict=True))
+
+    def encode(self) -> None:
+        """Do all that the sender does, for every message."""
+        visit = self._turn("encode")
+        for index, (sender, moment) in enumerate(zip(self._ends[0], self._moments, strict=True)):
+            message, payload = self._visits[visit][index], self._payloads[visit][index]
+            sender.encode(message, payload, _key(index), moment)
+            sender.settle(message, payload, _key(index), moment)
+
+    def decode(self) -> None:
+        """Do all that the receiver does, for every message, in the order they were encoded."""
+        visit = self._turn("decode")
+        for index, (receiver, moment) in enumerate(zip(self._ends[1], self._moments, strict=True)):
+            receiver.decode(self._payloads[visit][index], self._decoded[index], _key(index), moment)
+
+    def _turn(self, act: str) -> int:
+        self._turns[act] += 1
+        return self._turns[act] % len(self._visits)
+
+    def _new_payloads(self) -> list[list[Tensor]]:
+        sizes = [end.nbytes(moment) for end, moment in zip(self._ends[0], self._moments, strict=True)]
+        return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in self._visits]
 
 
 def entropy_bits(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> float | None:
@@ -126,20 +199,28 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
 def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], place: Place, rounds: int) -> list[Speed]:
     """Time every codec at a place: medians of ``rounds``, in each of which memcpy and all codecs have their turn."""
     trials = [Trial(codec, [message.to(place.device) for message in messages]) for codec in codecs]
-    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=place.device)
-    target = torch.ones_like(source)
-    acts: list[Callable[[], object]] = [lambda: target.copy_(source)]
-    for trial in trials:
-        acts += [trial.encode, trial.decode]
-    with _threads(place.threads):
-        seconds = [statistics.median(times) for times in _in_turns(acts, place, rounds)]
-    size = sum(message.numel() * message.element_size() for message in messages)
-    rates = [size / spent / 1e9 for spent in seconds[1:]]
-    memcpy = MEMCPY_BYTES / seconds[0] / 1e9
+    acts = [act for trial in trials for act in (trial.encode, trial.decode)]
+    memcpy, seconds = _timed(acts, place, rounds)
+    size = _size(messages)
     return [
-        Speed(place=place, encode=encode, decode=decode, memcpy=memcpy)
-        for encode, decode in zip(rates[::2], rates[1::2], strict=True)
+        Speed(place=place, encode=size / encode, decode=size / decode, memcpy=memcpy)
+        for encode, decode in zip(seconds[::2], seconds[1::2], strict=True)
     ]
+
+
+def feedback_speeds(
+    methods: Sequence[Feedback], messages: Sequence[Tensor], place: Place, rounds: int
+) -> list[FeedbackSpeed]:
+    """Time both ends of every rule, and its codec alone, in turns with memcpy, as `speeds` does."""
+    trials = [FeedbackTrial(method, messages) for method in methods]
+    acts = [act for trial in trials for part in (trial, trial.codec) for act in (part.encode, part.decode)]
+    memcpy, seconds = _timed(acts, place, rounds)
+    found, size = [], _size(messages)
+    for encode, decode, codec_encode, codec_decode in zip(*(seconds[start::4] for start in range(4)), strict=True):
+        codec = codec_encode + 2 * codec_decode
+        own = (encode + decode - codec) / codec
+        found.append(FeedbackSpeed(place=place, encode=size / encode, decode=size / decode, memcpy=memcpy, own=own))
+    return found
 
 
 def measure(
@@ -155,6 +236,68 @@ def measure(
             for codec, *found in zip(codecs, *at_places, strict=True)
         ]
     return results
+
+
+def measure_feedback(
+    methods: Sequence[Feedback], data: Mapping[str, Sequence[Tensor]], places: Sequence[Place], rounds: int
+) -> list[FeedbackResult]:
+    """Measure every rule on every kind of data that it may be used for; on a CPU, where stores are."""
+    _warm_allocator()
+    results = []
+    for name, messages in data.items():
+        usable = [method for method in methods if _fits(method, name)]
+        at_places = [feedback_speeds(usable, messages, place, rounds) for place in places if place.device == "cpu"]
+        elements = sum(message.numel() for message in messages)
+        results += [
+            FeedbackResult(
+                data=name,
+                method=str(method),
+                bits_per_element=8 * FeedbackTrial(method, messages).nbytes / elements,
+                speeds=tuple(found),
+            )
+            for method, *found in zip(usable, *at_places, strict=True)
+        ]
+    return results
+
+
+def _fits(method: Feedback, data: str) -> bool:
+    try:
+        check_channel(method, data)
+    except CodecError:
+        return False
+    return True
+
+
+def _end(method: Feedback, message: Tensor, sends: bool) -> Coder:
+    rows = len(message)
+    return Coder(
+        method,
+        message,
+        sends=sends,
+        counts=SlotCounts(positions=rows, samples=rows),
+        make_store=lambda layout, purpose: MemoryStore(layout),
+    )
+
+
+def _moment(rows: int) -> Moment:
+    """A moment of training: samples in any order, as a sampler gives them."""
+    samples = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    return Moment("train", torch.arange(rows), samples)
+
+
+def _size(messages: Sequence[Tensor]) -> float:
+    """Gigabytes of the messages."""
+    return sum(message.numel() * message.element_size() for message in messages) / 1e9
+
+
+def _timed(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -> tuple[float, list[float]]:
+    """Return memcpy's GB/s and the median seconds of each act, all of them in turns."""
+    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=place.device)
+    target = torch.ones_like(source)
+    with _threads(place.threads):
+        times = _in_turns([lambda: target.copy_(source), *acts], place, rounds)
+    memcpy, *seconds = [statistics.median(found) for found in times]
+    return MEMCPY_BYTES / memcpy / 1e9, seconds
 
 
 def _in_turns(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -> list[list[float]]:

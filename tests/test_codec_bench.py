@@ -9,8 +9,8 @@ from thinwire.compress.expression import CODECS
 from thinwire.launch import bench, cli, codec_bench, codec_trial, recipe
 from thinwire.launch.assembly import prepare
 from thinwire.launch.capture import Passage, capture
-from thinwire.launch.codec_bench import EXAMPLES, default_codecs, gaussian, parse_codec
-from thinwire.launch.codec_trial import quality
+from thinwire.launch.codec_bench import EXAMPLES, default_codecs, gaussian, parse_method
+from thinwire.launch.codec_trial import FeedbackTrial, quality
 from thinwire.models.layers import build_stage
 from thinwire.models.sampler import Sampler
 from thinwire.models.tasks import LanguageModeling
@@ -160,10 +160,61 @@ def test_others_have_no_entropy_bound(expression):
 
 
 def test_every_codec_is_measured_by_default_except_reuse():
-    assert {parse_codec(expression).name for expression in default_codecs()} == set(CODECS) - {"reuse"}
+    assert {parse_method(expression).name for expression in default_codecs()} == set(CODECS) - {"reuse"}
     assert len(default_codecs()) == len(set(default_codecs()))
     for expressions in EXAMPLES.values():
         assert set(expressions) <= set(default_codecs())
+
+
+@pytest.mark.parametrize("expression", ["aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))", "efmixed(topk(0.1))"])
+def test_feedback_is_measured_at_later_visits_of_two_ends_that_agree(expression):
+    method, messages = parse(expression), [gaussian(2**14), 3 * gaussian(2**13)]
+    trial = FeedbackTrial(method, messages)
+    assert trial.nbytes == sum(method.codec.nbytes(message.shape, torch.float32) for message in messages)
+    for _ in range(2):  # as it is timed: each act twice
+        trial.encode()
+    for _ in range(2):
+        trial.decode()
+    assert trial.ends_agree
+
+
+def test_a_rule_for_activations_alone_is_not_measured_on_gradients():
+    data = {name: [gaussian(2**13)] for name in ("activations", "gradients")}
+    place = codec_trial.Place(device="cpu", threads=1)
+    results = codec_trial.measure_feedback([parse("aqsgd(q(4))"), parse("ef21(q(4))")], data, [place], 1)
+    assert [(result.data, result.method) for result in results] == [
+        ("activations", "aqsgd(q(4))"),
+        ("activations", "ef21(q(4))"),
+        ("gradients", "ef21(q(4))"),
+    ]
+
+
+def test_own_work_is_what_both_ends_do_beside_one_encode_and_two_decodes(monkeypatch):
+    monkeypatch.setattr(codec_trial, "_timed", lambda acts, place, rounds: (10.0, [3.0, 2.0, 1.0, 0.5]))
+    place = codec_trial.Place(device="cpu", threads=1)
+    (speed,) = codec_trial.feedback_speeds([parse("ef21(q(4))")], [gaussian(2**13)], place, 1)
+    assert speed.own == (3 + 2 - (1 + 2 * 0.5)) / (1 + 2 * 0.5)
+    assert (speed.encode, speed.decode) == (2**15 / 1e9 / 3, 2**15 / 1e9 / 2)
+
+
+def test_json_and_tables_of_feedback(quick, capsys):
+    arguments = [*quick, "--codec", "ef21(q(4))", "ef(topk(0.1))"]
+    assert cli.main(["bench", *arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["results"] == []
+    assert [(result["data"], result["feedback"]) for result in told["feedback"]] == [
+        (data, method)
+        for data in ("gaussian", "activations", "gradients")
+        for method in ("ef21(q(4))", "ef(topk(0.1))")
+    ]
+    for result in told["feedback"]:
+        (speed,) = result["speeds"]
+        assert speed["encode_gb_s"] > 0 and speed["decode_gb_s"] > 0
+        assert math.isfinite(speed["own_share_of_codec"])
+    assert told["feedback"][0]["bits_per_element"] == 4 + 16 / 1024
+    assert bench.main(arguments) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["ef21(q(4))"]]
+    assert rows == [["ef21(q(4))", "4.02"], ["ef21(q(4))", "5.00"], ["ef21(q(4))", "5.00"]]
 
 
 def test_json_says_everything(quick, capsys):
@@ -212,11 +263,7 @@ def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(qui
         (["--codec", "q(9)"], "q's bits must be an integer from 1 to 8, got 9"),
         (["--codec", "zip"], "unknown codec 'zip' in 'zip'; the codecs are "),
         (["--codec", "reuse"], "reuse needs topk or randk on the activations"),
-        (
-            ["--codec", "ef(topk(0.1))"],
-            "thinwire bench codecs takes codecs, and ef(topk(0.1)) is feedback around one; give the codec inside, "
-            "topk(0.1)",
-        ),
+        (["--codec", "ef(reuse)"], "ef cannot go around reuse"),
         (["--elements", "1000"], "--elements must be a multiple of 8192, 8 samples in rows of 1024, got 1000; see "),
         (["--steps", "0"], "argument --steps: must be a whole number of at least 1, got '0'; see thinwire bench "),
         (["--threads", "1,few"], "argument --threads: must be a whole number of at least 1, got 'few'; see "),
