@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from codec_contract import documented
-from codec_helpers import KEY, assert_identical, decode, encode, gaussian, roundtrip, snr_db
+from codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip, snr_db
 from thinwire.compress import CodecError, parse
 from thinwire.compress.contraction import contraction
 from thinwire.compress.dither import Dither
@@ -16,36 +16,12 @@ from thinwire.compress.scaled import blocks_for
 WIDTHS = range(2, 9)
 
 
-def hexed(payload):
-    return bytes(payload.tolist()).hex()
-
-
 def neighbours(magnitude, bits):
     """The two points around each magnitude of at most 1, for s = 1."""
     least = 2.0 ** (2 - 2 ** (bits - 1))
     power = torch.exp2(torch.floor(torch.log2(magnitude.double())))
     lower = torch.where(magnitude < least, 0.0, power)
     return lower, torch.where(magnitude < least, least, 2 * power)
-
-
-@pytest.mark.parametrize(
-    ("expression", "x", "payload"),
-    [
-        # s = 4.0 (8040), m = 7; codes 7, 8 + 6, 5, 0
-        ("dither(4)", [4.0, -2.0, 1.0, 0.0], "8040 e7 05"),
-        # s = 1.0 (803f), m = 1: a sign, and s or zero; codes 1, 2 + 1, 0
-        ("dither(2)", [1.0, -1.0, 0.0], "803f 0d"),
-        # two groups: s = 2.0 (0040) and 0.5 (003f); m = 3, codes 3, 1 and 4 + 3
-        ("dither(3, group=2)", [2.0, 0.5, -0.5], "0040 003f cb 01"),
-        # m = 127: code 1 is 2**-126
-        ("dither(8)", [1.0, -(2.0**-126)], "803f 7f 81"),
-    ],
-)
-def test_golden_payloads(expression, x, payload):
-    x = torch.tensor(x)
-    encoded = encode(expression, x)
-    assert hexed(encoded) == payload.replace(" ", "")
-    assert_identical(decode(expression, encoded, x.shape, x.dtype), x)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)

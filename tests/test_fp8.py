@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from codec_contract import documented
-from codec_helpers import KEY, assert_identical, decode, encode, gaussian, roundtrip, snr_db
+from codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip, snr_db
 from thinwire.compress import CodecError, parse
 from thinwire.compress.fp8 import Float8
 from thinwire.compress.scaled import blocks_for
@@ -12,25 +12,6 @@ from thinwire.compress.scaled import blocks_for
 
 def hexed(payload):
     return bytes(payload.tolist()).hex()
-
-
-@pytest.mark.parametrize(
-    ("expression", "x", "payload", "decoded"),
-    [
-        # f = 1.0 (803f); 17 and 19 are ties, rounded to the even 16 and 20; 2**-9 is the least
-        ("fp8", [448.0, -1.0, 17.0, 19.0, 2.0**-9], "803f 7e b8 58 5a 01", [448.0, -1.0, 16.0, 20.0, 2.0**-9]),
-        # two rows: f = 2.0 (0040) and 0.5 (003f)
-        ("fp8", [[-896.0, 2.0], [224.0, 0.0]], "0040 003f fe 38 7e 00", [[-896.0, 2.0], [224.0, 0.0]]),
-        # 1/448 is rounded up to 0.0022430 (133b), so that 1.0 is sent as 445.8, rounded to 448
-        ('fp8(per="tensor")', [[1.0], [-0.5]], "133b 7e f6", [[1.0048828125], [-0.50244140625]]),
-        ("fp8(group=2)", [448.0, 1.0, 0.0, 0.0, -448.0], "803f 0000 803f 7e38 0000 fe", [448.0, 1.0, 0.0, 0.0, -448.0]),
-    ],
-)
-def test_golden_payloads(expression, x, payload, decoded):
-    x = torch.tensor(x)
-    encoded = encode(expression, x)
-    assert hexed(encoded) == payload.replace(" ", "")
-    assert_identical(decode(expression, encoded, x.shape, x.dtype), torch.tensor(decoded))
 
 
 def test_it_is_torchs_e4m3_of_the_scaled_value():

@@ -38,15 +38,6 @@ def spectrum(rows, columns, values, seed=0):
     return left * torch.tensor(values) @ right.t()
 
 
-def test_golden_payload():
-    # one row: P = (1), Q = (-1, 3); the scale is 4.0 (00008040), Q over it (-0.25, 0.75)
-    codec, x = LowRank(1), torch.tensor([-1.0, 3.0])
-    payload, decoded = through(codec, x)
-    assert bytes(payload.tolist()).hex() == "00008040" + "003c" + "00b4003a"
-    assert_identical(decoded, x)
-    assert_identical(codec.next_side(payload, x.shape, x.dtype), torch.tensor([[-1.0], [3.0]]))
-
-
 @pytest.mark.parametrize(
     ("shape", "rows", "columns"),
     [
