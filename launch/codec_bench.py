@@ -27,6 +27,7 @@ from thinwire.compress import Codec, CodecError, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import recipe
 from thinwire.launch.capture import capture
+from thinwire.launch.codec_page import page
 from thinwire.launch.codec_trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PipelineError
@@ -214,6 +215,9 @@ def main(argv: Sequence[str]) -> int:
         }
         print(json.dumps(told, indent=2, allow_nan=False))
         return 0
+    if options.markdown:
+        print(page(found, results, feedback))
+        return 0
     console, machine = Console(), found["machine"]
     console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
     for name, messages in data.items():
@@ -249,7 +253,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         metavar="EXPR",
         help="codecs, or feedback around them (default: all families)",
     )
-    add("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print the tables of docs/bench-codecs.md")
     add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
     add("--elements", type=_positive, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
     add("--recipe", default="quickstart", help="whose tensors are captured (default: %(default)s)")

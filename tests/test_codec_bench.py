@@ -217,6 +217,24 @@ def test_json_and_tables_of_feedback(quick, capsys):
     assert rows == [["ef21(q(4))", "4.02"], ["ef21(q(4))", "5.00"], ["ef21(q(4))", "5.00"]]
 
 
+def test_markdown_has_a_table_of_quality_and_two_of_speed(quick, capsys):
+    assert bench.main([*quick, "--markdown", "--codec", "q(4)", "none", "aqsgd(q(4))"]) == 0
+    text = capsys.readouterr().out
+    tables = [[line for line in part.splitlines() if line.startswith("|")] for part in text.split("\n\n")]
+    environment, qualities, codecs, feedback = [table for table in tables if table]
+    for table in (environment, qualities, codecs, feedback):
+        assert len({line.count("|") for line in table}) == 1, table
+    assert environment[2].startswith("| command | `thinwire bench codecs --recipe ")
+    assert qualities[0] == "| codec | bits | x bound | SNR, dB: gaussian | SNR, dB: activations | SNR, dB: gradients |"
+    assert qualities[3] == "| `none` | 32.00 |  | exact | exact | exact |"
+    assert [row.split(" | ")[0] for row in codecs[2:]] == ["| `q(4)`", "| `none`", "| memcpy"]
+    assert feedback[0] == (
+        "| GB/s | gaussian: encode | gaussian: decode | gaussian: own "
+        "| activations: encode | activations: decode | activations: own |"
+    )
+    assert feedback[2].startswith("| `aqsgd(q(4))` | ")
+
+
 def test_json_says_everything(quick, capsys):
     arguments = [*quick, "--json", "--codec", "q(4)", "none", "--codec", "topk(0.1)"]
     assert cli.main(["bench", *arguments]) == 0
