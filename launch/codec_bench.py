@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -29,6 +26,7 @@ from thinwire.launch import recipe
 from thinwire.launch.capture import capture
 from thinwire.launch.codec_page import page
 from thinwire.launch.codec_trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
+from thinwire.launch.environment import cores, environment
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS
@@ -169,23 +167,6 @@ def _speed_as_json(speed: Speed) -> dict[str, Any]:
     }
 
 
-def environment(argv: Sequence[str]) -> dict[str, Any]:
-    """What the numbers depend on: the command, the machine, and how busy it was."""
-    cpu = next((line for line in _cpu_info() if line.startswith("model name")), ": unknown").partition(": ")[2]
-    return {
-        "command": shlex.join([*PROG.split(), *argv]),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "cpu": cpu,
-            "cores": _cores(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "load": os.getloadavg()[0],
-        },
-    }
-
-
 def main(argv: Sequence[str]) -> int:
     """Measure, and print a table for each kind of data, or JSON; the exit status."""
     try:
@@ -194,7 +175,7 @@ def main(argv: Sequence[str]) -> int:
         methods = [parse_method(expression) for expression in wanted]
         codecs = [method for method in methods if isinstance(method, Codec)]
         rules = [method for method in methods if isinstance(method, Feedback)]
-        found = environment(argv)
+        found = environment(shlex.join([*PROG.split(), *argv]))
         aside = Console(stderr=True)
         with aside.status(f"training {options.recipe}, to have tensors to measure on"):
             data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
@@ -277,19 +258,10 @@ def _positive(text: str) -> int:
 
 
 def _thread_counts(text: str) -> list[int]:
-    counts = [_cores() if part == "all" else _positive(part) for part in text.split(",")]
+    counts = [cores() if part == "all" else _positive(part) for part in text.split(",")]
     return list(dict.fromkeys(counts))
 
 
 def _places(threads: Sequence[int]) -> list[Place]:
     gpu = [Place(device="cuda")] if torch.cuda.is_available() else []
     return [*(Place(device="cpu", threads=count) for count in threads), *gpu]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []

@@ -86,10 +86,13 @@ class Contest:
                 yield from turn["later"] if visit == "later" else [turn["first"]]
 
 
-def limits(contest: Contest, compute: Mapping[tuple[int, str], float], prepared: Prepared) -> dict[str, float]:
-    """The LIMIT of each of Thinwire's contenders: seconds of a step with free codecs on links as good as measured.
+def simulated(
+    contest: Contest, compute: Mapping[tuple[int, str], float], prepared: Prepared, *, free_codecs: bool
+) -> dict[str, float]:
+    """Seconds of a step of each of Thinwire's contenders, by the simulation, on links as good as measured.
 
-    The loss belongs to the last stage's forward. Behind the last backward of all comes the slowest optimizer.
+    With `free_codecs` that is the LIMIT; else codecs take what they took. The loss belongs to the last stage's forward.
+    Behind the last backward of all comes the slowest optimizer.
     """
     pipeline = prepared.recipe.pipeline
     stages = range(pipeline.num_stages)
@@ -99,26 +102,46 @@ def limits(contest: Contest, compute: Mapping[tuple[int, str], float], prepared:
         backward=[compute[stage, "backward"] + compute.get((stage, "weights"), 0.0) for stage in stages],
     )
     optimizer = max(compute[stage, "optimizer"] for stage in stages)
-    return {
-        contender: simulate(table, spent, *(_channel(contest, contender, name, prepared) for name in CHANNELS)).seconds
-        + optimizer
-        for contender in contest.contenders
-        if contest.frames(contender)
-    }
+    found = {}
+    for contender in contest.contenders:
+        if contest.frames(contender):
+            channels = [_channel(contest, contender, name, prepared, free_codecs) for name in CHANNELS]
+            found[contender] = simulate(table, spent, *channels).seconds + optimizer
+    return found
 
 
-def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prepared) -> Channel:
-    """One direction over all boundaries, its frames and links as measured, its codecs free."""
+def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prepared, free_codecs: bool) -> Channel:
+    """One direction over all boundaries: frames, links and codecs as measured."""
     frames, links = contest.frames(contender), contest.links()
     where = real_placement(prepared.recipe).process_of
     boundaries = range(prepared.recipe.num_boundaries)
     ends = [(where[low], where[low + 1]) for low in boundaries]
-    across = [links.get(pair if name == "activations" else pair[::-1], (float("inf"), 0.0)) for pair in ends]
+    ends = ends if name == "activations" else [pair[::-1] for pair in ends]
+    across = [links.get(pair, (float("inf"), 0.0)) for pair in ends]
+    encode, decode = [[0.0] * len(where)] * 2 if free_codecs else _codec_seconds(contest, contender, prepared)
     return Channel(
         nbytes=[frames[low, name][1] / frames[low, name][0] for low in boundaries],
         bandwidth=[8 * goodput for goodput, _ in across],
         latency=[latency for _, latency in across],
+        encode=[encode[source] for source, _ in ends],
+        decode=[decode[target] for _, target in ends],
     )
+
+
+def _codec_seconds(contest: Contest, contender: str, prepared: Prepared) -> list[list[float]]:
+    """Seconds that encoding and decoding a frame took on each process, whichever channel it was of."""
+    where, frames = real_placement(prepared.recipe).process_of, contest.frames(contender)
+    sent, received = [0] * len(contest.processes), [0] * len(contest.processes)
+    for (boundary, name), (count, _) in frames.items():
+        low, high = where[boundary], where[boundary + 1]
+        source, target = (low, high) if name == "activations" else (high, low)
+        sent[source] += count
+        received[target] += count
+    sections = contest.sections(contender)
+    return [
+        [spent[section] / max(1, count) for spent, count in zip(sections, counts, strict=True)]
+        for section, counts in (("encode", sent), ("decode", received))
+    ]
 
 
 def as_document(
@@ -126,12 +149,14 @@ def as_document(
 ) -> dict[str, Any]:
     """Everything as tables; `ratios` are those of Table 2 of 2206.01299, which the contests after the first follow."""
     compute = _least([contest.compute() for contest in contests])
-    found = [limits(contest, compute, prepared) for contest in contests]
+    limits, predicted = (
+        [simulated(contest, compute, prepared, free_codecs=free) for contest in contests] for free in (True, False)
+    )
     named = [f"as at {bandwidth / 1e6:g} Mbps" for bandwidth in ratios]
     names = ["unshaped", *(named or [f"{contest.bandwidth:g} Mbit/s" for contest in contests[1:]])]
     results = dict(zip(names, contests, strict=True))
     tables = [
-        _speeds(prepared, results, found),
+        _speeds(prepared, results, limits, predicted),
         _sections(results),
         _visits(results, prepared.recipe.pipeline.batch_size),
         _beside_table_2(contests[1:], ratios),
@@ -140,38 +165,35 @@ def as_document(
     return document(f"bench of {prepared.recipe.name}", [table for table in tables if table.rows], **environment)
 
 
-def _speeds(prepared: Prepared, results: Mapping[str, Contest], found: Sequence[Mapping[str, float]]) -> Table:
+def _speeds(
+    prepared: Prepared,
+    results: Mapping[str, Contest],
+    limits: Sequence[Mapping[str, float]],
+    predicted: Sequence[Mapping[str, float]],
+) -> Table:
     samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(UNCOMPRESSED)
-    columns = ["links", "Mbit/s", "who", "samples/s", "x uncompressed", "of unshaped", "LIMIT", "of LIMIT", "MB a step"]
+    rows: list[list[Cell]] = []
+    for (name, contest), limit, simulation in zip(results.items(), limits, predicted, strict=True):
+        for contender in contest.contenders:
+            seconds, least, guess = contest.seconds(contender), limit.get(contender), simulation.get(contender)
+            sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
+            rows.append(
+                [
+                    *(name, contender, samples / seconds, contest.seconds(UNCOMPRESSED) / seconds, free / seconds),
+                    samples / least if least else None,
+                    least / seconds if least else None,
+                    guess / seconds if guess else None,
+                    sent / 1e6 if sent else None,
+                ]
+            )
     return Table(
         f"{prepared.recipe.name}: {prepared.recipe.pipeline.schedule}, {samples} samples a step",
-        columns,
-        [
-            _speed_row(name, contest, contender, limit.get(contender), samples, free)
-            for (name, contest), limit in zip(results.items(), found, strict=True)
-            for contender in contest.contenders
-        ],
-        note="medians. x uncompressed: over Thinwire's own. of unshaped: of its uncompressed speed on free links. "
-        "LIMIT, in samples/s: the schedule at the compute and goodput measured here, with codecs that cost nothing",
+        ["links", "who", "samples/s", "x none", "of unshaped", "LIMIT", "of LIMIT", "predicted", "MB a step"],
+        rows,
+        note="medians. x none: over Thinwire uncompressed. of unshaped: of that on free links. LIMIT (samples/s): "
+        "the schedule at the compute and goodput measured here, with codecs that cost nothing. predicted: seconds that "
+        "the simulation says, with codecs as measured, over the seconds it took",
     )
-
-
-def _speed_row(
-    name: str, contest: Contest, contender: str, limit: float | None, samples: int, free: float
-) -> list[Cell]:
-    seconds = contest.seconds(contender)
-    sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
-    return [
-        name,
-        contest.bandwidth,
-        contender,
-        samples / seconds,
-        contest.seconds(UNCOMPRESSED) / seconds,
-        free / seconds,
-        samples / limit if limit else None,
-        limit / seconds if limit else None,
-        sent / 1e6 if sent else None,
-    ]
 
 
 def _sections(results: Mapping[str, Contest]) -> Table:

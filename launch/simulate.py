@@ -19,8 +19,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         wanted = recipe.parse(argv, prog="thinwire simulate")
         wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
+        prepared = prepare(wanted)
         check_output(wanted.folder)
-        simulate(prepare(wanted))
+        simulate(prepared)
     except (OptionsError, ModelError) as error:
         print(error, file=sys.stderr)
         return 2

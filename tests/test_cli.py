@@ -14,7 +14,7 @@ def test_help_names_every_command_and_its_purpose(capsys, arguments):
     said = capsys.readouterr()
     assert said.out.startswith("usage: thinwire COMMAND")
     assert said.err == ""
-    for name, purpose in cli.COMMANDS.items():
+    for name, (_, purpose) in cli.COMMANDS.items():
         assert [name, *purpose.split()] in [line.split() for line in said.out.splitlines()]
 
 
@@ -46,16 +46,22 @@ MISTAKES = [
         "wire.timeout must be from 0.01 to 1e6 seconds, got 0.0\ntraining.steps must be at least 0, got -1\n",
     ),
     (
-        "--data.text no/such/file",
-        "text must name a readable file, or be 'pydoc', got 'no/such/file': No such file or directory\n",
+        "--data.name no/such/file",
+        "name must be 'pydoc', 'digits', a readable file or folder, or a data set on the hub, got 'no/such/file': no "
+        "such file or folder\n",
     ),
-    ("--model.vocab_size 100", "vocab_size must be above the text's largest token 122, got 100\n"),
+    (
+        "--model.config.vocab_size 100",
+        "the model's vocab_size must be at least the tokenizer's 256, got 100; take the model's own tokenizer, or "
+        "raise vocab_size in config\n",
+    ),
     ("--pipeline.layers [1,2,3,4]", "stage sizes must add up to 6 layers, got [1, 2, 3, 4] = 10\n"),
     ("--pipeline.num-stages 7", "each stage must have a layer, got 7 stages for 6 layers\n"),
     (
         "--pipeline.microbatch-size 9999",
-        "a batch holds no sample twice: pipeline asks for 39996 samples a step, the training text has 168 blocks of "
-        "128\n",
+        "a batch holds no sample twice: pipeline asks for 39996 samples a step, there are 168 to train on; evaluation "
+        "runs in the shape of training and a batch holds no sample twice: a pass has 39996 samples, there are 18 held "
+        "out; raise data.held_out\n",
     ),
 ]
 
@@ -64,7 +70,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("options", "said"), MISTAKES)
 def test_what_cannot_work_has_status_2_before_anything_starts(capsys, tmp_path, command, options, said):
     (tmp_path / "text").write_bytes(b"a to z \n" * 3000)
-    given = ["--output", str(tmp_path / "run"), "--data.text", str(tmp_path / "text"), *options.split()]
+    given = ["--output", str(tmp_path / "run"), "--data.name", str(tmp_path / "text"), *options.split()]
     assert cli.main([command, "quickstart", *given]) == 2
     assert capsys.readouterr() == ("", said)
     assert not (tmp_path / "run").exists()

@@ -15,8 +15,11 @@ from thinwire.launch.hosts import PREFIX
 from thinwire.pipeline.errors import OptionsError
 
 RECIPE = """
-model: {n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}
-data: {text: text, block_size: 16, held_out: 0}
+model:
+  name: gpt2
+  config:
+    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
+data: {name: text, block_size: 16, held_out: 0}
 pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
 training: {steps: 2}
 """

@@ -22,8 +22,11 @@ pytestmark = pytest.mark.processes
 STEPS, MICROBATCHES = 3, 2
 RECIPE = """
 description: As small as can be.
-model: {n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}
-data: {text: text, block_size: 16, held_out: 0.2}
+model:
+  name: gpt2
+  config:
+    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
+data: {name: text, block_size: 16, held_out: 0.2}
 pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
 compression: {activations: q(4), gradients: "q(8, round='stochastic')"}
 optimizer: {lr: 0.01, max_grad_norm: 1.0}

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 LINKS = Links(num_hosts=2, bandwidth=100)
 STEPS = 10
 RECIPE = f"""
-model: {{n_layer: 2, n_embd: 128, n_head: 2, n_positions: 128}}
-data: {{text: pydoc, block_size: 128, held_out: 0.02}}
+model: {{config: {{vocab_size: 256, n_layer: 2, n_embd: 128, n_head: 2, n_positions: 128}}}}
+data: {{name: pydoc, block_size: 128, held_out: 0.02}}
 pipeline: {{num_stages: 2, num_microbatches: 4, microbatch_size: 8}}
 compression: {{activations: q(4), gradients: q(8)}}
 optimizer: {{lr: 0.01, max_grad_norm: 1.0}}

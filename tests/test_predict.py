@@ -49,7 +49,12 @@ def test_tables_say_it_in_words(capsys):
 
 
 def test_times_are_measured_where_none_are_given(capsys):
-    small = ["--model.n_layer", "2", "--model.n_embd", "12", "--model.n_head", "2", "--pipeline.num_stages", "2"]
+    small = [
+        "--model.config",
+        '{"vocab_size": 256, "n_layer": 2, "n_embd": 12, "n_head": 2, "n_positions": 128}',
+        "--pipeline.num_stages",
+        "2",
+    ]
     found = predicted(capsys, "quickstart", *small, "--bandwidth", "1gbit", "--codec", "topk(0.1)/reuse")
     assert all(seconds > 0 for name in ("forward", "backward") for seconds in found["workload"][name])
     measured = {(cost["channel"], cost["codec"]) for cost in found["workload"]["codec_seconds"]}

@@ -1,0 +1,82 @@
+"""`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
+
+import json
+
+import pytest
+import torch
+
+from processes import run
+from thinwire.launch import link_bench
+from thinwire.launch.assembly import build_modules, prepare, real_placement
+from thinwire.launch.contenders import Codecs, make
+from thinwire.launch.peer import PlainPipeline
+from thinwire.launch.recipe import parse
+from thinwire.launch.tables import Table
+
+CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
+CONFIG += '"embd_pdrop": 0.0, "attn_pdrop": 0.0}'
+SMALL = [
+    *("quickstart", "--model.config", CONFIG, "--data.block_size", "16", "--data.limit", "5000"),
+    *("--pipeline.num_stages", "2", "--pipeline.num_microbatches", "2", "--pipeline.microbatch_size", "2"),
+]
+
+
+def weights_after_two_steps(rank, kinds, folder):
+    """Weights of this process's stage after the same two steps, by kind of contender."""
+    plainly = ["--optimizer.name", "sgd", "--optimizer.warmup_steps", "0"]
+    prepared = prepare(parse([*SMALL, *plainly], prog="thinwire bench"))
+    where, found = real_placement(prepared.recipe), {}
+    for kind in kinds:
+        if kind == "thinwire":
+            contender = make(kind, Codecs("none", "none"), prepared, where, rank, folder)
+            module = contender._trainer.stages[0].submod
+        else:
+            contender = PlainPipeline(prepared, build_modules(prepared, where, rank), where, kind)
+            module = contender._modules[rank]
+        for first in (0, 4):
+            contender.step(torch.arange(first, first + 4))
+        found[kind] = {name: tensor.clone() for name, tensor in module.full_state().items()}
+    return found
+
+
+@pytest.mark.processes
+def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
+    kinds = ["thinwire", torch.float32, torch.bfloat16]
+    for stage in run(weights_after_two_steps, 2, kinds, tmp_path):
+        for name, ours in stage["thinwire"].items():
+            torch.testing.assert_close(stage[torch.float32][name], ours, rtol=1e-5, atol=1e-7)
+        moved = [not torch.equal(stage[torch.bfloat16][name], ours) for name, ours in stage["thinwire"].items()]
+        assert any(moved), "bf16 on the wire changes nothing"
+
+
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_every_contender_is_measured_at_every_bandwidth(capsys):
+    arguments = [*SMALL, "--bandwidth", "50mbit", "--codec", "q(4)/q(8)", "aqsgd(q(2))/q(8)"]
+    assert link_bench.main([*arguments, "--repetitions", "2", "--steps", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    speeds, sections, visits, conditions = map(Table.from_json, found["tables"])
+    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
+    names = ["none", "q(4)/q(8)", "aqsgd(q(2))/q(8)", "torch fp32", "torch bf16"]
+    assert [(row["links"], row["who"]) for row in rows] == [
+        (links, name) for links in ("unshaped", "50 Mbit/s") for name in names
+    ]
+    assert all(row["samples/s"] > 0 for row in rows)
+    # a frame carries 2 x 16 rows of 16: bits, a bf16 scale a row, 64 bytes of header
+    sizes = {"none": 2 * (32 * 16 * 4 + 64), "q(4)/q(8)": (64 + 64 + 256) + (64 + 64 + 512)}
+    sizes["aqsgd(q(2))/q(8)"] = (64 + 64 + 128) + (64 + 64 + 512)
+    assert {row["who"]: row["MB a step"] for row in rows if row["LIMIT"]} == {
+        name: pytest.approx(2 * size / 1e6) for name, size in sizes.items()
+    }
+    assert {row[2] for row in sections.rows} == {0, 1} and len(visits.rows) == 2
+    assert 30 < conditions.rows[1][1] < 55, "the goodput of 50 Mbit/s"
+    assert found["machine"]["cores"] >= 1
+
+
+def test_what_cannot_be_measured_is_a_sentence(capsys):
+    assert link_bench.main([*SMALL, "--codec", "zip"]) == 2
+    assert "unknown codec 'zip'" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--bandwidth", "fast"]) == 2
+    assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--pipeline.accumulation", "2"]) == 2
+    assert "a bench measures one pass a step" in capsys.readouterr().err
