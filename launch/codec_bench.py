@@ -79,12 +79,19 @@ def gaussian(elements: int) -> Tensor:
     return torch.randn(SAMPLES, elements // (SAMPLES * ROW), ROW, generator=torch.Generator().manual_seed(0))
 
 
-def captured(name: str, steps: int) -> dict[str, list[Tensor]]:
-    """The messages of both channels in the last of ``steps`` of a recipe trained without compression."""
-    passages = capture(recipe.parse([name], prog=PROG), steps)
-    return {
-        channel: [tensor for passage, tensor in passages.items() if passage.channel == channel] for channel in CHANNELS
-    }
+def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
+    """The messages of both channels in the last of ``steps`` of recipes trained without compression.
+
+    Keys are the channels, behind the recipe's name where there are several recipes.
+    """
+    found = {}
+    for name in names:
+        wanted = recipe.parse([name], prog=PROG)
+        passages = capture(wanted, steps)
+        for channel in CHANNELS:
+            key = f"{wanted.name} {channel}" if len(names) > 1 else channel
+            found[key] = [tensor for passage, tensor in passages.items() if passage.channel == channel]
+    return found
 
 
 def heading(name: str, messages: Sequence[Tensor], speeds: Sequence[Speed]) -> str:
@@ -177,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
         rules = [method for method in methods if isinstance(method, Feedback)]
         found = environment(shlex.join([*PROG.split(), *argv]))
         aside = Console(stderr=True)
-        with aside.status(f"training {options.recipe}, to have tensors to measure on"):
+        with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
             data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
         aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
         results = measure(codecs, data, _places(options.threads), options.rounds)
@@ -239,7 +246,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     form.add_argument("--markdown", action="store_true", help="print the tables of docs/bench-codecs.md")
     add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
     add("--elements", type=_positive, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
-    add("--recipe", default="quickstart", help="whose tensors are captured (default: %(default)s)")
+    add("--recipe", nargs="+", default=["quickstart"], help="whose tensors are captured (default: quickstart)")
     add("--steps", type=_positive, default=40, help="it is trained for before (default: %(default)s)")
     add("--rounds", type=_positive, default=9, help="of which medians are taken (default: %(default)s)")
     options = parser.parse_args(argv)

@@ -262,7 +262,7 @@ def measure_feedback(
 
 def _fits(method: Feedback, data: str) -> bool:
     try:
-        check_channel(method, data)
+        check_channel(method, data.split()[-1])  # the recipe may stand before the channel
     except CodecError:
         return False
     return True

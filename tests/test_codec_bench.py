@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -314,3 +315,13 @@ def test_what_is_neither_codecs_nor_a_recipe_is_answered_with_the_recipes(capsys
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'codec'; known: ")
+
+
+def test_several_recipes_are_captured_under_their_names(tiny):
+    other = Path(tiny).with_name("other.yaml")
+    other.write_text(Path(tiny).read_text())
+    found = codec_bench.captured([tiny, str(other)], 1)
+    assert list(found) == [
+        f"{name} {channel}" for name in ("tiny", "other") for channel in ("activations", "gradients")
+    ]
+    assert len(found["other gradients"]) == 2 * MICROBATCHES
