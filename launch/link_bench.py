@@ -93,13 +93,20 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
         plan.write(Path(folder, "plan.json"))
         cluster = Cluster(unshaped)
         contests: list[Contest] = []
+        aside = Console(stderr=True)
+        aside.print(f"{len(contenders)} take {plan.repetitions} turns each on {processes} hosts", highlight=False)
         with cluster as hosts, _Crew(plan, hosts) as crew:
             for cell in range(plan.cells):
                 if options.like and cell == 1:
                     bandwidths = [None, *_like_aqsgd(contests[0], prepared)]
-                cluster.reshape(_links(processes, bandwidths[cell]))
+                rate = bandwidths[cell]
+                aside.print(
+                    f"{cell + 1} of {plan.cells}: links {'as they are' if rate is None else f'of {rate:.4g} Mbit/s'}",
+                    highlight=False,
+                )
+                cluster.reshape(_links(processes, rate))
                 crew.measure(cell)
-                contests.append(Contest.read(Path(folder), cell, processes, bandwidths[cell]))
+                contests.append(Contest.read(Path(folder), cell, processes, rate))
     return contests, prepared
 
 
