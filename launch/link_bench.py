@@ -68,46 +68,52 @@ class BenchError(RuntimeError):
 
 
 def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
-    """Run all contenders at all bandwidths; needs root. The recipe of `arguments`, and what was measured."""
-    pairs = {label(pair): pair for pair in map(codec_pair, (UNCOMPRESSED, *options.codec))}
-    contenders: dict[str, Codecs | None] = {
-        name: Codecs(pair.activations, pair.gradients) for name, pair in pairs.items()
-    }
-    contenders |= dict.fromkeys(PEERS)
+    """Run all contenders at all bandwidths; needs root. What was measured, and the recipe of `arguments`."""
+    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
     prepared = prepare(recipe.parse(arguments, prog=PROG))
     if prepared.recipe.pipeline.accumulation > 1:
         raise OptionsError(["a bench measures one pass a step; set pipeline.accumulation to 1"])
     processes = prepared.recipe.pipeline.num_processes
-    bandwidths: list[float | None] = [None, *map(parse_bandwidth, options.bandwidth.split(","))]
-    unshaped = Links(num_hosts=processes)
+    aside, contests = Console(stderr=True), list[Contest]()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         plan = Plan(
             arguments=list(arguments),
             contenders=contenders,
-            cells=1 + (len(RATIOS) if options.like else len(bandwidths) - 1),
+            cells=1 + (len(RATIOS) if options.like else len(bandwidths)),
             repetitions=options.repetitions,
             steps=options.steps,
             store=str(Path(folder, "store")),
             folder=folder,
         )
         plan.write(Path(folder, "plan.json"))
-        cluster = Cluster(unshaped)
-        contests: list[Contest] = []
-        aside = Console(stderr=True)
-        aside.print(f"{len(contenders)} take {plan.repetitions} turns each on {processes} hosts", highlight=False)
+        aside.print(
+            f"{', '.join(contenders)} take {plan.repetitions} turns each, on {processes} hosts", highlight=False
+        )
+        cluster = Cluster(Links(num_hosts=processes))
         with cluster as hosts, _Crew(plan, hosts) as crew:
             for cell in range(plan.cells):
                 if options.like and cell == 1:
-                    bandwidths = [None, *_like_aqsgd(contests[0], prepared)]
-                rate = bandwidths[cell]
-                aside.print(
-                    f"{cell + 1} of {plan.cells}: links {'as they are' if rate is None else f'of {rate:.4g} Mbit/s'}",
-                    highlight=False,
-                )
+                    bandwidths = _like_aqsgd(contests[0])
+                rate = bandwidths[cell - 1] if cell else None
+                links = "as they are" if rate is None else f"of {rate:.4g} Mbit/s"
+                aside.print(f"{cell + 1} of {plan.cells}: links {links}", highlight=False)
                 cluster.reshape(_links(processes, rate))
                 crew.measure(cell)
                 contests.append(Contest.read(Path(folder), cell, processes, rate))
     return contests, prepared
+
+
+def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
+    """Uncompressed, the pairs of codecs, and plain torch, by name."""
+    wanted = {label(pair): pair for pair in map(codec_pair, (UNCOMPRESSED, *pairs))}
+    ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
+    return {**ours, **dict.fromkeys(PEERS)}
+
+
+def _bandwidths(listed: str) -> list[float]:
+    """The Mbit/s of "1gbit,100mbit"; links as they are always come before."""
+    rates = [parse_bandwidth(text) for text in listed.split(",")]
+    return [rate for rate in rates if rate is not None]
 
 
 def _links(processes: int, bandwidth: float | None) -> Links:
@@ -168,7 +174,7 @@ class _Crew:
             time.sleep(_POLL_SECONDS)
 
 
-def _like_aqsgd(unshaped: Contest, prepared: Prepared) -> list[float]:
+def _like_aqsgd(unshaped: Contest) -> list[float]:
     """The bandwidths in Mbit/s at which an uncompressed activation takes what Table 2 says of its forward compute."""
     compute, frames = unshaped.compute(), unshaped.frames(UNCOMPRESSED)
     forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
