@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.pipeline.trainer import Samples, Trainer
+from thinwire.models.data import Samples
+from thinwire.pipeline.trainer import Trainer
 
 Mode = Literal["on", "off"]
 MODES: tuple[Mode, ...] = ("on", "off")

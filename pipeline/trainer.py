@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.models.data import Samples
+from thinwire.models.tasks import Task
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
@@ -25,46 +27,11 @@ from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.tracer import Tracer
 
 
-class Samples(Protocol):
-    """A data set by sample id."""
-
-    def __len__(self) -> int:
-        """How many samples there are."""
-
-    def inputs(self, ids: Tensor, epoch: int) -> Tensor:
-        """What the first stage reads, for int64 ids [B]: a tensor [B, ...]; the epoch seeds augmentation."""
-
-    def targets(self, ids: Tensor) -> Tensor:
-        """What the loss compares with, for int64 ids [B]: a tensor [B, ...]."""
-
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """What any stage may read beside activations, such as masks, for int64 ids [B]: tensors [B, ...] by name."""
-
-
 class Batches(Protocol):
     """The order of samples: a pure function of the step."""
 
     def batch(self, step: int) -> Any:
         """The batch of a step: `ids` int64 [B], `valid` bool [B]."""
-
-
-class Task(Protocol):
-    """What is minimised."""
-
-    unit: str
-    """What a loss is measured in: nats per token."""
-
-    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """Sum of the loss over the valid targets, a float32 scalar."""
-
-    def num_valid(self, target: Tensor) -> int:
-        """Valid targets in a tensor."""
-
-    def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """What metrics count over the valid targets, float64 [k]; counts of micro-batches add up."""
-
-    def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """What a mean loss and the sum of all counts mean to people, by name."""
 
 
 class WholeBatchLoss:
