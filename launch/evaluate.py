@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -50,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
 def score(prepared: Prepared) -> dict[Mode, Score]:
     """The held-out scores, both ways; this process must not have a default process group.
 
+    What feedback stores on disk goes to a folder that is gone afterwards: nothing else is written.
+
     Raises:
         OptionsError: nothing is held out.
     """
@@ -58,17 +62,25 @@ def score(prepared: Prepared) -> dict[Mode, Score]:
         raise OptionsError(["an evaluation needs held-out samples; raise data.held_out, or name data.evaluation"])
     pipeline = prepared.recipe.pipeline
     size, count = pipeline.num_microbatches * pipeline.microbatch_size, len(held_out)
+    chosen = prepared.recipe.compression.store_folder
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        trainer = assemble(prepared, simulated_placement(prepared.recipe), rank=0).trainer
-        scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
-        for stage in trainer.stages:
-            stage.close()
-        trainer.stages[0].wire.discard_stores()
+        with tempfile.TemporaryDirectory(dir=chosen if chosen and Path(chosen).is_dir() else None) as stores:
+            passing = _with_stores_in(stores, prepared)
+            trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
+            scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+            for stage in trainer.stages:
+                stage.close()
+            trainer.stages[0].wire.discard_stores()
     finally:
         dist.destroy_process_group()
     assert scores is not None, "the last stage lives here"
     return scores
+
+
+def _with_stores_in(folder: str, prepared: Prepared) -> Prepared:
+    recipe = prepared.recipe
+    return replace(prepared, recipe=replace(recipe, compression=replace(recipe.compression, store_folder=folder)))
 
 
 def _table(name: str, scores: dict[Mode, Score]) -> Table:

@@ -16,8 +16,11 @@ def tensor_lines(full_state: Mapping[str, Tensor]) -> list[str]:
 
 
 def weights_digest(lines: Iterable[str]) -> str:
-    """Return the SHA-256, in hex, of the sorted lines of every stage, joined by newlines."""
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    """Return the SHA-256, in hex, of the sorted lines of every stage, joined by newlines.
+
+    A weight that several stages hold is a line of each of them, and counts once.
+    """
+    return hashlib.sha256("\n".join(sorted(set(lines))).encode()).hexdigest()
 
 
 def _line(name: str, tensor: Tensor) -> str:

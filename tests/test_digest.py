@@ -41,6 +41,14 @@ def test_the_digest_does_not_depend_on_the_cut():
     assert weights_digest(lines) == weights_digest(tensor_lines(STATE))
 
 
+def test_copies_of_a_weight_on_several_stages_count_once():
+    halves = [{"shared": STATE["c.half"], **part} for part in ({"a": torch.ones(1)}, {"b": torch.ones(2)})]
+    lines = [line for half in halves for line in tensor_lines(half)]
+    assert weights_digest(lines) == weights_digest(tensor_lines(halves[0] | halves[1]))
+    other = tensor_lines({"shared": STATE["c.half"] * 2})
+    assert weights_digest([*lines, *other]) != weights_digest(lines)
+
+
 @pytest.mark.parametrize(
     "change",
     [
