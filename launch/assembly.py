@@ -18,9 +18,9 @@ from torch.nn import Parameter
 from thinwire.compress import SlotCounts
 from thinwire.launch.recipe import Recipe
 from thinwire.models.data import Data, load
-from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, stage_output_examples
-from thinwire.models.model import blueprint, check_fits
+from thinwire.models.errors import ModelError, attempt, require
+from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
+from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.sampler import Sampler
 from thinwire.pipeline.errors import OptionsError
@@ -76,10 +76,9 @@ def prepare(recipe: Recipe) -> Prepared:
         ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so; as many mistakes at
             once as can be told.
     """
-    data = load(recipe.data, seed=recipe.training.seed)
+    data, _ = attempt(lambda: load(recipe.data, seed=recipe.training.seed), lambda: check_name(recipe.model))
     model = make_blueprint(recipe, data)
-    cuts = _cut(model, recipe)
-    _check_samples(data, recipe)
+    cuts, *_ = attempt(lambda: _cut(model, recipe), lambda: _check_samples(data, recipe), lambda: check_weights(model))
     prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
     epochs = recipe.training.epochs
@@ -92,6 +91,10 @@ def prepare(recipe: Recipe) -> Prepared:
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
     """The recipe's model, made for its data. ModelError if there is none such, or the two do not fit."""
     tokens = recipe.data.block_size if data.vocab_size is not None else None
+    if tokens is None:
+        check_reads(recipe.model, kind="images", channels=data.training.example(1).shape[1])
+    else:
+        check_reads(recipe.model, kind="text")
     model = blueprint(
         recipe.model,
         task="causal-lm" if data.num_labels is None else "classification",
@@ -146,7 +149,9 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
         (
             data.held_out is None or len(data.held_out) >= one_pass,
             f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
-            f"samples, there are {len(data.held_out or ())} held out; raise data.held_out",
+            f"samples, there are {len(data.held_out or ())} held out; raise "
+            f"{'data.limit, if there is one' if recipe.data.evaluation else 'data.held_out'}, or lower "
+            "pipeline.num_microbatches or microbatch_size",
         ),
     )
 

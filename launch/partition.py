@@ -27,7 +27,7 @@ from thinwire.models.errors import ModelError
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import boundary_seconds, partition
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
 PROG = "thinwire partition"
@@ -60,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
 def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
     """The tables, and how many layers each stage has in the best cut."""
     bandwidth = parse_bandwidth(options.bandwidth)
+    codecs = {expression: _codecs(expression) for expression in options.codec}
     if options.count and (bandwidth is not None or options.memory is not None):
         raise OptionsError(["a bandwidth or a memory limit needs costs in seconds and bytes; leave --count away"])
     costs = _costs(prepared, counted=options.count)
@@ -79,14 +80,21 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table
         memory=memory,
         memory_limit=math.inf if options.memory is None else options.memory * 1e9,
     )
-    codecs = {expression: codec_pair(expression) for expression in options.codec}
     tables = [
         _layers_table(costs, cuts, counted=options.count),
         _stages_table("where the recipe cuts", prepared.cuts, costs, memory),
         _stages_table("the best cut of these costs", cuts, costs, memory),
-        _boundaries_table(outputs, cuts, codecs),
+        *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
     return tables, [len(cut) for cut in cuts]
+
+
+def _codecs(expression: str) -> CompressionOptions:
+    try:
+        return codec_pair(expression)
+    except OptionsError as error:
+        mistakes = [mistake.partition(": ")[2] for mistake in error.mistakes]
+        raise OptionsError([f"--codec {expression}: {'; '.join(dict.fromkeys(mistakes))}"]) from error
 
 
 def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
@@ -124,14 +132,14 @@ def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], b
 def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted: bool) -> Table:
     stage_of = {layer: stage for stage, cut in enumerate(cuts) for layer in cut}
     if counted:
-        columns = ["layer", "compute", "share", "parameters, MB", "output, kB", "stage"]
+        columns = ["layer", "compute", "share", "weights, MB", "output, kB", "stage"]
         scale, total = 1.0, sum(cost.compute for cost in costs)
         rows: list[list[Cell]] = [
             [cost.name, cost.compute * scale, cost.compute / total, cost.parameter_bytes / 1e6, cost.output_bytes / 1e3]
             for cost in costs
         ]
     else:
-        columns = ["layer", "forward, ms", "backward, ms", "parameters, MB", "kept, MB", "output, kB", "stage"]
+        columns = ["layer", "forward, ms", "backward, ms", "weights, MB", "kept, MB", "output, kB", "stage"]
         rows = [
             [
                 cost.name,
@@ -149,30 +157,29 @@ def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted:
 
 def _stages_table(title: str, cuts: Sequence[range], costs: Sequence[LayerCost], memory: Sequence[int] | None) -> Table:
     compute = [sum(costs[layer].compute for layer in cut) for cut in cuts]
+    columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]
     rows: list[list[Cell]] = [
-        [
-            stage,
-            f"{costs[cut.start].name} to {costs[cut.stop - 1].name}",
-            len(cut),
-            compute[stage] / max(compute),
-            None if memory is None else sum(memory[layer] for layer in cut) / 1e6,
-        ]
+        [stage, costs[cut.start].name, costs[cut.stop - 1].name, len(cut), compute[stage] / max(compute)]
         for stage, cut in enumerate(cuts)
     ]
-    return Table(title, ["stage", "layers", "count", "compute, of the slowest", "memory in training, MB"], rows)
+    if memory is None:
+        return Table(title, columns, rows)
+    taken = [sum(memory[layer] for layer in cut) / 1e6 for cut in cuts]
+    return Table(title, [*columns, "memory, MB"], [[*row, cell] for row, cell in zip(rows, taken, strict=True)])
 
 
 def _boundaries_table(
-    outputs: Sequence[tuple[Tensor, ...]], cuts: Sequence[range], codecs: Mapping[str, CompressionOptions]
+    channel: ChannelName,
+    outputs: Sequence[tuple[Tensor, ...]],
+    cuts: Sequence[range],
+    codecs: Mapping[str, CompressionOptions],
 ) -> Table:
     rows: list[list[Cell]] = [
-        [index, channel, *(frame_bytes(outputs[cut.stop - 1], codec, index, channel) for codec in codecs.values())]
+        [index, *(frame_bytes(outputs[cut.stop - 1], codec, index, channel) for codec in codecs.values())]
         for index, cut in enumerate(cuts[:-1])
-        for channel in CHANNELS
     ]
-    return Table(
-        "bytes of a frame over each boundary of the best cut, by codec", ["boundary", "channel", *codecs], rows
-    )
+    title = f"{channel} of a micro-batch over each boundary of the best cut, bytes"
+    return Table(title, ["boundary", *codecs], rows)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -114,7 +114,7 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
     arguments = [_underscored(argument) for argument in argv]
     try:
         named = parser.parse_args(arguments).recipe  # wherever it stands among the options
-        base = parser.parse_object({"recipe": named, **_load(named)})
+        base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
         values = parser.parse_args(arguments, namespace=base)
     except ArgumentError as error:
         raise OptionsError([_sentence(error, prog)]) from error
@@ -163,6 +163,14 @@ def _load(named: str) -> dict[str, Any]:
     if mistakes := _misfits(loaded, Recipe):
         raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
     return {"name": path.stem, **loaded}
+
+
+def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """The fields without the epochs that steps on the command line take the place of."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
+        return loaded
+    return {**loaded, "training": {name: value for name, value in loaded["training"].items() if name != "epochs"}}
 
 
 def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list[str]:

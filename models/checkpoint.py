@@ -19,6 +19,8 @@ _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _OLD_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _PART_BYTES = 8 * 2**20
+_TOLD = 5
+"""The most names that a message lists: weights of another architecture lack every one."""
 
 # what tensors were called in files written long ago, and by GPT-NeoX still
 _RENAMED = (
@@ -47,12 +49,22 @@ class Checkpoint:
         """Return which of these tensors the files lack and the seed may give.
 
         Raises:
-            ModelError: with every other one that the files lack.
+            ModelError: with the first of the others that the files lack.
         """
         missing = [name for name in names if self._find(name) is None]
         lost = [name for name in missing if not name.startswith(self.fresh)]
-        require((not lost, f"{self.source} must hold every weight of the model, and lacks {', '.join(lost)}"))
+        told = ", ".join(lost[:_TOLD]) + (f" and {len(lost) - _TOLD} more" if len(lost) > _TOLD else "")
+        require((not lost, f"{self.source} must hold every weight of the model, and lacks {told}"))
         return missing
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare shapes with those in the files of a folder; nothing is downloaded to do so.
+
+        Raises:
+            ModelError: with every tensor that has another shape in the files.
+        """
+        if Path(self.source).is_dir():
+            self._fitting(tensors)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the stored values into tensors on the CPU, in the tensors' own dtype.
@@ -60,6 +72,11 @@ class Checkpoint:
         Raises:
             ModelError: with every tensor that has another shape in the files; nothing is copied then.
         """
+        for name, (path, key) in self._fitting(tensors).items():
+            _copy(path, key, tensors[name])
+
+    def _fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Path, str]]:
+        """The file of each tensor, and its name there; ModelError with every tensor of another shape."""
         places = {name: place for name in tensors if (place := self._find(name)) is not None}
         paths = {file: locate(self.source, file) for file in sorted({file for file, _ in places.values()})}
         shapes = {file: _shapes(path) for file, path in paths.items()}
@@ -69,8 +86,7 @@ class Checkpoint:
             if shapes[file][key] != tuple(tensors[name].shape)
         ]
         require((not misfits, f"the weights of {self.source} do not fit the model: {'; '.join(misfits)}"))
-        for name, (file, key) in places.items():
-            _copy(paths[file], key, tensors[name])
+        return {name: (paths[file], key) for name, (file, key) in places.items()}
 
     def without(self, prefixes: Sequence[str]) -> "Checkpoint":
         """Return the same but for tensors whose names begin so, which the seed gives: a head for other classes."""

@@ -76,6 +76,13 @@ class Weights(Protocol):
             ModelError: if one is lacking that nobody can mean to draw.
         """
 
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare shapes, as far as that needs no download, with those of these tensors, by full name.
+
+        Raises:
+            ModelError: with every tensor of another shape.
+        """
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into these tensors, by full name.
 
@@ -195,6 +202,21 @@ def build_stage(
         _replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         _fill(stage, blueprint, seed)
     return stage.to(device)
+
+
+def check_weights(blueprint: Blueprint) -> None:
+    """Check that the checkpoint, if there is one, fits the whole model, before anybody reads its values.
+
+    Raises:
+        ModelError: with every weight that is lacking, or else has another shape.
+    """
+    if blueprint.checkpoint is None:
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        layers = [_build_layer(spec) for spec in blueprint.layers]
+    state = {name: tensor for layer in layers for name, tensor in layer.full_state().items()}
+    lacking = set(blueprint.checkpoint.lacking(list(state)))
+    blueprint.checkpoint.check({name: tensor for name, tensor in state.items() if name not in lacking})
 
 
 def stage_output_examples(

@@ -3,10 +3,14 @@
 import difflib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
+from thinwire.models.sources import local_path
+
+if TYPE_CHECKING:
+    from thinwire.models.families import Family
 
 FRESH, PRETRAINED = "fresh", "pretrained"
 TaskName = Literal["causal-lm", "classification"]
@@ -51,6 +55,48 @@ def families() -> tuple[FamilySummary, ...]:
     return tuple(FamilySummary(family.name, family.architecture, family.task) for family in FAMILIES.values())
 
 
+def check_name(options: ModelOptions) -> None:
+    """Check, before any data is read, that there is such a model of such a configuration.
+
+    Raises:
+        ModelError: if there is not.
+    """
+    if not _is_factory(options) and _reads(options) == "text":
+        _family(_config(options))
+
+
+def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], channels: int | None = None) -> None:
+    """Check that a model reads what the data are: text, or images of so many channels.
+
+    Raises:
+        ModelError: if it reads the other, or other images.
+    """
+    reads = _reads(options)
+    own = _is_factory(options)
+    others = {"text": "a language model or a classifier of text", "images": "a vision model such as resnet18"}
+    require(
+        (
+            own or reads == kind,
+            f"{options.name} reads {reads}, and the data are {kind}; take {others[kind]}, or set data.kind",
+        ),
+        (
+            own or kind == "text" or reads == "text" or channels == 3,
+            f"{options.name} reads images of 3 channels, got {channels}; set data.channels to 3",
+        ),
+    )
+
+
+def _reads(options: ModelOptions) -> Literal["text", "images"]:
+    """What a model that is no factory's reads."""
+    from thinwire.models.vision import VISION
+
+    return "images" if options.name in VISION else "text"
+
+
+def _is_factory(options: ModelOptions) -> bool:
+    return ":" in options.name and not Path(options.name).exists()
+
+
 def blueprint(
     options: ModelOptions, *, task: TaskName, num_labels: int | None = None, block_size: int | None = None
 ) -> Blueprint:
@@ -59,7 +105,7 @@ def blueprint(
     Raises:
         ModelError: if there is no such model, it does not do this task, or its library refuses the configuration.
     """
-    if ":" in options.name and not Path(options.name).exists():
+    if _is_factory(options):
         from thinwire.models.sequential import factory_blueprint
 
         return _with_weights(factory_blueprint(options.name, options.config), options)
@@ -117,15 +163,21 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     from thinwire.models.families import FAMILIES, take_apart
 
     config, source = _config(options), _source(options)
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        raise ModelError(f"no model of type {config.model_type!r} comes apart here; {_supported()}")
+    family = _family(config)
     if family.task != task:
         able = ", ".join(other.name for other in FAMILIES.values() if other.task == task)
         raise ModelError(f"{family.name} is here for {family.task} only, got the task {task}; take one of {able}")
     if num_labels is not None and task == "classification":
         config.num_labels = num_labels
     return take_apart(family, config, block_size=block_size, source=source)
+
+
+def _family(config: Any) -> "Family":
+    from thinwire.models.families import FAMILIES
+
+    if config.model_type not in FAMILIES:
+        raise ModelError(_no_such_type(config.model_type))
+    return FAMILIES[config.model_type]
 
 
 def _source(options: ModelOptions) -> str | None:
@@ -146,15 +198,19 @@ def _source(options: ModelOptions) -> str | None:
 def _config(options: ModelOptions) -> Any:
     """Return the configuration with the overrides in it."""
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from thinwire.models.families import FAMILIES
 
+    if options.name in CONFIG_MAPPING and options.name not in FAMILIES and not Path(options.name).is_dir():
+        raise ModelError(_no_such_type(options.name))
     by_family = options.weights != PRETRAINED and options.name in FAMILIES and not Path(options.name).is_dir()
     try:
         if by_family:
             defaults = AutoConfig.for_model(options.name)
             _refuse_unknown(defaults, options.config)
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
+        local_path(options.name, "a model must be a family, a folder, a name on the hub or module:factory")
         pretrained = AutoConfig.from_pretrained(options.name)
         _refuse_unknown(pretrained, options.config)
         return AutoConfig.from_pretrained(options.name, **options.config)
@@ -188,6 +244,10 @@ def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[st
     return {**dict.fromkeys(beyond), **overrides}
 
 
+def _no_such_type(model_type: str) -> str:
+    return f"no model of type {model_type!r} comes apart here; {_supported()}"
+
+
 def _supported() -> str:
     from thinwire.models.families import FAMILIES
 
@@ -198,5 +258,6 @@ def _supported() -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """The first line of what was raised, and the next where that only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -70,8 +70,8 @@ def partition(
     require(
         (
             least < math.inf,
-            f"no cut of {count} layers into {num_stages} stages keeps each stage within {memory_limit:g} of memory, "
-            f"the layers take {[*sizes]}; raise num_stages or the limit",
+            f"no cut of {count} layers into {num_stages} stages keeps each stage within {memory_limit:g} of memory: "
+            f"the layers take {math.fsum(sizes):g} in all, the largest {max(sizes):g}; raise num_stages or the limit",
         )
     )
     if boundary_costs is None:

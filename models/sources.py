@@ -256,7 +256,10 @@ def _columns(
     missing = [name for name in chosen if name not in table.column_names]
     unfit = [name for name in chosen if name not in (*fitting, *missing)]
     require(
-        (1 <= len(chosen) <= at_most, f"columns must name {what} of {place.name}, got {chosen}; it has {told}"),
+        (
+            1 <= len(chosen) <= at_most,
+            f"columns must name {what} of {place.name}, got {chosen}; it has {told}; set kind or columns",
+        ),
         (not missing, f"{place.name} must have the columns {wanted}, lacks {', '.join(missing)}; it has {told}"),
         (
             not unfit,
