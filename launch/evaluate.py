@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from thinwire.launch import recipe
 from thinwire.launch.assembly import Prepared, assemble, prepare, simulated_placement
+from thinwire.launch.export import weights_of
+from thinwire.launch.recipe import Recipe
 from thinwire.launch.tables import Table, document
 from thinwire.models.errors import ModelError
 from thinwire.models.sampler import evaluation_batches
@@ -30,9 +32,8 @@ PROG = "thinwire eval"
 def main(argv: Sequence[str]) -> int:
     """Evaluate, and print a table or JSON; the exit status."""
     options, rest = _parser().parse_known_args(argv)
-    exported = Path(options.folder, "recipe.yaml")
     try:
-        prepared = prepare(recipe.parse([str(exported if exported.is_file() else options.folder), *rest], prog=PROG))
+        prepared = prepare(_recipe(options.folder, rest))
         table = _table(prepared.recipe.name, score(prepared))
     except (OptionsError, ModelError) as error:
         print(error, file=sys.stderr)
@@ -78,9 +79,20 @@ def score(prepared: Prepared) -> dict[Mode, Score]:
     return scores
 
 
+def _recipe(place: str, options: Sequence[str]) -> Recipe:
+    """The recipe of an export, with the weights beside it; or any recipe."""
+    exported = Path(place, "recipe.yaml")
+    if not exported.is_file():
+        return recipe.parse([place, *options], prog=PROG)
+    if (exported.parent / "weights").is_dir():
+        raise OptionsError([f"DIR must be what thinwire export wrote, got a run; thinwire export {place} --to DIR"])
+    found = recipe.parse([str(exported), *options], prog=PROG)
+    return replace(found, model=weights_of(found.model, exported.parent))
+
+
 def _with_stores_in(folder: str, prepared: Prepared) -> Prepared:
-    recipe = prepared.recipe
-    return replace(prepared, recipe=replace(recipe, compression=replace(recipe.compression, store_folder=folder)))
+    wanted = prepared.recipe
+    return replace(prepared, recipe=replace(wanted, compression=replace(wanted.compression, store_folder=folder)))
 
 
 def _table(name: str, scores: dict[Mode, Score]) -> Table:

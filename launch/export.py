@@ -26,6 +26,9 @@ from thinwire.launch.recipe import Recipe, dump
 from thinwire.models.data import load
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
+from thinwire.models.model import PRETRAINED, ModelOptions, library_code
+from thinwire.models.sources import DIGITS, PYDOC, Place, evaluation_place
+from thinwire.models.tokenizer import BYTES
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire export"
@@ -81,28 +84,30 @@ def export(ended: Ended, folder: Path) -> None:
     blueprint = make_blueprint(ended.recipe, data)
     folder.mkdir(parents=True, exist_ok=True)
     _save_weights(folder, ended.weights)
+    by_transformers = blueprint.save_config is not None
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
-    if ended.recipe.data.tokenizer != "bytes":
+    if ended.recipe.data.tokenizer != BYTES:
         from transformers import AutoTokenizer
 
         AutoTokenizer.from_pretrained(ended.recipe.data.tokenizer).save_pretrained(folder)
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended.recipe, folder)))
-    (folder / "README.md").write_text(readme(ended, by_transformers=blueprint.save_config is not None))
+    (folder / "README.md").write_text(readme(ended, by_transformers=by_transformers, num_labels=data.num_labels))
 
 
 _WITH_TRANSFORMERS = """from transformers import {auto}
 
 model = {auto}.from_pretrained(".")"""
 _WITHOUT = """from safetensors.torch import load_file
-
+{makes}
 model.load_state_dict(load_file("model.safetensors"))"""
 
 
-def readme(ended: Ended, *, by_transformers: bool) -> str:
+def readme(ended: Ended, *, by_transformers: bool, num_labels: int | None) -> str:
     """What the folder's README says."""
-    auto = "AutoModelForCausalLM" if _is_language_model(ended) else "AutoModelForSequenceClassification"
-    loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT
+    auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
+    makes = library_code(ended.recipe.model, num_labels)
+    loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT.format(makes=makes)
     wanted, scores = ended.recipe, ended.summary["held_out"]
     lines = [
         f"# {wanted.name}",
@@ -144,10 +149,6 @@ def readme(ended: Ended, *, by_transformers: bool) -> str:
     return "\n".join(lines)
 
 
-def _is_language_model(ended: Ended) -> bool:
-    return ended.recipe.data.chosen_kind == "text"
-
-
 def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Whether inference needs the codec, in a sentence."""
     if not scores:
@@ -162,17 +163,37 @@ def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     return f"Inference does not need the codec: {change}."
 
 
-def _for_evaluation(trained: Recipe, folder: Path) -> Recipe:
-    """The recipe with the exported weights in place of the first ones."""
+def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
+    """The model of a recipe with the weights that an export holds, wherever it was moved to."""
     place = str(folder.resolve())
-    by_transformers = (folder / "config.json").exists()
-    model = (
-        replace(trained.model, name=place, weights="pretrained", config={})
-        if by_transformers
-        else replace(trained.model, weights=place)
-    )
+    if (folder / "config.json").exists():
+        return replace(model, name=place, weights=PRETRAINED, config={})
+    return replace(model, weights=place)
+
+
+def _for_evaluation(trained: Recipe, folder: Path) -> Recipe:
+    """The recipe with the exported weights in place of the first ones, and paths that hold from any folder."""
+    data = trained.data
+    places = {name: _resolved(value) for name in ("name", "tokenizer") if (value := getattr(data, name))}
+    evaluation = data.evaluation and (data.evaluation if _is_split(data.evaluation) else _resolved(data.evaluation))
     training = replace(trained.training, steps=0, epochs=None)
-    return replace(trained, model=model, training=training, output="")
+    return replace(
+        trained,
+        model=weights_of(trained.model, folder),
+        data=replace(data, **places, evaluation=evaluation),
+        training=training,
+        output="",
+    )
+
+
+def _is_split(evaluation: str) -> bool:
+    return evaluation_place(Place(PYDOC), evaluation).name == PYDOC
+
+
+def _resolved(name: str) -> str:
+    """A path as it is known from anywhere; what is none stays."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if name not in (PYDOC, DIGITS, BYTES) and path.exists() else name
 
 
 def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:

@@ -116,6 +116,20 @@ def blueprint(
     return _transformer(options, task, num_labels, block_size)
 
 
+def library_code(options: ModelOptions, num_labels: int | None) -> str:
+    """Return the lines of Python that make the unsplit model, named `model`, of a model that transformers lacks."""
+    from thinwire.models.vision import VISION, library_lines
+
+    if options.name in VISION:
+        return library_lines(options.name, options.config, num_labels)
+    module, _, factory = options.name.partition(":")
+    given = ", ".join(f"{name}={value!r}" for name, value in options.config.items())
+    return (
+        f"from torch import nn\n\nfrom {module} import {factory}\n\nmade = {factory}({given})\n"
+        "model = made if isinstance(made, nn.Sequential) else nn.Sequential(*made)"
+    )
+
+
 def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None) -> None:
     """Check that a model can read data whose tokens lie below `vocab_size`, in samples of `block_size` tokens.
 
@@ -210,7 +224,9 @@ def _config(options: ModelOptions) -> Any:
             defaults = AutoConfig.for_model(options.name)
             _refuse_unknown(defaults, options.config)
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
-        local_path(options.name, "a model must be a family, a folder, a name on the hub or module:factory")
+        local_path(
+            options.name, f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
+        )
         pretrained = AutoConfig.from_pretrained(options.name)
         _refuse_unknown(pretrained, options.config)
         return AutoConfig.from_pretrained(options.name, **options.config)

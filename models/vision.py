@@ -102,6 +102,22 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
     )
 
 
+def library_lines(name: str, config: Mapping[str, Any], num_labels: int | None) -> str:
+    """Return the lines of Python that make the unsplit model, `model`, by torchvision alone."""
+    options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
+    cifar = options.pop("stem", "imagenet") == "cifar"
+    sizes = _VITS.get(name, {}) | options
+    given = ", ".join(f"{key}={value!r}" for key, value in sizes.items())
+    if name in _VITS:
+        return f"from torchvision.models import VisionTransformer\n\nmodel = VisionTransformer({given})"
+    lines = ["from torchvision.models import get_model", "", f"model = get_model({', '.join([repr(name), given])})"]
+    if cifar:
+        lines.insert(0, "from torch import nn")
+        lines.append("model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)")
+        lines.append("model.maxpool = nn.Identity()")
+    return "\n".join(lines)
+
+
 class _ViTStem(Layer):
     """Images [B, C, H, W] to patches and class token [B, P, D], their positions added: a ViT without its blocks."""
 

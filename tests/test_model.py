@@ -36,7 +36,7 @@ def test_labels_are_the_datas():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"name": "no/such/folder"}, r"there is no model 'no/such/folder': .*families: gpt2, llama.*module:factory"),
+        ({"name": "no/such/folder"}, r"module:factory or one of gpt2, llama.*got 'no/such/folder': no such file or f"),
         ({"name": "gpt2", "n_layers": 3}, r"configuration of gpt2 has no 'n_layers' \(meant 'n_layer'\?\)"),
         (
             {"name": "gpt2", "n_embd": 10, "n_head": 4},
