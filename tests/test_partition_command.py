@@ -1,0 +1,91 @@
+import json
+
+import pytest
+
+from thinwire.launch import cli
+
+RECIPE = """
+model: {name: gpt2, config: {vocab_size: 256, n_layer: 4, n_embd: 16, n_head: 2, n_positions: 16}}
+data: {name: pydoc, limit: 1000, block_size: 16}
+pipeline: {num_stages: 3, layers: [1, 1, 4], num_microbatches: 2, microbatch_size: 2}
+training: {steps: 1}
+"""
+CHANNELS = ("activations", "gradients")
+# 2 samples of 16 rows of 16 values: the bits, a bf16 scale a row, a header of 64 bytes
+ELEMENTS, ROWS, HEADER = 2 * 16 * 16, 2 * 16, 64
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def asked(capsys, *options):
+    """The tables, and the document they come from."""
+    assert cli.main(["partition", "tiny.yaml", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return [[dict(zip(t["columns"], row, strict=True)) for row in t["rows"]] for t in found["tables"]], found
+
+
+def test_layers_cuts_and_bytes(here, capsys):
+    (layers, own, best, activations, gradients), found = asked(capsys, "--count")
+    assert [row["layer"] for row in layers] == ["embedding", *(f"block {index}" for index in range(4)), "head"]
+    assert sum(row["share"] for row in layers) == pytest.approx(1)
+    assert [row["layers"] for row in own] == [1, 1, 4]
+    assert [row["layers"] for row in best] == found["layers"] == [3, 2, 1]
+    assert [row["stage"] for row in layers] == [0, 0, 0, 1, 1, 2]
+    assert (best[1]["first layer"], best[1]["last layer"]) == ("block 2", "block 3")
+    for rows, bits in ((activations, 4), (gradients, 8)):
+        assert [row["boundary"] for row in rows] == [0, 1]
+        for row in rows:
+            assert row["none"] == ELEMENTS * 4 + HEADER
+            assert row["q(4)/q(8)"] == ELEMENTS * bits // 8 + ROWS * 2 + HEADER
+    assert found["title"] == "partition of tiny"
+
+
+def test_costs_are_measured_and_links_counted(here, capsys):
+    options = ["--bandwidth", "100mbit", "--memory", "1", "--codec", "topk(0.1)/reuse", "q(2)"]
+    (layers, _, best, activations, _), found = asked(capsys, *options)
+    assert all(row["forward, ms"] > 0 and row["backward, ms"] > 0 and row["kept, MB"] >= 0 for row in layers)
+    assert sum(row["weights, MB"] for row in layers) > 0
+    assert max(row["compute, of slowest"] for row in best) == 1
+    assert all(0 < row["memory, MB"] < 1000 for row in best)
+    assert set(activations[0]) == {"boundary", "topk(0.1)/reuse", "q(2)"}
+    assert sum(found["layers"]) == 6 and min(found["layers"]) >= 1
+
+
+@pytest.mark.parametrize("options", [["--count"], ["--bandwidth", "100mbit"]])
+def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(here, capsys, options):
+    assert cli.main(["partition", "tiny.yaml", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    # a name that is broken within a word is none of these
+    assert {"embedding", "compute,", "slowest", "weights,", "boundary", "topk(0.1)/reuse", *CHANNELS} <= words
+    advice = lines[-1].removeprefix("to cut there: ").replace("'", "").split(maxsplit=1)
+    assert advice[0] == "--pipeline.layers"
+    assert cli.main(["partition", "tiny.yaml", "--count", "--json", *advice]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert [row[3] for row in tables[1]["rows"]] == json.loads(advice[1])
+    assert sorted(here.iterdir()) == [here / "tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--codec", "q(9)"], "--codec q(9): q's bits must be an integer from 1 to 8, got 9"),
+        (["--count", "--memory", "1"], "a bandwidth or a memory limit needs costs in seconds and bytes; leave --count"),
+        (["--memory", "0.0000001"], "no cut of 6 layers into 3 stages keeps each stage within 100 of memory"),
+        (["--bandwidth", "fast"], "fast"),
+        (["--pipeline.num_stages", "7", "--pipeline.layers", "null"], "each stage must have a layer, got 7 stages"),
+        (["--pipeline.speed", "7"], "unrecognized arguments: --pipeline.speed 7; see thinwire partition --help"),
+    ],
+)
+def test_what_cannot_be_cut_is_one_sentence(here, capsys, options, said):
+    assert cli.main(["partition", "tiny.yaml", *options]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert said in told.err
