@@ -174,13 +174,12 @@ def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
 def _for_evaluation(trained: Recipe, folder: Path) -> Recipe:
     """The recipe with the exported weights in place of the first ones, and paths that hold from any folder."""
     data = trained.data
-    places = {name: _resolved(value) for name in ("name", "tokenizer") if (value := getattr(data, name))}
     evaluation = data.evaluation and (data.evaluation if _is_split(data.evaluation) else _resolved(data.evaluation))
     training = replace(trained.training, steps=0, epochs=None)
     return replace(
         trained,
         model=weights_of(trained.model, folder),
-        data=replace(data, **places, evaluation=evaluation),
+        data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
         training=training,
         output="",
     )

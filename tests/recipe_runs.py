@@ -4,7 +4,12 @@ import json
 from contextlib import chdir
 from pathlib import Path
 
-from thinwire.launch import cli
+import torch
+from safetensors.torch import load_file
+
+from thinwire.launch import cli, recipe
+from thinwire.launch.assembly import prepare
+from thinwire.models.layers import build_stage
 
 TINY = {
     "gpt2-tiny": ["--data.limit", "5000"],
@@ -17,9 +22,9 @@ TINY = {
 SHORT = ["--training.steps", "2", "--training.evaluate_every", "0 steps", "--data.held_out", "0.3"]
 
 
-def simulate(recipe: str, folder: Path, *options: str) -> Path:
+def simulate(name: str, folder: Path, *options: str) -> Path:
     """Simulate a recipe with its output in `folder`; AssertionError unless it ends well."""
-    assert cli.main(["simulate", recipe, "--output", str(folder), *map(str, options)]) == 0
+    assert cli.main(["simulate", name, "--output", str(folder), *map(str, options)]) == 0
     return folder
 
 
@@ -35,6 +40,20 @@ def summary(run: Path):
 
 def losses(run: Path):
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def outputs_of(run: Path):
+    """What the stages of a run make of four held-out samples: inputs, side inputs, outputs."""
+    prepared = prepare(recipe.parse([str(run / "recipe.yaml")]))
+    ids = torch.arange(4)
+    inputs, side = prepared.data.held_out.inputs(ids), prepared.data.held_out.side(ids)
+    x = inputs
+    with torch.no_grad():
+        for index, cut in enumerate(prepared.cuts):
+            stage = build_stage(prepared.blueprint, cut, seed=0).eval()
+            stage.load_full_state(load_file(run / f"weights/stage-{index}.safetensors"))
+            x = stage(x, **side)
+    return inputs, side, x
 
 
 def evaluated(folder: Path, elsewhere: Path, capsys):

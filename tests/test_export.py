@@ -8,7 +8,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from data_files import random_pixels, write_images
-from recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate, summary
+from recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate, summary
 from thinwire.launch import cli
 
 RECIPE = """
@@ -123,10 +123,13 @@ def test_models_that_transformers_lacks(name, tmp_path, monkeypatch, capsys, hub
     (tmp_path / "own.yaml").write_text(IMAGES)
     given = ["--model.name", name, "--model.config", json.dumps(OWN_MODELS[name])]
     run = simulate("own.yaml", tmp_path / "run", *given)
+    note = "batch norm bn1 and 9 more: statistics over fewer than 8 samples are noisy and cost accuracy, got micro"
+    assert (note in capsys.readouterr().out) == (name == "resnet18")
     exported = export(run, tmp_path / "export")
-    state = dict(loaded_as_its_readme_says(exported).state_dict())
-    stages = [load_file(run / f"weights/stage-{index}.safetensors") for index in range(2)]
-    torch.testing.assert_close(state, stages[0] | stages[1], rtol=0, atol=0)
+    inputs, _, outputs = outputs_of(run)
+    with torch.no_grad():
+        expected = loaded_as_its_readme_says(exported)(inputs)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
     assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(run)["held_out"]
 
 
