@@ -61,7 +61,7 @@ MISTAKES = [
         "--pipeline.microbatch-size 9999",
         "a batch holds no sample twice: pipeline asks for 39996 samples a step, there are 168 to train on; evaluation "
         "runs in the shape of training and a batch holds no sample twice: a pass has 39996 samples, there are 18 held "
-        "out; raise data.held_out\n",
+        "out; raise data.held_out, or lower pipeline.num_microbatches or microbatch_size\n",
     ),
 ]
 
