@@ -37,6 +37,10 @@ class ProgressLine:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
+    def say(self, line: str) -> None:
+        """Print a line above the live one."""
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
     def step(self, record: StepRecord) -> None:
         """Show a finished step."""
         line = (

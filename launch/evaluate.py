@@ -56,11 +56,12 @@ def score(prepared: Prepared) -> dict[Mode, Score]:
     What feedback stores on disk goes to a folder that is gone afterwards: nothing else is written.
 
     Raises:
-        OptionsError: nothing is held out.
+        OptionsError: nothing is held out, or a codec is auto.
     """
     held_out = prepared.data.held_out
     if held_out is None:
         raise OptionsError(["an evaluation needs held-out samples; raise data.held_out, or name data.evaluation"])
+    prepared.recipe.compression.without_auto("an evaluation")
     pipeline = prepared.recipe.pipeline
     size, count = pipeline.num_microbatches * pipeline.microbatch_size, len(held_out)
     chosen = prepared.recipe.compression.store_folder

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +23,7 @@ from thinwire.launch import recipe
 from thinwire.launch.assembly import Prepared, prepare, real_placement
 from thinwire.launch.contenders import Codecs, Contender, Step, make
 from thinwire.launch.worker import join
-
-PROBE_BYTES, PROBE_SECONDS, PINGS = 1 << 18, 0.5, 10
+from thinwire.pipeline.probe import probe
 
 
 @dataclass(frozen=True)
@@ -139,45 +137,7 @@ def _probe_links() -> list[dict[str, float]]:
     """Goodput and latency from every process to the next and back, one after the other, all processes taking part."""
     count = dist.get_world_size()
     pairs = [pair for low in range(count - 1) for pair in ((low, low + 1), (low + 1, low))]
-    return [{"source": source, "target": target, **_probe(source, target)} for source, target in pairs]
-
-
-def _probe(source: int, target: int) -> dict[str, float]:
-    """Bytes a second of messages in a row, and seconds of a tiny one, from one process to another."""
-    rank, message, tiny = dist.get_rank(), torch.zeros(PROBE_BYTES, dtype=torch.uint8), torch.zeros(1)
-    dist.barrier()
-    round_trips, rates = [], []
-    for _ in range(PINGS):
-        started = time.perf_counter()
-        _exchange(tiny, rank, source, target)
-        _exchange(tiny, rank, target, source)
-        round_trips.append(time.perf_counter() - started)
-    count = 1
-    while True:
-        started = time.perf_counter()
-        for _ in range(count):
-            _exchange(message, rank, source, target)
-        _exchange(tiny, rank, target, source)
-        spent = _said_by(source, time.perf_counter() - started)
-        rates.append(count * PROBE_BYTES / spent)
-        if spent >= PROBE_SECONDS:
-            break
-        count *= 2
-    return {"goodput": rates[-1], "latency": _said_by(source, statistics.median(round_trips) / 2)}
-
-
-def _exchange(message: Tensor, rank: int, source: int, target: int) -> None:
-    if rank == source:
-        dist.send(message, target)
-    elif rank == target:
-        dist.recv(message, source)
-
-
-def _said_by(rank: int, value: float) -> float:
-    """One process's number, known to all."""
-    number = torch.tensor([value], dtype=torch.float64)
-    dist.broadcast(number, rank)
-    return float(number)
+    return [{"source": source, "target": target, **asdict(probe(source, target))} for source, target in pairs]
 
 
 if __name__ == "__main__":

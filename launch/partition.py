@@ -120,7 +120,7 @@ def _memory(cost: LayerCost, prepared: Prepared) -> int:
 
 def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], bandwidth: float) -> list[float]:
     """Seconds a micro-batch's frames take over a boundary after each layer, by the recipe's common codecs."""
-    common = replace(prepared.recipe.compression, boundaries={})
+    common = replace(prepared.recipe.compression, boundaries={}).without_auto("thinwire partition")
     return [
         boundary_seconds(
             frame_bytes(output, common, 0, "activations"), frame_bytes(output, common, 0, "gradients"), bandwidth

@@ -100,7 +100,8 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
 
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     given = [codec_pair(text) for text in options.codec or CODECS]
-    codecs = list({label(codec): codec for codec in (UNCOMPRESSED, wanted.compression, *given)}.values())
+    own = [] if wanted.compression.automatic else [wanted.compression]
+    codecs = list({label(codec): codec for codec in (UNCOMPRESSED, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule
     seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
     workload = from_recipe(wanted, codecs, *seconds)

@@ -23,6 +23,7 @@ from thinwire.models.data import DataOptions
 from thinwire.models.errors import ModelError
 from thinwire.models.model import ModelOptions
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import (
     CompressionOptions,
     DebugOptions,
@@ -30,6 +31,7 @@ from thinwire.pipeline.options import (
     PipelineOptions,
     TrainingOptions,
     WireOptions,
+    split_pair,
 )
 
 PACKAGED = files("thinwire.launch") / "recipes"
@@ -93,7 +95,8 @@ def make_parser(prog: str) -> ArgumentParser:
         prog=prog,
         usage=f"{prog} RECIPE [--option value ...]",
         description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
-        "overrides one field of it; dashes and underscores are the same in option names.",
+        "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
+        "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both.",
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -111,7 +114,7 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         SystemExit: --help was given.
     """
     parser = make_parser(prog)
-    arguments = [_underscored(argument) for argument in argv]
+    arguments = [_underscored(argument) for argument in _spelled_out(argv)]
     try:
         named = parser.parse_args(arguments).recipe  # wherever it stands among the options
         base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
@@ -208,6 +211,23 @@ def _words(kind: Any) -> str:
         return " or ".join(map(_words, get_args(kind)))
     said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
     return said.get(kind, str(kind))
+
+
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """The arguments with `--codec A/G` as the two options that it is short for."""
+    arguments: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        option, equals, given = argument.partition("=")
+        if option != "--codec":
+            arguments.append(argument)
+            continue
+        pair = given if equals else next(rest, "")
+        if not pair:
+            raise OptionsError(["--codec must be followed by codecs such as q(4)/q(8), or by auto"])
+        for channel, expression in zip(CHANNELS, split_pair(pair), strict=True):
+            arguments += [f"--compression.{channel}", expression]
+    return arguments
 
 
 def _underscored(argument: str) -> str:

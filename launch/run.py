@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.compress import Feedback, parse
 from thinwire.compress.slot_file import check_space
 from thinwire.launch.assembly import Assembly, Prepared, assemble
 from thinwire.launch.console import ProgressLine, show_notes, show_stores, show_summary
@@ -22,6 +23,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.models.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
+from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import Mode, Score, evaluate
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.meters import Traffic
@@ -41,7 +43,11 @@ class Run:
         self.trainer = self.assembly.trainer
         self._held_out = prepared.data.held_out
         self._wire = self.trainer.stages[0].wire
-        check_space((layout, path) for layout, path in self._wire.stores if path is not None)
+        self._check_space()
+        self._automatic: Automatic | None = None
+        if self.recipe.compression.automatic:
+            self._automatic = Automatic(self.trainer.stages, where, self.recipe.pipeline)
+        self._choices: list[Choice] = []
         self._started = time.perf_counter()
         self._log = MetricsLog(self.recipe.folder) if self.trainer.has_last else None
 
@@ -73,6 +79,8 @@ class Run:
 
     def _after_step(self, record: StepRecord) -> None:
         done = record.step + 1
+        if self._automatic is not None:
+            self._automatic.end_step()
         if self._log is not None:
             self._log.step(record)
             self._line.step(record)
@@ -84,6 +92,29 @@ class Run:
             self.assembly.placement.compare({stage.stage_index: stage.digests() for stage in self.trainer.stages})
         if self.recipe.save_every and done % self.recipe.save_every == 0:
             self._save(done)
+        if self._automatic is not None:
+            self._choose(self._automatic, done)
+
+    def _choose(self, automatic: Automatic, done: int) -> None:
+        """Give automatic channels their codecs once it is time; until then, go on measuring."""
+        automatic.begin_step()
+        if done != self._steps_measured or done == self.recipe.training.steps:
+            return
+        self._choices = automatic.switch()
+        self._automatic = None
+        if self._log is not None:
+            for choice in self._choices:
+                self._line.say(str(choice))
+        if any(isinstance(parse(choice.codec), Feedback) for choice in self._choices):
+            self._check_space()
+            self._show_stores()
+
+    @property
+    def _steps_measured(self) -> int:
+        return self.recipe.compression.steps_measured(self._steps_per_epoch)
+
+    def _check_space(self) -> None:
+        check_space((layout, path) for layout, path in self._wire.stores if path is not None)
 
     @property
     def _steps_per_epoch(self) -> int:
@@ -97,7 +128,14 @@ class Run:
         }
         gathered = self.assembly.placement.gather(warnings)
         if gathered is not None:
-            show_notes([*self.assembly.prepared.data.notes, *filter(None, gathered)])
+            show_notes([*self.assembly.prepared.data.notes, *self._notes_on_auto(), *filter(None, gathered)])
+
+    def _notes_on_auto(self) -> list[str]:
+        steps = self.recipe.training.steps
+        if self._automatic is None or self._steps_measured < steps:
+            return []
+        measure = self.recipe.compression.measure
+        return [f"auto sends everything as it is: compression.measure of {measure} is as long as all {steps} steps"]
 
     def _show_stores(self) -> None:
         """Say what the stores of feedback will take, before they take it."""
@@ -150,6 +188,7 @@ class Run:
             "train_loss": self._log.losses[-1][1] if self._log.losses else None,
             "held_out": {mode: score.values() for mode, score in self._scores().items()},
             "channels": self._channels(stages),
+            "choices": [asdict(choice) | {"hides": choice.hides} for choice in self._choices],
             "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
             "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
             "bytes_sent": _total(stages),
@@ -183,7 +222,7 @@ class Run:
                     {
                         "boundary": boundary,
                         "channel": channel,
-                        "codec": str(self.recipe.compression.method(boundary, channel)),
+                        "codec": str(self._wire.compression.method(boundary, channel)),
                         **asdict(traffic),
                         "bits_per_element": traffic.bits_per_element,
                         "full_share": traffic.full_rows / max(1, traffic.rows),

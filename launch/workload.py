@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Feedback, Method
-from thinwire.compress.feedback import codec_of
-from thinwire.compress.sparse import Reuse
 from thinwire.launch.limit import Channel, Compute
-from thinwire.pipeline.boundary import UNCOMPRESSED, lay_out
+from thinwire.pipeline.boundary import frame_length
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options import CompressionOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, placement
 
 Examples = tuple[Tensor, ...]
@@ -139,34 +135,18 @@ def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: i
 
     Raises CodecError for ``reuse`` without positions on the activation.
     """
-    activations = compression.method(boundary, "activations")
-    method = compression.method(boundary, channel)
     crossing = [example for example in examples if channel == "activations" or example.requires_grad]
-    return lay_out(
-        [
-            _payload(
-                method if example.requires_grad else UNCOMPRESSED, activations, tuple(example.shape), example.dtype
-            )
-            for example in crossing
-        ]
-    ).nbytes
-
-
-@lru_cache(maxsize=4096)
-def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    codec = codec_of(method)
-    if isinstance(codec, Reuse):
-        codec = codec.bound_to(codec_of(activations))
-    return codec.nbytes(shape, torch.float32 if isinstance(method, Feedback) else dtype)
+    methods = compression.method(boundary, channel), compression.method(boundary, "activations")
+    return frame_length(crossing, *methods)
 
 
 def codec_pair(text: str) -> CompressionOptions:
     """The codecs of ``activations/gradients`` such as ``q(4)/q(8)``; one expression stands for both.
 
-    Raises OptionsError for what is no codec.
+    Raises OptionsError for what is no codec, and for auto.
     """
-    activations, _, gradients = text.partition("/")
-    return CompressionOptions(activations=activations.strip(), gradients=(gradients or activations).strip())
+    activations, gradients = split_pair(text)
+    return CompressionOptions(activations=activations, gradients=gradients).without_auto(f"--codec {text} here")
 
 
 def label(compression: CompressionOptions) -> str:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Coder, Key, Method, Moment, parse
-from thinwire.compress.feedback import check_channel
+from thinwire.compress import Coder, Feedback, Key, Method, Moment, parse
+from thinwire.compress.feedback import check_channel, codec_of
+from thinwire.compress.sparse import Reuse
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, checksum
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
@@ -137,6 +139,35 @@ def lay_out(sizes: Sequence[int]) -> Plan:
         end = start + size
         ranges.append((start, end))
     return Plan(tuple(ranges), end)
+
+
+def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
+    """Bytes of one frame, header and padding included, once feedback has visited every row.
+
+    Args:
+        examples: the meta tensors that cross; those that need no gradient go as they are.
+        method: what the others go through.
+        activations: what the activations of the same boundary go through.
+
+    Raises:
+        CodecError: ``reuse`` without positions on the activation.
+    """
+    return lay_out(
+        [
+            _payload(
+                method if example.requires_grad else UNCOMPRESSED, activations, tuple(example.shape), example.dtype
+            )
+            for example in examples
+        ]
+    ).nbytes
+
+
+@lru_cache(maxsize=4096)
+def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    codec = codec_of(method)
+    if isinstance(codec, Reuse):
+        codec = codec.bound_to(codec_of(activations))
+    return codec.nbytes(shape, torch.float32 if isinstance(method, Feedback) else dtype)
 
 
 class ChannelEnd:
@@ -323,6 +354,11 @@ class BoundaryEnd:
 
     outgoing: Sender
     incoming: Receiver
+
+    @property
+    def by_name(self) -> dict[ChannelName, Sender | Receiver]:
+        """Both by the name of their channel."""
+        return {end.channel.name: end for end in (self.outgoing, self.incoming)}
 
     def begin(self, crossings: Sequence[Crossing]) -> None:
         """Open a step: what the last one sent must have left; what this one will receive may arrive.

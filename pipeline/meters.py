@@ -48,12 +48,14 @@ class Traffic:
 
 @dataclass
 class Meter:
-    """Seconds of one stage by section, and what it sent and received by (boundary, channel, phase).
+    """Seconds of one stage by section and compute by task, and what it sent and received by (boundary, channel, phase).
 
     `recording`, while there is one, takes every slice of those seconds as it ends.
     """
 
     seconds: dict[Section, float] = field(default_factory=lambda: dict.fromkeys(SECTIONS, 0.0))
+    computing: dict[str, float] = field(default_factory=dict)
+    """Seconds of compute by task: forward, backward, weights, loss, optimizer."""
     sent: dict[Route, Traffic] = field(default_factory=dict)
     received: dict[Route, Traffic] = field(default_factory=dict)
     recording: Recording | None = None
@@ -79,6 +81,8 @@ class Meter:
         if self._open:
             name, _, work = self._open[-1]
             self.seconds[name] += now - self._since
+            if name == "compute":
+                self.computing[work.task] = self.computing.get(work.task, 0.0) + now - self._since
             if self.recording is not None:
                 self.recording.spans.append(Span(self._since, now, name, *work))
         self._since = now

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
 from thinwire.compress.feedback import check_channel
+from thinwire.compress.sparse import Reuse
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
+
+AUTO = "auto"
+"""In a codec's place: chosen from the candidates once compute and links are measured."""
 
 _DURATION = re.compile(r"\d+ (epochs?|steps?)")
 
@@ -28,14 +33,18 @@ class BoundaryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """Which codec each channel uses, as expressions such as q(4) or q(2, per="row")."""
+    """Which codec each channel uses, as expressions such as q(4) or q(2, per="row"), or auto."""
 
     activations: str = "q(4)"
-    """Codec of the activations, sent forward."""
+    """Codec of the activations, sent forward; auto takes one of the candidates once compute and links are measured."""
     gradients: str = "q(8)"
-    """Codec of the gradients, sent back."""
+    """Codec of the gradients, sent back; or auto."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Overrides by boundary index; boundary i is the cut between stages i and i+1."""
+    candidates: list[str] = field(default_factory=lambda: ["none", "bf16", "q(8)", "q(6)", "q(4)", "q(3)", "q(2)"])
+    """Codecs that auto chooses from, the mildest first."""
+    measure: str = "5 steps"
+    """How long auto sends everything as it is and measures, before it chooses: "5 steps" or "1 epoch"."""
     warmup: str = "0 steps"
     """How long nothing is compressed at first: "20 epochs" or "500 steps"."""
     warmup_fill: bool = True
@@ -46,13 +55,47 @@ class CompressionOptions:
     def __post_init__(self) -> None:
         mistakes = []
         for where, channel, expression in self._expressions():
+            if _is_auto(expression):
+                continue
             try:
                 check_channel(parse(expression), channel)
             except CodecError as error:
                 mistakes.append(f"{where}: {error}")
         mistakes += _misspelt("compression.warmup", self.warmup)
+        mistakes += self._mistakes_of_auto()
         if mistakes:
             raise OptionsError(mistakes)
+
+    def _mistakes_of_auto(self) -> list[str]:
+        mistakes = _misspelt("compression.measure", self.measure)
+        if not mistakes and _duration(self.measure)[0] < 1:
+            mistakes.append(f"compression.measure must be at least 1 step, got {self.measure!r}")
+        if not self.candidates:
+            mistakes.append("compression.candidates must name a codec at least, such as none, got []")
+        wanted = {channel for _, channel, expression in self._expressions() if _is_auto(expression)}
+        for index, expression in enumerate(self.candidates):
+            try:
+                method = parse(expression)
+                for channel in sorted(wanted):
+                    check_channel(method, channel)
+                if isinstance(method, Reuse):
+                    raise CodecError("reuse needs a topk or randk that was chosen before it; give gradients: reuse")
+            except CodecError as error:
+                mistakes.append(f"compression.candidates.{index}: {error}")
+        mistakes += [
+            f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
+            for where, pair in self._pairs().items()
+            if _is_auto(pair["activations"]) and pair["gradients"].strip() == Reuse.name
+        ]
+        return mistakes
+
+    def _pairs(self) -> dict[str, dict[ChannelName, str]]:
+        """What both channels go through, in general and at each boundary of its own, by where that stands."""
+        own = {
+            f"compression.boundaries.{index}": {channel: self._expression(index, channel) for channel in CHANNELS}
+            for index in self.boundaries
+        }
+        return {"compression": {"activations": self.activations, "gradients": self.gradients}, **own}
 
     def _expressions(self) -> list[tuple[str, ChannelName, str]]:
         """Where each expression stands, its channel, and the expression."""
@@ -70,9 +113,52 @@ class CompressionOptions:
         return (epoch if in_epochs else step) < number
 
     def method(self, boundary: int, channel: ChannelName) -> Method:
-        """What one channel of one boundary goes through."""
-        override = getattr(self.boundaries.get(boundary), channel, None)
-        return parse(override if override is not None else getattr(self, channel))
+        """What one channel of one boundary goes through; a codec that auto has not chosen yet is none."""
+        expression = self._expression(boundary, channel)
+        return parse("none" if _is_auto(expression) else expression)
+
+    @property
+    def automatic(self) -> list[str]:
+        """The fields that say auto, by dotted name."""
+        return [f"{where}.{channel}" for where, channel, expression in self._expressions() if _is_auto(expression)]
+
+    def is_automatic(self, boundary: int, channel: ChannelName) -> bool:
+        """Whether the codec of one channel of one boundary is still to be chosen."""
+        return _is_auto(self._expression(boundary, channel))
+
+    def steps_measured(self, steps_per_epoch: int) -> int:
+        """Steps after which auto chooses."""
+        number, in_epochs = _duration(self.measure)
+        return number * steps_per_epoch if in_epochs else number
+
+    def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
+        """The same with a codec for channels that were automatic, by boundary and channel."""
+        boundaries = dict(self.boundaries)
+        for (boundary, channel), expression in choices.items():
+            boundaries[boundary] = replace(boundaries.get(boundary, BoundaryOptions()), **{channel: expression})
+        return replace(self, boundaries=boundaries)
+
+    def without_auto(self, command: str) -> Self:
+        """Itself; OptionsError where a command that measures no links would have to choose."""
+        if not self.automatic:
+            return self
+        raise OptionsError(
+            [
+                f"{command} needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
+                f"{', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
+            ]
+        )
+
+    def _expression(self, boundary: int, channel: ChannelName) -> str:
+        override: str | None = getattr(self.boundaries.get(boundary), channel, None)
+        common: str = getattr(self, channel)
+        return override if override is not None else common
+
+
+def split_pair(text: str) -> tuple[str, str]:
+    """The two expressions of ``activations/gradients``, or the one that stands for both twice; unchecked."""
+    activations, _, gradients = text.partition("/")
+    return activations.strip(), (gradients or activations).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +340,10 @@ class DebugOptions:
     def __post_init__(self) -> None:
         if self.trace < 0:
             raise OptionsError([f"debug.trace must be at least 0 steps, got {self.trace}"])
+
+
+def _is_auto(expression: str) -> bool:
+    return expression.strip() == AUTO
 
 
 def _misspelt(name: str, duration: str) -> list[str]:

@@ -34,6 +34,18 @@ LossFn = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """How much of the wire a schedule hides, beside its fill and drain."""
+
+    share: float
+    """An activation's frame may take this share of a process's forwards of a micro-batch, and a gradient's as much of
+    its backwards, without a step of many micro-batches getting longer by more than 5 %."""
+    phased: bool = False
+    """Whether all forwards come before all backwards, so that activations and gradients never share a link, and its
+    latency is felt once."""
+
+
+@dataclass(frozen=True)
 class ScheduleSpec:
     """One schedule: torch's class, how many stages a process holds, how they lie over the processes, and its rule.
 
@@ -46,6 +58,7 @@ class ScheduleSpec:
     stages_per_process: int
     placement: Literal["loop", "v"]
     rule: Callable[[int, int, int], str | None]
+    overlap: Overlap
     warmups: Callable[..., list[int]] | None = None
 
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
@@ -142,14 +155,15 @@ def schedule_wide_area(stage: PipelineStage, num_microbatches: int, *, loss_fn: 
 
 
 SCHEDULES: Mapping[str, ScheduleSpec] = {
-    "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, fill_and_drain),
-    "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, one_forward_one_backward),
-    "1f1b-wan": ScheduleSpec(schedule_wide_area, 1, "loop", _any_number, wide_area),
-    "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number),
-    "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds),
-    "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds),
-    "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number),
-    "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline),
+    "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, Overlap(1.0, phased=True), fill_and_drain),
+    # no micro-batch is in flight for the wire: what a frame takes shows
+    "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, Overlap(0.05), one_forward_one_backward),
+    "1f1b-wan": ScheduleSpec(schedule_wide_area, 1, "loop", _any_number, Overlap(1.0), wide_area),
+    "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number, Overlap(1.0, phased=True)),
+    "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds, Overlap(0.25)),
+    "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds, Overlap(0.25)),
+    "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number, Overlap(1.0)),
+    "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline, Overlap(0.5)),
 }
 
 

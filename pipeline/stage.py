@@ -106,9 +106,9 @@ class CompressedStage(PipelineStage):
             return
         inputs, outputs = self._examples
         if not self.is_first:
-            self._upstream = self._end(self.stage_index - 1, inputs, neighbour=self.stage_index - 1)
+            self._upstream = self._end(self.stage_index - 1, inputs, self.stage_index - 1, self._upstream)
         if not self.is_last:
-            self._downstream = self._end(self.stage_index, outputs, neighbour=self.stage_index + 1)
+            self._downstream = self._end(self.stage_index, outputs, self.stage_index + 1, self._downstream)
         remote = [
             (index, end)
             for index, end, neighbour in (
@@ -119,6 +119,15 @@ class CompressedStage(PipelineStage):
         ]
         self.wire.compare(remote, self.stage_index)
         self._connected = True
+
+    def reconnect(self) -> None:
+        """Between two steps, take up what the wire switched to: a channel with another codec starts with empty buffers.
+
+        Every stage of the pipeline does, after every process's wire has switched.
+        """
+        self.flush()
+        self._connected = False
+        self.connect()
 
     def flush(self) -> None:
         """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
@@ -150,6 +159,11 @@ class CompressedStage(PipelineStage):
         self.flush()
         for end in self._channel_ends():
             end.close()
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What this stage puts out for a micro-batch, as meta tensors, requires_grad set where gradients come back."""
+        return self._examples[1]
 
     @property
     def step(self) -> int:
@@ -318,13 +332,16 @@ class CompressedStage(PipelineStage):
     def _ends(self) -> list[BoundaryEnd]:
         return [end for end in (self._upstream, self._downstream) if end is not None]
 
-    def _end(self, boundary: int, examples: tuple[Tensor, ...], neighbour: int) -> BoundaryEnd:
+    def _end(
+        self, boundary: int, examples: tuple[Tensor, ...], neighbour: int, before: BoundaryEnd | None
+    ) -> BoundaryEnd:
         return self.wire.end(
             BoundaryShape(boundary, examples),
             stage=self.stage_index,
             peer=self._peer(neighbour),
             meter=self.meter,
             positions=self._num_microbatches * self._rows,
+            before=before,
         )
 
     def _peer(self, stage: int) -> int | None:

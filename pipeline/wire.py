@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,35 @@ class Wire:
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
         self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
+        self._switches = 0
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         created = dist.new_group(ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True)
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
 
-    def end(self, shape: BoundaryShape, *, stage: int, peer: int | None, meter: Meter, positions: int) -> BoundaryEnd:
+    def switch(self, compression: CompressionOptions) -> None:
+        """Use other codecs from the next step on; every process does, and has each of its stages `reconnect`.
+
+        Nothing may be under way. What `compare` wrote before is not read again.
+        """
+        before, self.compression = self.compression, compression
+        self._switches += 1
+        self._local = {
+            channel: end
+            for channel, end in self._local.items()
+            if before.method(*channel) == compression.method(*channel)
+        }
+
+    def end(
+        self,
+        shape: BoundaryShape,
+        *,
+        stage: int,
+        peer: int | None,
+        meter: Meter,
+        positions: int,
+        before: BoundaryEnd | None = None,
+    ) -> BoundaryEnd:
         """This stage's end of a boundary.
 
         Args:
@@ -109,28 +133,40 @@ class Wire:
             peer: rank (in the group) of the neighbour's process; None when it is this one.
             meter: charged with this end's time and bytes.
             positions: rows of one pass, the number of position slots if nothing else was said.
+            before: the end until now; channels whose codec is the same stay as they are, with all they remember.
         """
         channels = self.channels(shape)
-        forward, back = channels["activations"], channels["gradients"]
-        upstream = stage == shape.index
-        slots = self.slots or SlotCounts(positions=positions)
-        forth = [
-            self._coder(forward, index, sends=upstream, slots=slots, companion=None)
-            for index in range(len(forward.examples))
-        ]
-        companions = [coder for coder, tensor in zip(forth, forward.examples, strict=True) if tensor.requires_grad]
-        returning = [
-            self._coder(back, index, sends=not upstream, slots=slots, companion=companion)
+        make = partial(
+            self._channel_end, stage=stage, peer=peer, meter=meter, slots=self.slots or SlotCounts(positions=positions)
+        )
+        existing = {} if before is None else before.by_name
+        kept = {name: end for name, end in existing.items() if end.channel.method == channels[name].method}
+        forth = kept.get("activations") or make(channels["activations"], companions=[None] * len(shape.examples))
+        companions = [coder for coder, x in zip(forth.coders, shape.examples, strict=True) if x.requires_grad]
+        back = kept.get("gradients") or make(channels["gradients"], companions=companions)
+        outgoing, incoming = (forth, back) if stage == shape.index else (back, forth)
+        assert isinstance(outgoing, Sender) and isinstance(incoming, Receiver)
+        return BoundaryEnd(outgoing, incoming)
+
+    def _channel_end(
+        self,
+        channel: Channel,
+        *,
+        stage: int,
+        peer: int | None,
+        meter: Meter,
+        slots: SlotCounts,
+        companions: Sequence[Coder | None],
+    ) -> Sender | Receiver:
+        sends = stage == channel.source
+        coders = [
+            self._coder(channel, index, sends=sends, slots=slots, companion=companion)
             for index, companion in enumerate(companions)
         ]
-        (outgoing, leaving), (incoming, arriving) = (
-            ((forward, forth), (back, returning)) if upstream else ((back, returning), (forward, forth))
-        )
-        capacities = (ChannelEnd(outgoing, leaving, meter).capacity, ChannelEnd(incoming, arriving, meter).capacity)
-        return BoundaryEnd(
-            Sender(outgoing, leaving, self._sending(outgoing, capacities[0], peer), self.options, meter),
-            Receiver(incoming, arriving, self._receiving(incoming, capacities[1], peer), meter),
-        )
+        capacity = ChannelEnd(channel, coders, meter).capacity
+        if sends:
+            return Sender(channel, coders, self._sending(channel, capacity, peer), self.options, meter)
+        return Receiver(channel, coders, self._receiving(channel, capacity, peer), meter)
 
     def _coder(self, channel: Channel, index: int, *, sends: bool, slots: SlotCounts, companion: Coder | None) -> Coder:
         method = channel.methods[index]
@@ -200,7 +236,8 @@ class Wire:
         Raises MismatchError listing every difference at once, PeerError when a neighbour says nothing in time; warns
         where only the torch version differs.
         """
-        store = dist.PrefixStore(f"thinwire/{self.group.group_name}", dist.distributed_c10d._get_default_store())
+        prefix = f"thinwire/{self.group.group_name}/{self._switches}"
+        store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         mine = {index: self._configuration(end) for index, end in ends}
         for index, configuration in mine.items():
             store.set(f"{index}/{stage}", json.dumps(configuration))
@@ -219,6 +256,9 @@ class Wire:
             "checksum": self.options.checksum,
             "warmup": self.compression.warmup,
             "warmup_fill": self.compression.warmup_fill,
+            "automatic": self.compression.automatic,
+            "candidates": self.compression.candidates,
+            "measure": self.compression.measure,
             "torch": torch.__version__,
             **self._agreement,
         }

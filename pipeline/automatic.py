@@ -1,0 +1,266 @@
+"""`auto`: once compute and links are measured, each channel gets the mildest codec under which its wire hides.
+
+An activation's frame may take a share of the slowest process's forwards of a micro-batch (all its stages together), a
+gradient's frame the same share of its backwards. The share is the schedule's (`ScheduleSpec.overlap`): 1 where frames
+queue behind their like or a turn is in flight for the wire, less where a round trip soon holds compute up. Channels
+that share a link, because several boundaries lie between the same two processes, get equal parts of it.
+
+All processes gather the same numbers and so choose alike; no choice is ever sent.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch.distributed as dist
+
+from thinwire.compress import parse
+from thinwire.pipeline.boundary import frame_length
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.options import CompressionOptions, PipelineOptions
+from thinwire.pipeline.probe import LinkSpeed, probe
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.schedules import SCHEDULES, Overlap
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.transport import reaching
+
+ChannelKey = tuple[int, ChannelName]
+"""Boundary and channel."""
+Pair = tuple[int, int]
+"""A link: the process that sends and the one that receives."""
+
+_TASKS: Mapping[ChannelName, tuple[str, ...]] = {
+    "activations": ("forward", "loss"),
+    "gradients": ("backward", "weights"),
+}
+"""The compute that each channel's frames hide behind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a choice rests on."""
+
+    compute: Mapping[ChannelName, Sequence[float]]
+    """Seconds a micro-batch by stage: of forwards for activations, of backwards for gradients."""
+    links: Mapping[Pair, LinkSpeed]
+    """What the links between neighbouring processes carry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The codec chosen for a channel, and why."""
+
+    boundary: int
+    channel: ChannelName
+    codec: str
+    nbytes: int
+    """Bytes of a frame."""
+    goodput: float | None
+    """Bytes a second of this channel's part of the link; None where both ends are in one process."""
+    sharing: int
+    """Channels that use the link at the same time."""
+    wire: float
+    """Seconds that a frame takes on the wire."""
+    hidden: float
+    """Seconds that it may take without holding compute up."""
+    share: float
+    """Those as a share of what the slowest process needs for a micro-batch's forwards (for a gradient: backwards)."""
+    milder: str | None
+    """The candidate before it, which takes too long; None where there is none."""
+    milder_wire: float | None
+    """Seconds that a frame of that one takes."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether the wire hides; where it does not, this is the strongest candidate."""
+        return self.wire <= self.hidden
+
+    def __str__(self) -> str:
+        """The choice and its reason, in a line."""
+        low, high = self.boundary, self.boundary + 1
+        route = f"{low} -> {high}" if self.channel == "activations" else f"{high} -> {low}"
+        head = f"auto: boundary {route} {self.channel}: {self.codec}, {self.nbytes:,} bytes a frame"
+        if self.goodput is None:
+            return f"{head}: the mildest, because both ends are in one process"
+        shared = f" each for {self.sharing} channels" if self.sharing > 1 else ""
+        head += f": {_ms(self.wire)} at {self.goodput * 8e-6:.4g} Mbit/s{shared}"
+        part = "" if self.share == 1 else f"{self.share:.0%} of "
+        behind = f"{part}{_ms(self.hidden / self.share)} of {_TASKS[self.channel][0]}"
+        if not self.hides:
+            return f"{head} do not hide behind {behind}: the strongest candidate"
+        too_long = "" if self.milder_wire is None else f", {self.milder} takes {_ms(self.milder_wire)}"
+        return f"{head} hide behind {behind}{too_long}"
+
+
+def choose(
+    frames: Mapping[ChannelKey, Mapping[str, int]], measured: Measured, process_of: Sequence[int], overlap: Overlap
+) -> list[Choice]:
+    """The choice for each channel.
+
+    Args:
+        frames: for each channel to choose for, the bytes of a frame of each candidate, the mildest first.
+        measured: compute and links.
+        process_of: the process of each stage.
+        overlap: how much of the wire the schedule hides.
+    """
+    users = Counter(_phase(key, process_of, overlap) for key in _channels(process_of))
+    hidden = {channel: overlap.share * _slowest(seconds, process_of) for channel, seconds in measured.compute.items()}
+    choices = []
+    for key, sizes in frames.items():
+        link = measured.links.get(_link(key, process_of))
+        sharing = users[_phase(key, process_of, overlap)] if link else 1
+        goodput = link.goodput / sharing if link else None
+        latency = link.latency if link and not overlap.phased else 0.0
+        wires = {codec: latency + (size / goodput if goodput else 0.0) for codec, size in sizes.items()}
+        allowed, names = hidden[key[1]], list(sizes)
+        place = next((index for index, name in enumerate(names) if wires[name] <= allowed), len(names) - 1)
+        codec, milder = names[place], names[place - 1] if place else None
+        choices.append(
+            Choice(
+                boundary=key[0],
+                channel=key[1],
+                codec=codec,
+                nbytes=sizes[codec],
+                goodput=goodput,
+                sharing=sharing,
+                wire=wires[codec],
+                hidden=allowed,
+                share=overlap.share,
+                milder=milder,
+                milder_wire=None if milder is None else wires[milder],
+            )
+        )
+    return choices
+
+
+class Automatic:
+    """What chooses the codecs of a pipeline's automatic channels: one in every process, used alike by all.
+
+    Args:
+        stages: this process's stages, connected.
+        where: where all stages live.
+        pipeline: the schedule, and how many micro-batches a step has.
+
+    Raises:
+        CodecError: a candidate cannot carry what crosses a boundary.
+    """
+
+    def __init__(self, stages: Sequence[CompressedStage], where: Placement, pipeline: PipelineOptions) -> None:
+        self._stages, self._where = list(stages), where
+        self._process_of = [where.process_of[stage] for stage in range(where.num_stages)]
+        self._wire = stages[0].wire
+        self._overlap = SCHEDULES[pipeline.schedule].overlap
+        self._microbatches = pipeline.num_microbatches * pipeline.accumulation
+        self._sizes = {
+            (stage.stage_index, channel, codec): _frame_bytes(stage, channel, codec)
+            for stage in self._stages
+            if not stage.is_last
+            for channel in CHANNELS
+            for codec in self._compression.candidates
+            if self._compression.is_automatic(stage.stage_index, channel)
+        }
+        self._laps: list[dict[tuple[int, ChannelName], float]] = []
+        self.begin_step()
+
+    @property
+    def _compression(self) -> CompressionOptions:
+        return self._wire.compression
+
+    def begin_step(self) -> None:
+        """Compute counts from here."""
+        self._before = self._computed()
+
+    def end_step(self) -> None:
+        """A step is done whose compute counts."""
+        self._laps.append({key: now - self._before[key] for key, now in self._computed().items()})
+
+    def switch(self) -> list[Choice]:
+        """Measure the links, choose, and use what was chosen from the next step on; collective, between two steps.
+
+        Raises:
+            PeerError: another process is gone or silent.
+        """
+        compute = {channel: self._where.gather_numbers(self._medians(channel)) for channel in CHANNELS}
+        measured = Measured(compute=compute, links=self._probe())
+        choices = choose(self._gather_frames(), measured, self._process_of, self._overlap)
+        chosen = {(choice.boundary, choice.channel): choice.codec for choice in choices}
+        self._wire.switch(self._compression.chosen(chosen))
+        for stage in self._stages:
+            stage.reconnect()
+        return choices
+
+    def _computed(self) -> dict[tuple[int, ChannelName], float]:
+        return {
+            (stage.stage_index, channel): sum(stage.meter.computing.get(task, 0.0) for task in tasks)
+            for stage in self._stages
+            for channel, tasks in _TASKS.items()
+        }
+
+    def _medians(self, channel: ChannelName) -> dict[int, float]:
+        """Seconds a micro-batch of each stage here: the median of the steps, the first of which is slow."""
+        return {
+            stage.stage_index: statistics.median(lap[stage.stage_index, channel] for lap in self._laps)
+            / self._microbatches
+            for stage in self._stages
+        }
+
+    def _probe(self) -> dict[Pair, LinkSpeed]:
+        """All links between processes that hold neighbouring stages, one after the other, nothing else under way."""
+        found = {}
+        for source, target in dict.fromkeys(_link(key, self._process_of) for key in _channels(self._process_of)):
+            if source != target:
+                with reaching(f"process {dist.get_rank()} was measuring the link from process {source} to {target}"):
+                    found[source, target] = probe(source, target, self._wire.group)
+        return found
+
+    def _gather_frames(self) -> dict[ChannelKey, dict[str, int]]:
+        """Bytes of a frame of each candidate for every automatic channel, as the stage below each boundary has them."""
+        frames: dict[ChannelKey, dict[str, int]] = {
+            key: {} for key in _channels(self._process_of) if self._compression.is_automatic(*key)
+        }
+        for channel, codec in product(CHANNELS, self._compression.candidates):
+            here = [stage.stage_index for stage in self._stages]
+            sizes = self._where.gather_numbers({stage: self._sizes.get((stage, channel, codec), 0) for stage in here})
+            for (boundary, name), found in frames.items():
+                if name == channel:
+                    found[codec] = int(sizes[boundary])
+        return frames
+
+
+def _frame_bytes(stage: CompressedStage, channel: ChannelName, codec: str) -> int:
+    """Bytes of a frame over the boundary behind a stage."""
+    crossing = [example for example in stage.outputs if channel == "activations" or example.requires_grad]
+    return frame_length(crossing, parse(codec), parse(codec))
+
+
+def _channels(process_of: Sequence[int]) -> list[ChannelKey]:
+    """Every channel of the pipeline."""
+    return [(boundary, channel) for boundary in range(len(process_of) - 1) for channel in CHANNELS]
+
+
+def _link(key: ChannelKey, process_of: Sequence[int]) -> Pair:
+    """The processes that a channel goes from and to."""
+    boundary, channel = key
+    low, high = process_of[boundary], process_of[boundary + 1]
+    return (low, high) if channel == "activations" else (high, low)
+
+
+def _phase(key: ChannelKey, process_of: Sequence[int], overlap: Overlap) -> tuple[Pair, ChannelName | None]:
+    """What channels compete for: a link, where the schedule is phased only with their like."""
+    return _link(key, process_of), key[1] if overlap.phased else None
+
+
+def _slowest(seconds: Sequence[float], process_of: Sequence[int]) -> float:
+    """Seconds of the slowest process, all its stages together."""
+    sums: defaultdict[int, float] = defaultdict(float)
+    for process, spent in zip(process_of, seconds, strict=True):
+        sums[process] += spent
+    return max(sums.values())
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
