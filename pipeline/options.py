@@ -120,7 +120,7 @@ class CompressionOptions:
     @property
     def automatic(self) -> list[str]:
         """The fields that say auto, by dotted name."""
-        return [f"{where}.{channel}" for where, channel, expression in self._expressions() if _is_auto(expression)]
+        return [where for where, _, expression in self._expressions() if _is_auto(expression)]
 
     def is_automatic(self, boundary: int, channel: ChannelName) -> bool:
         """Whether the codec of one channel of one boundary is still to be chosen."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PROBE_BYTES, PROBE_SECONDS, PINGS = 1 << 18, 0.5, 10
+FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,10 @@ class LinkSpeed:
 def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> LinkSpeed:
     """What the link from one rank of a group to another carries, known to all; collective over the group.
 
-    More and more messages of `PROBE_BYTES` go out in a row, until they take `PROBE_SECONDS`; the last row counts.
+    Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they take
+    `PROBE_SECONDS`; the last time counts, so that a link's burst at first does not.
     """
-    rank, message, tiny = dist.get_rank(group), torch.zeros(PROBE_BYTES, dtype=torch.uint8), torch.zeros(1)
+    rank, tiny = dist.get_rank(group), torch.zeros(1)
     dist.barrier(group)
     round_trips = []
     for _ in range(PINGS):
@@ -36,16 +37,17 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
         _exchange(tiny, rank, source, target, group)
         _exchange(tiny, rank, target, source, group)
         round_trips.append(time.perf_counter() - started)
-    count, spent = 1, 0.0
+    nbytes, spent = FIRST_BYTES // 2, 0.0
     while spent < PROBE_SECONDS:
-        count = 2 * count if spent else count
+        nbytes *= 2
+        message = torch.zeros(min(nbytes, MESSAGE_BYTES), dtype=torch.uint8)
         started = time.perf_counter()
-        for _ in range(count):
+        for _ in range(nbytes // len(message)):
             _exchange(message, rank, source, target, group)
         _exchange(tiny, rank, target, source, group)
         spent = _said_by(source, time.perf_counter() - started, group)
     latency = _said_by(source, statistics.median(round_trips) / 2, group)
-    return LinkSpeed(goodput=count * PROBE_BYTES / spent, latency=latency)
+    return LinkSpeed(goodput=nbytes / spent, latency=latency)
 
 
 def _exchange(message: Tensor, rank: int, source: int, target: int, group: dist.ProcessGroup | None) -> None:

@@ -36,6 +36,18 @@ def test_sections_are_exclusive(clock):
     assert set(meter.seconds) == set(SECTIONS)
 
 
+def test_compute_is_counted_by_task_too(clock):
+    meter = Meter()
+    for microbatch in range(2):
+        with meter.section("compute", work=Work("forward", 0, microbatch)):
+            clock.now += 1.0
+            with meter.section("wait", work=Work("activations")):
+                clock.now += 10.0
+        with meter.section("compute", work=Work("backward", 0, microbatch)):
+            clock.now += 3.0
+    assert meter.computing == {"forward": 2.0, "backward": 6.0}
+
+
 def test_a_recording_takes_every_slice_and_departure(clock):
     meter, recording = Meter(), Recording()
     with meter.section("compute"):

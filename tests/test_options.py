@@ -38,6 +38,60 @@ def test_all_bad_expressions_are_told_at_once_and_where():
     assert isinstance(caught.value, PipelineError)
 
 
+def test_auto_is_none_until_it_is_chosen():
+    options = CompressionOptions(activations="auto", boundaries={1: BoundaryOptions(gradients=" auto ")})
+    assert options.automatic == ["compression.activations", "compression.boundaries.1.gradients"]
+    channels = [(boundary, channel) for boundary in range(2) for channel in ("activations", "gradients")]
+    assert [options.is_automatic(*key) for key in channels] == [True, False, True, True]
+    assert [str(options.method(*key)) for key in channels] == ["none", "q(8)", "none", "none"]
+    chosen = options.chosen({(0, "activations"): "q(2)", (1, "activations"): "q(4)", (1, "gradients"): "bf16"})
+    assert [str(chosen.method(*key)) for key in channels] == ["q(2)", "q(8)", "q(4)", "bf16"]
+
+
+@pytest.mark.parametrize(("measure", "steps"), [("5 steps", 5), ("1 step", 1), ("2 epochs", 14)])
+def test_measuring_takes_steps_or_epochs(measure, steps):
+    assert CompressionOptions(measure=measure).steps_measured(steps_per_epoch=7) == steps
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"candidates": []}, ["compression.candidates must name a codec at least, such as none, got []"]),
+        ({"measure": "0 steps"}, ["compression.measure must be at least 1 step, got '0 steps'"]),
+        ({"measure": "5"}, ['compression.measure must be like "20 epochs" or "500 steps", got \'5\'']),
+        (
+            {"candidates": ["none", "zip", "auto", "reuse"]},
+            [
+                "compression.candidates.1: unknown codec 'zip'",
+                "compression.candidates.2: unknown codec 'auto'",
+                "compression.candidates.3: reuse needs a topk or randk that was chosen before it",
+            ],
+        ),
+        (
+            {"gradients": "auto", "candidates": ["aqsgd(q(4))"]},
+            ["compression.candidates.0: aqsgd is for activations only"],
+        ),
+        (
+            {"activations": "auto", "gradients": "reuse"},
+            ["compression.gradients: reuse needs to know the activation's codec; name it in place of auto"],
+        ),
+        (
+            {"activations": "topk(0.1)", "gradients": "reuse", "boundaries": {2: BoundaryOptions(activations="auto")}},
+            ["compression.boundaries.2.gradients: reuse needs to know the activation's codec"],
+        ),
+    ],
+)
+def test_mistakes_about_auto_are_told_at_once(fields, said):
+    with pytest.raises(OptionsError) as caught:
+        CompressionOptions(**fields)
+    for mistake, part in zip(caught.value.mistakes, said, strict=True):
+        assert part in mistake
+
+
+def test_an_activation_by_aqsgd_may_be_chosen():
+    CompressionOptions(activations="auto", candidates=["none", "aqsgd(q(4))"])
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

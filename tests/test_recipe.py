@@ -55,6 +55,26 @@ def test_options_override_fields_and_leave_the_others():
 
 
 @pytest.mark.parametrize(
+    ("options", "activations", "gradients"),
+    [
+        (["--codec", "auto"], "auto", "auto"),
+        (["--codec=auto/q(8)"], "auto", "q(8)"),
+        (["--codec", "topk(0.3) / reuse"], "topk(0.3)", "reuse"),
+        (["--codec", "q(2)", "--compression.gradients", "none"], "q(2)", "none"),
+    ],
+)
+def test_codec_is_short_for_both_channels(options, activations, gradients):
+    compression = parse(["quickstart", *options]).compression
+    assert (compression.activations, compression.gradients) == (activations, gradients)
+
+
+def test_auto_and_its_candidates_are_read_back(tmp_path):
+    recipe = parse(["quickstart", "--codec", "auto", "--compression.candidates", '["none", "q(2, per=\'row\')"]'])
+    assert recipe.compression.candidates == ["none", "q(2, per='row')"]
+    assert parse([str(written(tmp_path, dump(recipe)))]) == recipe
+
+
+@pytest.mark.parametrize(
     "options",
     [
         ["--save-every", "3", "--pipeline.num-stages", "2"],
@@ -157,6 +177,8 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be tuple[float, float], got [1]"),
         (["quickstart", "--compression.boundaries.1.gradient", "none"], "Option 'gradient' is not accepted"),
         (["quickstart", "--compression.boundaries.x.gradients", "none"], "compression.boundaries: invalid literal"),
+        (["quickstart", "--codec"], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
+        (["quickstart", "--codec", "q(4)/zip"], "compression.gradients: unknown codec 'zip'"),
         (["quickstart", "--training.steps", "-1"], "training.steps must be at least 0, got -1"),
         (["quickstart", "--save-every", "-3"], "save_every must not be negative, got -3"),
         (["quickstart", "--training.evaluate_every", "9"], 'evaluate_every must be like "20 epochs" or "500 steps"'),

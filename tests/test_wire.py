@@ -3,6 +3,7 @@ import warnings
 import pytest
 import torch
 
+import processes
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.process import Placement
 from toy import make_trainer
@@ -67,6 +68,19 @@ def test_buffers_that_differ_are_named(alone):
         MismatchError, match="buffers of boundary 0 activations tensor 0 train slot 2 differ between stages 0 and 1"
     ):
         where.compare({stage.stage_index: stage.digests() for stage in trainer.stages})
+
+
+def connect(rank):
+    options = [{"candidates": ["none", "q(4)"]}, {"candidates": ["none", "q(2)"], "measure": "9 steps"}]
+    try:
+        make_trainer(rank, compression={"activations": "auto", "gradients": ["none", "auto"][rank], **options[rank]})
+    except MismatchError as error:
+        return str(error)
+
+
+def test_ends_that_would_choose_differently_are_told():
+    for said in processes.run(connect, 2):
+        assert {line.split(":")[0].strip() for line in said.splitlines()[1:]} == {"automatic", "candidates", "measure"}
 
 
 def test_a_stage_comes_back_from_its_state(alone):
