@@ -26,8 +26,8 @@ class LinkSpeed:
 def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> LinkSpeed:
     """What the link from one rank of a group to another carries, known to all; collective over the group.
 
-    Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they take
-    `PROBE_SECONDS`; the last time counts, so that a link's burst at first does not.
+    Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they
+    take `PROBE_SECONDS`; the last time counts, so that a link's burst at first does not.
     """
     rank, tiny = dist.get_rank(group), torch.zeros(1)
     dist.barrier(group)
