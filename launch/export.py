@@ -93,6 +93,8 @@ def export(ended: Ended, folder: Path) -> None:
         AutoTokenizer.from_pretrained(ended.recipe.data.tokenizer).save_pretrained(folder)
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended.recipe, folder)))
     (folder / "README.md").write_text(readme(ended, by_transformers=by_transformers, num_labels=data.num_labels))
+    (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended, folder)))
+    (folder / "README.md").write_text(readme(ended, by_transformers=blueprint.save_config is not None))
 
 
 _WITH_TRANSFORMERS = """from transformers import {auto}
@@ -165,6 +167,13 @@ def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
     """The model of a recipe with the weights that an export holds, wherever it was moved to."""
+def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
+    """The recipe with the exported weights in place of the first ones, and the codecs chosen in place of auto."""
+    trained = ended.recipe
+    compression = trained.compression
+    if compression.automatic:
+        chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in ended.summary["choices"]}
+        compression = compression.chosen(chosen)
     place = str(folder.resolve())
     if (folder / "config.json").exists():
         return replace(model, name=place, weights=PRETRAINED, config={})
@@ -193,6 +202,7 @@ def _resolved(name: str) -> str:
     """A path as it is known from anywhere; what is none stays."""
     path = Path(name).expanduser()
     return str(path.resolve()) if name not in (PYDOC, DIGITS, BYTES) and path.exists() else name
+    return replace(trained, model=model, training=training, compression=compression, output="")
 
 
 def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:

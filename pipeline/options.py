@@ -132,11 +132,13 @@ class CompressionOptions:
         return number * steps_per_epoch if in_epochs else number
 
     def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
-        """The same with a codec for channels that were automatic, by boundary and channel."""
+        """The same with a codec for every channel that was automatic, by boundary and channel."""
         boundaries = dict(self.boundaries)
         for (boundary, channel), expression in choices.items():
             boundaries[boundary] = replace(boundaries.get(boundary, BoundaryOptions()), **{channel: expression})
-        return replace(self, boundaries=boundaries)
+        pair = (self.activations, self.gradients)
+        activations, gradients = ("none" if _is_auto(common) else common for common in pair)  # no boundary's any more
+        return replace(self, activations=activations, gradients=gradients, boundaries=boundaries)
 
     def without_auto(self, command: str) -> Self:
         """Itself; OptionsError where a command that measures no links would have to choose."""

@@ -6,7 +6,7 @@ import pytest
 
 import processes
 from commands import THINWIRE, completed
-from thinwire.launch import cli, limit
+from thinwire.launch import cli, limit, recipe
 from thinwire.launch.timetable import timetable
 from thinwire.pipeline import automatic
 from thinwire.pipeline.automatic import Automatic, Measured, choose
@@ -284,6 +284,10 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
     in_full = 4 * 32 * 32 * 4 + 64
     assert told["channels"][0]["bytes"] == 2 * 2 * in_full + 2 * 2 * 3392
     assert "activations: auto" in (folder / "run/recipe.yaml").read_text()
+    assert cli.main(["export", "run", "--to", "exported"]) == 0
+    exported = recipe.parse(["exported/recipe.yaml"]).compression
+    assert [str(exported.method(0, channel)) for channel in CHANNELS] == ["q(6)", "q(6)"]
+    assert exported.automatic == []
 
 
 def test_a_run_too_short_to_choose_is_noted(folder, capsys):

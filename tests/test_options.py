@@ -46,6 +46,7 @@ def test_auto_is_none_until_it_is_chosen():
     assert [str(options.method(*key)) for key in channels] == ["none", "q(8)", "none", "none"]
     chosen = options.chosen({(0, "activations"): "q(2)", (1, "activations"): "q(4)", (1, "gradients"): "bf16"})
     assert [str(chosen.method(*key)) for key in channels] == ["q(2)", "q(8)", "q(4)", "bf16"]
+    assert chosen.automatic == []
 
 
 @pytest.mark.parametrize(("measure", "steps"), [("5 steps", 5), ("1 step", 1), ("2 epochs", 14)])
