@@ -91,10 +91,8 @@ def export(ended: Ended, folder: Path) -> None:
         from transformers import AutoTokenizer
 
         AutoTokenizer.from_pretrained(ended.recipe.data.tokenizer).save_pretrained(folder)
-    (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended.recipe, folder)))
-    (folder / "README.md").write_text(readme(ended, by_transformers=by_transformers, num_labels=data.num_labels))
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended, folder)))
-    (folder / "README.md").write_text(readme(ended, by_transformers=blueprint.save_config is not None))
+    (folder / "README.md").write_text(readme(ended, by_transformers=by_transformers, num_labels=data.num_labels))
 
 
 _WITH_TRANSFORMERS = """from transformers import {auto}
@@ -167,29 +165,26 @@ def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
     """The model of a recipe with the weights that an export holds, wherever it was moved to."""
-def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
-    """The recipe with the exported weights in place of the first ones, and the codecs chosen in place of auto."""
-    trained = ended.recipe
-    compression = trained.compression
-    if compression.automatic:
-        chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in ended.summary["choices"]}
-        compression = compression.chosen(chosen)
     place = str(folder.resolve())
     if (folder / "config.json").exists():
         return replace(model, name=place, weights=PRETRAINED, config={})
     return replace(model, weights=place)
 
 
-def _for_evaluation(trained: Recipe, folder: Path) -> Recipe:
-    """The recipe with the exported weights in place of the first ones, and paths that hold from any folder."""
-    data = trained.data
+def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
+    """The recipe with the weights that are exported, the codecs that auto chose, and paths that hold from anywhere."""
+    trained = ended.recipe
+    data, compression = trained.data, trained.compression
     evaluation = data.evaluation and (data.evaluation if _is_split(data.evaluation) else _resolved(data.evaluation))
-    training = replace(trained.training, steps=0, epochs=None)
+    if compression.automatic:
+        chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in ended.summary["choices"]}
+        compression = compression.chosen(chosen)
     return replace(
         trained,
         model=weights_of(trained.model, folder),
         data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
-        training=training,
+        training=replace(trained.training, steps=0, epochs=None),
+        compression=compression,
         output="",
     )
 
@@ -202,7 +197,6 @@ def _resolved(name: str) -> str:
     """A path as it is known from anywhere; what is none stays."""
     path = Path(name).expanduser()
     return str(path.resolve()) if name not in (PYDOC, DIGITS, BYTES) and path.exists() else name
-    return replace(trained, model=model, training=training, compression=compression, output="")
 
 
 def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
