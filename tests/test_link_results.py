@@ -71,6 +71,14 @@ def test_medians_are_of_the_slowest_process():
     assert found.frames(UNCOMPRESSED)[0, "gradients"] == (4, 400_000)
 
 
+def test_compute_is_that_of_the_contender_slowed_least():
+    found = contest(100.0, 1e7, TIMES)
+    for turn in found.processes[1]["turns"][:1]:
+        for slowed in turn["later"]:
+            slowed["compute"] = [[1, task, 2 * spent] for task, spent in COMPUTE.items()]
+    assert found.compute() == {(stage, task): spent for stage in range(2) for task, spent in COMPUTE.items()}
+
+
 def test_the_limit_is_the_recurrence_at_the_measured_goodput(prepared):
     """GPipe over two stages, the wire (10 ms and 1 ms of latency) faster than compute.
 
@@ -78,17 +86,17 @@ def test_the_limit_is_the_recurrence_at_the_measured_goodput(prepared):
     10 + 1 ms after the last stage's 4 x 40 ms, and it has 40 ms to compute. Then the optimizer.
     """
     found = contest(100.0, 1e7, TIMES)
-    limit = simulated(found, found.compute(), prepared, free_codecs=True)
+    limit = simulated(found, prepared, free_codecs=True)
     assert limit[UNCOMPRESSED] == pytest.approx(0.031 + 4 * 0.02 + 4 * 0.04 + 0.011 + 0.04 + 0.005)
     assert set(limit) == {UNCOMPRESSED, "aqsgd(q(4))/q(8)"}
-    predicted = simulated(found, found.compute(), prepared, free_codecs=False)
+    predicted = simulated(found, prepared, free_codecs=False)
     # a frame is encoded in 1 ms and decoded in half of it: the last one arrives after 4 x 21 + 11 ms
     assert predicted[UNCOMPRESSED] == pytest.approx(0.095 + 0.0205 + 4 * 0.041 + 0.011 + 0.0405 + 0.005)
 
 
 def test_a_slow_link_is_the_limit(prepared):
     found = contest(1.0, 1e5, TIMES)
-    limit = simulated(found, found.compute(), prepared, free_codecs=True)
+    limit = simulated(found, prepared, free_codecs=True)
     assert limit[UNCOMPRESSED] == pytest.approx(0.02 + 4 * 1.0 + 0.001 + 0.02 + 0.04 + 4 * 1.0 + 0.001 + 0.04 + 0.005)
 
 
@@ -109,7 +117,8 @@ def test_tables_hold_ratios_of_what_was_measured(prepared):
         *("100 Mbit/s", "aqsgd(q(4))/q(8)"),
         *(pytest.approx(4 / seconds) for seconds in (0.801, 0.401, (0.801 + 9 * 0.401) / 10)),
     ]
-    assert conditions.rows[1] == ["100 Mbit/s", pytest.approx(80.0), pytest.approx(1.0)]
+    assert conditions.rows[1] == ["100 Mbit/s", *map(pytest.approx, (80.0, 1.0, 20.0, 40.0, 5.0, 20.0, 40.0, 5.0))]
+    assert [contest["bandwidth"] for contest in found["measured"]] == [None, 100.0]
 
 
 def test_the_published_speed_ups_stand_beside_ours(prepared):
