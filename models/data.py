@@ -171,12 +171,6 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     return _LOADERS[options.chosen_kind](options, seed)
 
 
-def check_vocabulary(data: Data, vocab_size: int) -> None:
-    """Raise `ModelError` if the tokenizer has a token that a model of this vocabulary cannot read or predict."""
-    needed = data.vocab_size or 0
-    require((needed <= vocab_size, f"vocab_size must be at least the {needed} of the tokenizer, got {vocab_size}"))
-
-
 def _load_text(options: DataOptions, seed: int) -> Data:
     training, evaluation = _places(options)
     tokenizer, *texts = attempt(

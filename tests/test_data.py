@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data_files import random_pixels, write_images, write_json, write_tokenizer
-from thinwire.models.data import DataOptions, check_vocabulary, load
+from thinwire.models.data import DataOptions, load
 from thinwire.models.errors import ModelError
 from thinwire.models.tasks import Classification, LanguageModeling
 
@@ -62,9 +62,7 @@ def test_text_with_a_tokenizer(tmp_path):
     data = load(DataOptions(name=str(tmp_path / "text"), tokenizer=words, block_size=6, held_out=0))
     assert len(data.training) == 9, "60 tokens, the last block has none behind it"
     assert data.training.inputs(torch.tensor([1])).tolist() == [[5, 6, 4, 7, 8, 4]]
-    check_vocabulary(data, 19)
-    with pytest.raises(ModelError, match="vocab_size must be at least the 19 of the tokenizer, got 18"):
-        check_vocabulary(data, 18)
+    assert data.vocab_size == 19
 
 
 @pytest.mark.usefixtures("hub_cache")
