@@ -10,12 +10,15 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import torch.distributed as dist
 from rich.console import Console
@@ -45,6 +48,7 @@ _POLL_SECONDS = 0.05
 def main(argv: Sequence[str]) -> int:
     """Measure, and print tables or JSON; the exit status."""
     options, rest = _parser().parse_known_args(argv)
+    signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
     try:
         contests, prepared = bench(rest, options)
     except (CodecError, ModelError, OptionsError) as error:
@@ -63,6 +67,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
 class BenchError(RuntimeError):
     """A process of the bench ended before its work was done."""
 
@@ -71,9 +79,10 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
     """Run all contenders at all bandwidths; needs root. What was measured, and the recipe of `arguments`."""
     contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
     prepared = prepare(recipe.parse(arguments, prog=PROG))
-    if prepared.recipe.pipeline.accumulation > 1:
-        raise OptionsError(["a bench measures one pass a step; set pipeline.accumulation to 1"])
+    _check(prepared, options)
     processes = prepared.recipe.pipeline.num_processes
+    for wanted in bandwidths:
+        _links(processes, wanted)  # a bandwidth that cannot be is told before anything is measured
     aside, contests = Console(stderr=True), list[Contest]()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         plan = Plan(
@@ -101,6 +110,22 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
                 crew.measure(cell)
                 contests.append(Contest.read(Path(folder), cell, processes, rate))
     return contests, prepared
+
+
+def _check(prepared: Prepared, options: argparse.Namespace) -> None:
+    """Raise OptionsError, listing all that keeps a bench from measuring anything."""
+    pipeline = prepared.recipe.pipeline
+    rules = [
+        (pipeline.accumulation == 1, "a bench measures one pass a step; set pipeline.accumulation to 1"),
+        (
+            pipeline.num_processes > 1,
+            "a bench needs links: pipeline.num_stages must make at least two processes, got 1",
+        ),
+        (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
+        (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
+    ]
+    if mistakes := [sentence for holds, sentence in rules if not holds]:
+        raise OptionsError(mistakes)
 
 
 def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:

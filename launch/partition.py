@@ -60,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
 def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
     """The tables, and how many layers each stage has in the best cut."""
     bandwidth = parse_bandwidth(options.bandwidth)
+    if options.memory is not None and not options.memory > 0:
+        raise OptionsError([f"--memory must be above 0 GB, got {options.memory:g}"])
     codecs = {expression: _codecs(expression) for expression in options.codec}
     if options.count and (bandwidth is not None or options.memory is not None):
         raise OptionsError(["a bandwidth or a memory limit needs costs in seconds and bytes; leave --count away"])

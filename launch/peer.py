@@ -41,6 +41,8 @@ class CastAtBoundaries(nn.Module):
 class PlainPipeline:
     """This process's stages on plain torch.distributed.pipelining. Collective over the default process group.
 
+    Weights that several stages hold are trained apart here, for torch knows nothing of them.
+
     Args:
         prepared: the recipe, and what crosses its boundaries.
         modules: stage -> its module.

@@ -13,6 +13,8 @@ import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from thinwire.launch.hosts import PREFIX
+
 THINWIRE = [str(Path(sys.executable).with_name("thinwire"))]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TRAIN = ["-m", "thinwire.launch.train"]
@@ -114,3 +116,9 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def hosts_of(pid):
+    """The namespaces that a process made."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    return {name for name in listed.split() if name.startswith(f"{PREFIX}-{pid}-")}

@@ -4,14 +4,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
 
-from commands import THINWIRE, completed, started
+from commands import THINWIRE, completed, hosts_of, started
 from thinwire.launch import cli, cluster, hosts, recipe
-from thinwire.launch.hosts import PREFIX
 from thinwire.pipeline.errors import OptionsError
 
 RECIPE = """
@@ -29,12 +27,6 @@ RUN = [*THINWIRE, "cluster", "run"]
 def real(test):
     """Mark a test that makes hosts."""
     return pytest.mark.namespaces(pytest.mark.usefixtures("can_make_hosts")(test))
-
-
-def hosts_of(pid):
-    """The namespaces that a process made."""
-    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-    return {name for name in listed.split() if name.startswith(f"{PREFIX}-{pid}-")}
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
 
 import json
+import signal
 
 import pytest
 import torch
 
+from commands import THINWIRE, hosts_of, started
 from processes import run
 from thinwire.launch import link_bench
 from thinwire.launch.assembly import build_modules, prepare, real_placement
@@ -78,5 +80,21 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert "unknown codec 'zip'" in capsys.readouterr().err
     assert link_bench.main([*SMALL, "--bandwidth", "fast"]) == 2
     assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
-    assert link_bench.main([*SMALL, "--pipeline.accumulation", "2"]) == 2
-    assert "a bench measures one pass a step" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
+    assert told[0] == "a bench measures one pass a step; set pipeline.accumulation to 1"
+    assert link_bench.main([*SMALL, "--pipeline.num_stages", "1"]) == 2
+    assert "must make at least two processes, got 1" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
+    assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
+
+
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_a_bench_that_is_stopped_leaves_no_host(tmp_path):
+    with started([*THINWIRE, "bench", *SMALL], tmp_path) as command:
+        command.wait_until(lambda: len(hosts_of(command.process.pid)) == 3)
+        command.process.terminate()
+        assert command.wait(timeout=30) == 128 + signal.SIGTERM
+    assert hosts_of(command.process.pid) == set()
