@@ -25,6 +25,9 @@ from torch import Tensor
 
 from thinwire.compress.bits import pack, packed_size, unpack
 
+_BLOCK = 1 << 17
+"""Elements that are partitioned at a time. A copy of more takes memory that the system clears and takes back each time,
+which costs more than the partition."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -80,7 +83,8 @@ def pack_positions(positions: Tensor, n: int, out: Tensor) -> None:
     width = _low_width(count, total)
     for shift, bits in _pieces(width):
         size = packed_size(count, bits)
-        pack(((places >> shift) & ((1 << bits) - 1)).to(torch.uint8), bits, out[:size])
+        low = (places >> shift if shift else places).to(torch.uint8)
+        pack(low.bitwise_and_((1 << bits) - 1), bits, out[:size])
         out = out[size:]
     high = (places >> width).add_(torch.arange(count, device=places.device))
     _pack_ones(high, count + ((total - 1) >> width), out)
@@ -112,15 +116,22 @@ def _for_numpy(x: Tensor) -> bool:
 
 def _largest_by_partition(magnitude: Tensor, k: int) -> Tensor:
     rows = magnitude.numpy()
-    least = _least_kept(rows, k)
-    kept = rows >= least
-    if np.count_nonzero(kept) > len(rows) * k:
+    samples, n = rows.shape
+    least = np.concatenate([_least_kept(some, k) for some in np.array_split(rows, _num_blocks(rows))])
+    padded, kept = _padded(samples, n, k)
+    np.greater_equal(rows, least, out=kept)
+    if np.count_nonzero(kept) > samples * k:
         larger = rows > least
         room = k - np.count_nonzero(larger, axis=1, keepdims=True)
         # torch's, because it is eight times as fast as NumPy's
         rank = torch.from_numpy(rows == least).cumsum(1, dtype=torch.int32).numpy()
         kept &= larger | (rank <= room)
-    return _where(kept, k)
+    positions = torch.from_numpy(np.flatnonzero(padded)[: samples * k]).view(samples, k)
+    return positions.sub_(_first_places(positions, n))
+
+
+def _num_blocks(rows: NDArray[Any]) -> int:
+    return max(1, min(len(rows), rows.size // _BLOCK))
 
 
 def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
@@ -135,15 +146,16 @@ def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
     return ordered[:, n - k, None]
 
 
-def _where(kept: NDArray[np.bool_], k: int) -> Tensor:
-    """Return the positions [N, k] of the ones in ``kept``: [N, n], k to a row."""
-    samples, n = kept.shape
-    # NumPy searches with a method for sparse arrays where at most a tenth are ones, which takes three times as long at
-    # a tenth. A tail of ones keeps it from that.
-    padded = np.ones(kept.size + kept.size // 8, np.bool_)
-    padded[: kept.size] = kept.reshape(-1)
-    positions = torch.from_numpy(np.flatnonzero(padded)[: samples * k]).view(samples, k)
-    return positions.sub_(_first_places(positions, n))
+def _padded(samples: int, n: int, k: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return room for a mask [N, n] with k ones to a row, and for the mask alone: the rest are ones.
+
+    NumPy searches for ones with a method for sparse arrays where at most a tenth are, which takes three times as long
+    at a tenth. So many ones keep it from that.
+    """
+    size, ones = samples * n, samples * k
+    padded = np.empty(size + max(0, (size - 10 * ones) // 9 + 1), np.bool_)
+    padded[size:] = True
+    return padded, padded[:size].reshape(samples, n)
 
 
 def _first_places(positions: Tensor, n: int) -> Tensor:
