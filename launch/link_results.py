@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ from thinwire.launch.tables import Cell, Table, document
 from thinwire.launch.timetable import timetable
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.probe import LinkSpeed
 
 UNCOMPRESSED = "none"
 _TASKS = ("forward", "backward", "optimizer")
 EPOCHS = 10
 """What a whole run is reckoned with, where first visits cost more than later ones."""
+
+
+_HERE = LinkSpeed(goodput=float("inf"), latency=0.0)
+"""Between two stages of one process."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,11 @@ class Contest:
             for boundary, channel, frames, nbytes in list(self._steps(process, contender))[-1]["frames"]
         }
 
-    def links(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Goodput in bytes a second and latency in seconds, from one process to another."""
+    def links(self) -> dict[tuple[int, int], LinkSpeed]:
+        """Every direction of every link, by the process that sends and the one that receives."""
         return {
-            (link["source"], link["target"]): (link["goodput"], link["latency"]) for link in self.processes[0]["links"]
+            (link["source"], link["target"]): LinkSpeed(**{field.name: link[field.name] for field in fields(LinkSpeed)})
+            for link in self.processes[0]["links"]
         }
 
     def _steps(self, process: Mapping[str, Any], contender: str, visit: str = "later") -> Iterable[Mapping[str, Any]]:
@@ -123,12 +129,13 @@ def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prep
     boundaries = range(prepared.recipe.num_boundaries)
     ends = [(where[low], where[low + 1]) for low in boundaries]
     ends = ends if name == "activations" else [pair[::-1] for pair in ends]
-    across = [links.get(pair, (float("inf"), 0.0)) for pair in ends]
+    across = [links.get(pair, _HERE) for pair in ends]
     encode, decode = [[0.0] * len(where)] * 2 if free_codecs else _codec_seconds(contest, contender, prepared)
     return Channel(
         nbytes=[frames[low, name][1] / frames[low, name][0] for low in boundaries],
-        bandwidth=[8 * goodput for goodput, _ in across],
-        latency=[latency for _, latency in across],
+        bandwidth=[8 * link.goodput for link in across],
+        latency=[link.latency for link in across],
+        duplex=[link.duplex for link in across],
         encode=[encode[source] for source, _ in ends],
         decode=[decode[target] for _, target in ends],
     )
@@ -236,13 +243,15 @@ def _conditions(results: Mapping[str, Contest]) -> Table:
     columns = [f"stage {stage} {task}, ms" for stage in stages for task in _TASKS]
     rows: list[list[Cell]] = []
     for name, contest in results.items():
-        goodputs, latencies = zip(*contest.links().values(), strict=True)
-        compute = contest.compute()
+        links, compute = contest.links().values(), contest.compute()
+        goodput, latency, duplex = (
+            statistics.median(getattr(link, field.name) for link in links) for field in fields(LinkSpeed)
+        )
         spent = [1e3 * compute.get((stage, task), 0.0) for stage in stages for task in _TASKS]
-        rows.append([name, 8e-6 * statistics.median(goodputs), 1e3 * statistics.median(latencies), *spent])
+        rows.append([name, 8e-6 * goodput, duplex, 1e3 * latency, *spent])
     return Table(
         "what the LIMIT is made of: links, and compute of a micro-batch",
-        ["links", "goodput, Mbit/s", "latency, ms", *columns],
+        ["links", "goodput, Mbit/s", "of it both ways", "latency, ms", *columns],
         rows,
     )
 

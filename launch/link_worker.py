@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from thinwire.launch import recipe
 from thinwire.launch.assembly import Prepared, prepare, real_placement
 from thinwire.launch.contenders import Codecs, Contender, Step, make
 from thinwire.launch.worker import join
-from thinwire.pipeline.probe import probe
+from thinwire.pipeline.probe import probe, probe_both
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,15 @@ def _between_barriers(act: Callable[[], object]) -> float:
 
 
 def _probe_links() -> list[dict[str, float]]:
-    """Goodput and latency from every process to the next and back, one after the other, all processes taking part."""
-    count = dist.get_world_size()
-    pairs = [pair for low in range(count - 1) for pair in ((low, low + 1), (low + 1, low))]
-    return [{"source": source, "target": target, **asdict(probe(source, target))} for source, target in pairs]
+    """Every link from a process to the next and back, one link after the other, all processes taking part."""
+    found = []
+    for low in range(dist.get_world_size() - 1):
+        ends = [(low, low + 1), (low + 1, low)]
+        speeds, both = [probe(*end) for end in ends], probe_both(low, low + 1)
+        for (source, target), speed in zip(ends, speeds, strict=True):
+            speed = replace(speed, duplex=min(1.0, both / speed.goodput))
+            found.append({"source": source, "target": target, **asdict(speed)})
+    return found
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +22,12 @@ class LinkSpeed:
     """Bytes of messages a second."""
     latency: float
     """Seconds of a tiny message."""
+    duplex: float = 1.0
+    """Share of the goodput that is left while the other direction carries as much as it can."""
 
 
 def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> LinkSpeed:
-    """What the link from one rank of a group to another carries, known to all; collective over the group.
-
-    Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they
-    take `PROBE_SECONDS`; the last time counts, so that a link's burst at first does not.
-    """
+    """What the link from one rank of a group to another carries alone, known to all; collective over the group."""
     rank, tiny = dist.get_rank(group), torch.zeros(1)
     dist.barrier(group)
     round_trips = []
@@ -37,17 +36,59 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
         _exchange(tiny, rank, source, target, group)
         _exchange(tiny, rank, target, source, group)
         round_trips.append(time.perf_counter() - started)
+
+    def send(message: Tensor, count: int) -> None:
+        for _ in range(count):
+            _exchange(message, rank, source, target, group)
+        _exchange(tiny, rank, target, source, group)
+
+    goodput = _goodput(send, source, group)
+    return LinkSpeed(goodput=goodput, latency=_said_by(source, statistics.median(round_trips) / 2, group))
+
+
+def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> float:
+    """Bytes of messages a second in each direction of a link that carries both at once, known to all; collective.
+
+    It may be less than each direction carries alone: what one sends in acknowledgements waits behind the other's bytes.
+    """
+    rank, tiny = dist.get_rank(group), torch.zeros(1)
+    dist.barrier(group)
+
+    def send(message: Tensor, count: int) -> None:
+        if rank in (one, other):
+            peer = one + other - rank
+            arriving = [torch.empty_like(message) for _ in range(2)]
+            works = [
+                work
+                for index in range(count)
+                for work in (
+                    dist.irecv(arriving[index % 2], group=group, group_src=peer),
+                    dist.isend(message, group=group, group_dst=peer),
+                )
+            ]
+            for work in works:
+                assert work is not None
+                work.wait()
+        for source, target in ((one, other), (other, one)):
+            _exchange(tiny, rank, source, target, group)
+
+    return _goodput(send, one, group)
+
+
+def _goodput(send: Callable[[Tensor, int], None], timed: int, group: dist.ProcessGroup | None) -> float:
+    """Bytes a second of `send`, which sends a message so many times and waits for all of them, at one rank.
+
+    Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they
+    take `PROBE_SECONDS`; the last time counts, so that a link's burst at first does not.
+    """
     nbytes, spent = FIRST_BYTES // 2, 0.0
     while spent < PROBE_SECONDS:
         nbytes *= 2
         message = torch.zeros(min(nbytes, MESSAGE_BYTES), dtype=torch.uint8)
         started = time.perf_counter()
-        for _ in range(nbytes // len(message)):
-            _exchange(message, rank, source, target, group)
-        _exchange(tiny, rank, target, source, group)
-        spent = _said_by(source, time.perf_counter() - started, group)
-    latency = _said_by(source, statistics.median(round_trips) / 2, group)
-    return LinkSpeed(goodput=nbytes / spent, latency=latency)
+        send(message, nbytes // len(message))
+        spent = _said_by(timed, time.perf_counter() - started, group)
+    return nbytes / spent
 
 
 def _exchange(message: Tensor, rank: int, source: int, target: int, group: dist.ProcessGroup | None) -> None:

@@ -36,8 +36,8 @@ def contest(bandwidth, goodput, times):
     processes = [
         {
             "links": [
-                {"source": 0, "target": 1, "goodput": goodput, "latency": 0.001},
-                {"source": 1, "target": 0, "goodput": goodput, "latency": 0.001},
+                {"source": 0, "target": 1, "goodput": goodput, "latency": 0.001, "duplex": 0.9},
+                {"source": 1, "target": 0, "goodput": goodput, "latency": 0.001, "duplex": 0.9},
             ],
             "turns": [
                 {
@@ -117,7 +117,7 @@ def test_tables_hold_ratios_of_what_was_measured(prepared):
         *("100 Mbit/s", "aqsgd(q(4))/q(8)"),
         *(pytest.approx(4 / seconds) for seconds in (0.801, 0.401, (0.801 + 9 * 0.401) / 10)),
     ]
-    assert conditions.rows[1] == ["100 Mbit/s", *map(pytest.approx, (80.0, 1.0, 20.0, 40.0, 5.0, 20.0, 40.0, 5.0))]
+    assert conditions.rows[1] == ["100 Mbit/s", *map(pytest.approx, (80.0, 0.9, 1.0, 20.0, 40.0, 5.0, 20.0, 40.0, 5.0))]
     assert [contest["bandwidth"] for contest in found["measured"]] == [None, 100.0]
 
 
