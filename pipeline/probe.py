@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
+BOTH_SECONDS = 2.0
+"""Directions that share a link take longer to find their rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
             _exchange(message, rank, source, target, group)
         _exchange(tiny, rank, target, source, group)
 
-    goodput = _goodput(send, source, group)
+    goodput = _goodput(send, [source], PROBE_SECONDS, group)
     return LinkSpeed(goodput=goodput, latency=_said_by(source, statistics.median(round_trips) / 2, group))
 
 
@@ -51,43 +53,45 @@ def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> 
 
     It may be less than each direction carries alone: what one sends in acknowledgements waits behind the other's bytes.
     """
-    rank, tiny = dist.get_rank(group), torch.zeros(1)
+    rank = dist.get_rank(group)
+
+    def exchange(message: Tensor, count: int) -> None:
+        if rank not in (one, other):
+            return
+        peer = one + other - rank
+        arriving = [torch.empty_like(message) for _ in range(2)]
+        works = [
+            work
+            for index in range(count)
+            for work in (
+                dist.irecv(arriving[index % 2], group=group, group_src=peer),
+                dist.isend(message, group=group, group_dst=peer),
+            )
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+
     dist.barrier(group)
-
-    def send(message: Tensor, count: int) -> None:
-        if rank in (one, other):
-            peer = one + other - rank
-            arriving = [torch.empty_like(message) for _ in range(2)]
-            works = [
-                work
-                for index in range(count)
-                for work in (
-                    dist.irecv(arriving[index % 2], group=group, group_src=peer),
-                    dist.isend(message, group=group, group_dst=peer),
-                )
-            ]
-            for work in works:
-                assert work is not None
-                work.wait()
-        for source, target in ((one, other), (other, one)):
-            _exchange(tiny, rank, source, target, group)
-
-    return _goodput(send, one, group)
+    return _goodput(exchange, (one, other), BOTH_SECONDS, group)
 
 
-def _goodput(send: Callable[[Tensor, int], None], timed: int, group: dist.ProcessGroup | None) -> float:
-    """Bytes a second of `send`, which sends a message so many times and waits for all of them, at one rank.
+def _goodput(
+    send: Callable[[Tensor, int], None], timed: Sequence[int], least: float, group: dist.ProcessGroup | None
+) -> float:
+    """Bytes a second of `send`, which sends a message so many times, by the mean of the times it takes some ranks.
 
     Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they
-    take `PROBE_SECONDS`; the last time counts, so that a link's burst at first does not.
+    take `least` seconds; the last time counts, so that a link's burst at first does not.
     """
     nbytes, spent = FIRST_BYTES // 2, 0.0
-    while spent < PROBE_SECONDS:
+    while spent < least:
         nbytes *= 2
         message = torch.zeros(min(nbytes, MESSAGE_BYTES), dtype=torch.uint8)
         started = time.perf_counter()
         send(message, nbytes // len(message))
-        spent = _said_by(timed, time.perf_counter() - started, group)
+        taken = time.perf_counter() - started
+        spent = statistics.mean(_said_by(rank, taken, group) for rank in timed)
     return nbytes / spent
 
 

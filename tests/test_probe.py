@@ -4,7 +4,7 @@ from thinwire.pipeline.probe import probe, probe_both
 
 
 def measure(rank):
-    probing.PROBE_SECONDS = 0.05
+    probing.PROBE_SECONDS = probing.BOTH_SECONDS = 0.05
     return [probe(0, 1), probe(1, 0)], probe_both(0, 1)
 
 
