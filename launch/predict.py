@@ -115,7 +115,8 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
             [f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"]
         )
     networks = [
-        Network(bandwidth=bandwidth, latency=options.latency, links=options.link) for bandwidth in options.bandwidth
+        Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex, links=options.link)
+        for bandwidth in options.bandwidth
     ]
     return answer(workload, schedule, codecs, networks, options.max_in_flight)
 
@@ -291,6 +292,12 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--bandwidth", type=_bandwidths, default=BANDWIDTHS, help="of each direction (default: %(default)s)")
     add("--latency", type=_latency, default="0ms", help="of every link, one way (default: %(default)s)")
     add(
+        "--duplex",
+        type=_share,
+        default=1.0,
+        help="share of a link's bandwidth that is left while its other direction is busy too (default: %(default)s)",
+    )
+    add(
         "--link",
         type=_link,
         nargs="+",
@@ -318,6 +325,12 @@ def _positive(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def _share(text: str) -> float:
+    if (value := _positive(text)) > 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text!r}")
     return value
 
 

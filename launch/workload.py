@@ -90,6 +90,7 @@ class Workload:
             nbytes=[frame_bytes(self.boundaries[index], compression, index, name) for index in indices],
             bandwidth=bandwidth,
             latency=latency,
+            duplex=network.duplex,
             encode=[cost.encode for cost in costs],
             decode=[cost.decode for cost in costs],
         )
@@ -117,6 +118,8 @@ class Network:
     """Bits a second, each direction of every link."""
     latency: float = 0.0
     """Seconds."""
+    duplex: float = 1.0
+    """Share of the bandwidth that is left to a direction while the link's other one carries a frame too."""
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     """What differs, by (sending process, receiving process)."""
 

@@ -41,6 +41,17 @@ def test_fields_of_the_recipe_can_be_overridden(capsys):
     assert found["best"] is None
 
 
+def test_directions_that_leave_each_other_less_slow_the_schedules_that_use_both(capsys):
+    def speed(schedule, *options):
+        slow = ["--bandwidth", "2mbit", "--codec", "none", "--schedule", schedule]
+        return predicted(capsys, *GIVEN, *slow, *options)["predictions"][0]["samples_per_second"]
+
+    assert speed("gpipe", "--duplex", "0.8") == speed("gpipe")
+    assert speed("1f1b-wan", "--duplex", "0.8") < 0.95 * speed("1f1b-wan")
+    assert main(["predict", *GIVEN, "--duplex", "1.5"]) != 0
+    assert "--duplex: must be above 0 and at most 1, got '1.5'" in capsys.readouterr().err
+
+
 def test_tables_say_it_in_words(capsys):
     assert main(["predict", *GIVEN, "--bandwidth", "10mbit", "--link", "1-2:5mbit", "2>3:1mbit,30ms"]) == 0
     shown = capsys.readouterr().out
