@@ -36,6 +36,9 @@ from thinwire.pipeline.options import (
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
+TRACED = 5
+"""Steps that --trace records where it does not say how many."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -96,7 +99,8 @@ def make_parser(prog: str) -> ArgumentParser:
         usage=f"{prog} RECIPE [--option value ...]",
         description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
         "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
-        "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both.",
+        "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
+        f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}.",
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -214,20 +218,25 @@ def _words(kind: Any) -> str:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments with `--codec A/G` as the two options that it is short for."""
+    """The arguments with `--codec A/G` and `--trace` as the options that they are short for."""
     arguments: list[str] = []
     rest = iter(argv)
     for argument in rest:
         option, equals, given = argument.partition("=")
-        if option != "--codec":
+        if option == "--codec":
+            arguments += _both_channels(given if equals else next(rest, ""))
+        elif option == "--trace":
+            arguments.append(f"--debug.trace={given if equals else TRACED}")
+        else:
             arguments.append(argument)
-            continue
-        pair = given if equals else next(rest, "")
-        if not pair:
-            raise OptionsError(["--codec must be followed by codecs such as q(4)/q(8), or by auto"])
-        for channel, expression in zip(CHANNELS, split_pair(pair), strict=True):
-            arguments += [f"--compression.{channel}", expression]
     return arguments
+
+
+def _both_channels(pair: str) -> list[str]:
+    if not pair:
+        raise OptionsError(["--codec must be followed by codecs such as q(4)/q(8), or by auto"])
+    expressions = zip(CHANNELS, split_pair(pair), strict=True)
+    return [part for channel, expression in expressions for part in (f"--compression.{channel}", expression)]
 
 
 def _underscored(argument: str) -> str:

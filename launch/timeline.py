@@ -51,7 +51,7 @@ def read_traces(run: Path) -> list[StageTrace]:
     """The traces of all stages of a run, in stage order; OptionsError with every file that cannot be read."""
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
     if not paths:
-        raise OptionsError([f"{run} holds no trace; train with --debug.trace 3 to record the last 3 steps"])
+        raise OptionsError([f"{run} holds no trace; train with --trace to record the last steps"])
     traces, mistakes = [], []
     for path in paths:
         try:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """Write a run's trace; the exit status."""
     parser = argparse.ArgumentParser(
         prog="thinwire trace",
-        description="Turn what a run recorded with --debug.trace into a trace for Perfetto.",
+        description="Turn what a run recorded with --trace into a trace for Perfetto.",
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")

@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder):
     """The run that most tests look at: `thinwire train`, whose output it is."""
-    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "trained", "--debug.trace", "2"], folder)
+    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "trained", "--trace=2"], folder)
     assert command.status == 0, command.stderr
     return command
 

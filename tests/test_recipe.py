@@ -68,6 +68,18 @@ def test_codec_is_short_for_both_channels(options, activations, gradients):
     assert (compression.activations, compression.gradients) == (activations, gradients)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (["--trace", "quickstart"], 5),
+        (["quickstart", "--trace=2"], 2),
+        (["quickstart", "--trace", "--debug.trace", "3"], 3),
+    ],
+)
+def test_trace_is_short_for_a_few_steps(arguments, steps):
+    assert parse(arguments).debug.trace == steps
+
+
 def test_auto_and_its_candidates_are_read_back(tmp_path):
     recipe = parse(["quickstart", "--codec", "auto", "--compression.candidates", '["none", "q(2, per=\'row\')"]'])
     assert recipe.compression.candidates == ["none", "q(2, per='row')"]
@@ -166,6 +178,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
         (["quickstart", "--training.steps", "many"], "training.steps must be a whole number, got many"),
         (["quickstart", "--training.steps", "0.5"], "training.steps must be a whole number, got 0.5"),
+        (["quickstart", "--trace=few"], "debug.trace must be a whole number, got few"),
         (["quickstart", "--optimizer.lr", "fast"], "optimizer.lr must be a number, got fast"),
         (["quickstart", "--wire.checksum", "maybe"], "wire.checksum must be true or false, got maybe"),
         (["quickstart", "--training.precision", "fp8"], "training.precision must be one of fp32, bf16, got fp8"),

@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
     before = Path.cwd()
     os.chdir(made)
     try:
-        assert cli.main(["simulate", "tiny.yaml", "--output", "tiny", "--debug.trace", "3"]) == 0
+        assert cli.main(["simulate", "tiny.yaml", "--output", "tiny", "--trace=3"]) == 0
         shutil.copytree("tiny", "other")
         shutil.rmtree("other/trace")
         summary = json.loads(Path("other/summary.json").read_text())
