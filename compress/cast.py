@@ -17,11 +17,6 @@ class Uncompressed(Codec):
 
     name: ClassVar[str] = "none"
 
-    @property
-    def lossless(self) -> bool:
-        """True: bytes are copied."""
-        return True
-
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return the size of the tensor itself."""
         return prod(shape) * dtype.itemsize

@@ -63,11 +63,6 @@ class Codec(ABC):
     name: ClassVar[str]
     """What the codec is called in expressions."""
 
-    @property
-    def lossless(self) -> bool:
-        """Whether every tensor comes back bit for bit."""
-        return False
-
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return the exact payload size in bytes of a tensor; both ends know it in advance.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thinwire.models.errors import ModelError, require
+from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
 
 Precision = Literal["fp32", "bf16"]
@@ -159,19 +159,6 @@ class Stage(nn.Module):
             assert isinstance(layer, Layer)
             state |= layer.full_state()
         return state
-
-    def load_full_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy in values by full name. `state` may hold the whole model's: what belongs to other stages is left alone.
-
-        Raises:
-            ModelError: with every name that is missing, or has another shape or dtype; nothing is copied then.
-        """
-        own = self.full_state()
-        mistakes = [mistake for name, tensor in own.items() if (mistake := _misfit(name, tensor, state.get(name)))]
-        if mistakes:
-            raise ModelError(f"the state does not fit this stage: {'; '.join(mistakes)}")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
 
 
 def build_stage(
@@ -371,14 +358,6 @@ def _side_of(layer: Layer, side: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _full_name(part: str, name: str) -> str:
     return f"{part}.{name}" if part and name else part or name
-
-
-def _misfit(name: str, own: Tensor, given: Tensor | None) -> str | None:
-    if given is None:
-        return f"{name} is missing"
-    if (given.shape, given.dtype) != (own.shape, own.dtype):
-        return f"{name} must be {own.dtype} of shape {list(own.shape)}, got {given.dtype} of shape {list(given.shape)}"
-    return None
 
 
 def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -51,7 +51,9 @@ def outputs_of(run: Path):
     with torch.no_grad():
         for index, cut in enumerate(prepared.cuts):
             stage = build_stage(prepared.blueprint, cut, seed=0).eval()
-            stage.load_full_state(load_file(run / f"weights/stage-{index}.safetensors"))
+            saved = load_file(run / f"weights/stage-{index}.safetensors")
+            for name, tensor in stage.full_state().items():
+                tensor.copy_(saved[name])
             x = stage(x, **side)
     return inputs, side, x
 

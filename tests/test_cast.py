@@ -10,7 +10,6 @@ from thinwire.compress import CodecError, parse
 @pytest.mark.parametrize("dtype", [*FLOATING, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64])
 def test_none_returns_every_bit(dtype):
     x = torch.randint(0, 2, (3, 5), generator=torch.Generator().manual_seed(0)).to(dtype)
-    assert parse("none").lossless
     assert_identical(roundtrip("none", x), x)
 
 
@@ -24,7 +23,6 @@ def test_none_keeps_the_bits_of_nan_and_of_minus_zero():
 def test_a_cast_is_torch_s_own(expression, dtype):
     x = gaussian(64, 33, dtype=dtype)
     wire = {"fp16": torch.float16, "bf16": torch.bfloat16}[expression]
-    assert not parse(expression).lossless
     assert_identical(roundtrip(expression, x), x.to(wire).to(dtype))
 
 

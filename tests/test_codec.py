@@ -92,8 +92,6 @@ def test_error_is_within_the_bound(codec, shape, dtype, seed, exponent):
     assert y.shape == x.shape and y.dtype == dtype
     error, bound = (y.double() - x.double()).abs(), codec.error_bound(x).double().broadcast_to(x.shape)
     assert (error <= bound).all(), f"{codec}: {error.max().item()} beyond {bound.max().item()}"
-    if codec.lossless:
-        assert_identical(y, x)
 
 
 @pytest.mark.parametrize("expression", [expression for expression in EXPRESSIONS if expression != "none"])

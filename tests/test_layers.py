@@ -215,36 +215,12 @@ def test_bf16_differs_from_fp32_but_not_much():
     assert 1e-5 < error < 0.1, error
 
 
-def test_state_is_shared_and_loads_back():
-    stage, other = (build_stage(toy(), range(1, 3), seed=seed) for seed in (1, 2))
-    assert not torch.equal(other.full_state()["mix.0.0.weight"], stage.full_state()["mix.0.0.weight"])
-    other.load_full_state(stage.full_state())
-    torch.testing.assert_close(other.full_state(), stage.full_state(), **IDENTICAL)
+def test_full_state_shares_memory_with_the_stage():
+    stage = build_stage(toy(), range(1, 3), seed=0)
+    before = stage.full_state()["mix.0.0.weight"].clone()
     with torch.no_grad():
-        other.layers[0].block[0].weight.add_(1)
-    assert not torch.equal(other.full_state()["mix.0.0.weight"], stage.full_state()["mix.0.0.weight"])
-
-
-def test_a_stage_takes_its_own_from_the_state_of_the_whole_model():
-    whole = build_stage(toy(), range(4), seed=1)
-    stage = build_stage(toy(), range(3, 4), seed=2)
-    stage.load_full_state(whole.full_state())
-    torch.testing.assert_close(stage.full_state()["score.weight"], whole.full_state()["score.weight"], **IDENTICAL)
-
-
-def test_loading_names_every_misfit_and_then_copies_nothing():
-    stage = build_stage(toy(), range(3, 4), seed=0)
-    before = {name: tensor.clone() for name, tensor in stage.full_state().items()}
-    state = {
-        "norm.weight": torch.full((4,), 9.0),
-        "norm.bias": torch.zeros(5),
-        "score.weight": torch.zeros(3, 4).double(),
-    }
-    with pytest.raises(ModelError) as caught:
-        stage.load_full_state(state)
-    for part in ("norm.bias must be torch.float32 of shape [4]", "score.weight must be", "score.bias is missing"):
-        assert part in str(caught.value), str(caught.value)
-    torch.testing.assert_close(stage.full_state(), before, **IDENTICAL)
+        stage.full_state()["mix.0.0.weight"].add_(1)
+    torch.testing.assert_close(stage.layers[0].block[0].weight, before + 1, **IDENTICAL)
 
 
 def test_a_tensor_that_initialize_leaves_out_is_an_error():
