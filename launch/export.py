@@ -26,6 +26,7 @@ from thinwire.launch.recipe import Recipe, dump
 from thinwire.models.data import load
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
+from thinwire.models.file_mode import follow_umask
 from thinwire.models.model import PRETRAINED, ModelOptions, library_code
 from thinwire.models.sources import DIGITS, PYDOC, Place, evaluation_place
 from thinwire.models.tokenizer import BYTES
@@ -220,6 +221,8 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     from huggingface_hub import save_torch_state_dict
 
     save_torch_state_dict(dict(weights), folder)
+    for path in folder.glob("*.safetensors"):
+        follow_umask(path)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from thinwire.models.file_mode import follow_umask
 from thinwire.pipeline.evaluation import Mode, Score
 from thinwire.pipeline.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
@@ -36,6 +37,7 @@ def save_weights(folder: Path, stage_index: int, state: Mapping[str, Tensor], st
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".new")
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, fresh, metadata={"step": str(step)})
+    follow_umask(fresh)
     fresh.replace(target)
 
 

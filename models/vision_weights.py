@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinwire.models.errors import ModelError, require
+from thinwire.models.file_mode import follow_umask
 from thinwire.models.vision import VISION
 
 _FILE = "model.safetensors"
@@ -52,5 +53,6 @@ def weights_folder(name: str, weights: str) -> Path:
     # stages may come here at once, and must not read each other's half
     unfinished = folder / f"{_FILE}.{os.getpid()}"
     save_file(state, unfinished)
+    follow_umask(unfinished)
     unfinished.replace(path)
     return folder

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import stat
 from contextlib import chdir
 
 import pytest
@@ -131,6 +133,24 @@ def test_models_that_transformers_lacks(name, tmp_path, monkeypatch, capsys, hub
         expected = loaded_as_its_readme_says(exported)(inputs)
     torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
     assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(run)["held_out"]
+
+
+def test_every_file_follows_the_umask(copied, tmp_path):
+    """safetensors leaves its files to their owner alone: whoever an export was made for could not read its weights."""
+    before = os.umask(0o027)
+    try:
+        exported = export(copied, tmp_path / "export")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in exported.iterdir()}
+    assert set(modes) >= {"model.safetensors", "config.json", "recipe.yaml", "README.md"}
+    assert set(modes.values()) == {0o640}, modes
+
+
+def test_weights_of_a_run_have_the_mode_of_its_other_files(folder):
+    run = folder / "trained"
+    modes = [path.stat().st_mode for path in (run / "summary.json", *sorted(run.glob("weights/*")))]
+    assert len(modes) == 3 and len(set(modes)) == 1, modes
 
 
 # --- what cannot be exported --------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ def test_weights_are_downloaded_once(downloads, tmp_path):
     assert weights_folder("resnet18", "IMAGENET1K_V1") == folder
     assert len(downloads) == 1
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+    (tmp_path / "plain").touch()
+    assert (folder / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path):
