@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from thinwire.launch.assembly import Assembly, Prepared, assemble
 from thinwire.launch.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
 from thinwire.launch.recipe import dump
-from thinwire.models.batch_norm import batch_norm_warning
+from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.models.sampler import evaluation_batches
@@ -122,13 +123,12 @@ class Run:
 
     def _show_notes(self) -> None:
         """Say what is worth knowing before training starts."""
-        size = self.recipe.pipeline.microbatch_size
-        warnings = {
-            stage.stage_index: batch_norm_warning(_module(stage).layers, size) or "" for stage in self.trainer.stages
-        }
-        gathered = self.assembly.placement.gather(warnings)
+        gathered = self.assembly.placement.gather(
+            {stage.stage_index: batch_norms(_module(stage).layers) for stage in self.trainer.stages}
+        )
         if gathered is not None:
-            show_notes([*self.assembly.prepared.data.notes, *self._notes_on_auto(), *filter(None, gathered)])
+            warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
+            show_notes([*self.assembly.prepared.data.notes, *self._notes_on_auto(), *([warning] if warning else [])])
 
     def _notes_on_auto(self) -> list[str]:
         steps = self.recipe.training.steps

@@ -125,8 +125,9 @@ def test_models_that_transformers_lacks(name, tmp_path, monkeypatch, capsys, hub
     (tmp_path / "own.yaml").write_text(IMAGES)
     given = ["--model.name", name, "--model.config", json.dumps(OWN_MODELS[name])]
     run = simulate("own.yaml", tmp_path / "run", *given)
-    note = "batch norm bn1 and 9 more: statistics over fewer than 8 samples are noisy and cost accuracy, got micro"
-    assert (note in capsys.readouterr().out) == (name == "resnet18")
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch norm")]
+    once = ["batch norm bn1 and 19 more"]  # whatever the number of stages
+    assert [note.partition(":")[0] for note in notes] == (once if name == "resnet18" else [])
     exported = export(run, tmp_path / "export")
     inputs, _, outputs = outputs_of(run)
     with torch.no_grad():
