@@ -13,6 +13,9 @@ from rich.table import Table
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.trainer import StepRecord
 
+_UNLIMITED = 10_000
+"""Columns of a terminal that nothing is too wide for."""
+
 
 class ProgressLine:
     """A live line on a terminal; elsewhere a plain line now and then, so that logs stay readable."""
@@ -72,8 +75,7 @@ def show_stores(stages: Sequence[Mapping[str, int]]) -> None:
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
-    title = f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s")
     table.add_column("")
     columns = [name for name in next(iter(summary["held_out"].values()), {}) if name != "num_targets"]
     for column in columns:
@@ -81,24 +83,39 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     for mode, score in summary["held_out"].items():
         table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
     console.print(table)
-    console.print(_channels_table(summary))
+    _show_channels(console, summary["channels"])
     console.print(_stages_table(summary))
     console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
     console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
 
 
-def _channels_table(summary: Mapping[str, Any]) -> Table:
-    table = Table("boundary", title="bytes sent while training", box=SIMPLE, title_justify="left")
-    table.add_column("channel", no_wrap=True)
-    table.add_column("codec", overflow="fold")
+def _show_channels(console: Console, channels: Sequence[Mapping[str, Any]]) -> None:
+    """Print what each channel sent; codecs have a line of their own below where the table would be too wide."""
+    codecs = list(dict.fromkeys(channel["codec"] for channel in channels))
+    table = _channels_table(channels, {codec: codec for codec in codecs})
+    if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
+        console.print(table)
+        return
+    marks = {codec: f"({number})" for number, codec in enumerate(codecs, 1)}
+    console.print(_channels_table(channels, marks))
+    for codec, mark in marks.items():
+        console.print(f" {mark} {codec}", highlight=False, soft_wrap=True, markup=False)
+    console.print()
+
+
+def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, str]) -> Table:
+    """What each channel sent, with what to call its codec."""
+    table = _table("bytes sent while training")
+    for column in ("boundary", "channel", "codec"):
+        table.add_column(column, no_wrap=True)
     for column in ("sent", "of", "ratio", "bits", "in full"):
         table.add_column(column, justify="right", no_wrap=True)
-    for channel in summary["channels"]:
+    for channel in channels:
         low, high = channel["boundary"], channel["boundary"] + 1
         table.add_row(
             f"{low} -> {high}" if channel["channel"] == "activations" else f"{high} -> {low}",
             channel["channel"],
-            channel["codec"],
+            codecs[channel["codec"]],
             _megabytes(channel["bytes"]),
             _megabytes(channel["uncompressed"]),
             f"{channel['uncompressed'] / max(1, channel['bytes']):.2f}x",
@@ -109,7 +126,7 @@ def _channels_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _stages_table(summary: Mapping[str, Any]) -> Table:
-    table = Table(title="where the time of training went, and peak memory", box=SIMPLE, title_justify="left")
+    table = _table("where the time of training went, and peak memory")
     table.add_column("stage", no_wrap=True)
     for column in (*SECTIONS, "other", "memory"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -117,9 +134,18 @@ def _stages_table(summary: Mapping[str, Any]) -> Table:
         seconds = stage["seconds"]
         total = max(1e-9, summary["training_seconds"])
         other = max(0.0, total - sum(seconds.values()))
-        times = [f"{spent:.1f} s {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
+        times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
         table.add_row(str(stage["stage"]), *times, _megabytes(stage["peak_memory"]))
     return table
+
+
+def _table(title: str) -> Table:
+    """A table whose columns stand as close as reads well."""
+    return Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
+
+
+def _seconds(spent: float) -> str:
+    return f"{spent:.1f} s" if spent < 100 else f"{spent:.0f} s"
 
 
 def _megabytes(count: int) -> str:
