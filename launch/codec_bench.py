@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from thinwire.compress import Codec, CodecError, Feedback, parse
 from thinwire.compress.expression import CODECS
-from thinwire.launch import recipe
+from thinwire.launch import recipe, tables
 from thinwire.launch.capture import capture
 from thinwire.launch.codec_page import page
 from thinwire.launch.codec_trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
 from thinwire.launch.environment import cores, environment
+from thinwire.launch.tables import Cell, document
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS
@@ -59,6 +60,7 @@ FEEDBACK_EXAMPLES = ("aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))")
 """What is measured of feedback where nobody asks for others."""
 
 SAMPLES, ROW = 8, 1024
+_OWN = "own: what feedback does at both ends beside its codec, over what the codec does there"
 
 
 def default_codecs() -> list[str]:
@@ -143,35 +145,30 @@ def feedback_table(results: Sequence[FeedbackResult]) -> Table:
     return rows
 
 
-def as_json(result: Result) -> dict[str, Any]:
-    """A result for machines; ``null`` stands for no bound, no noise, no threads."""
-    return {
-        "data": result.data,
-        "codec": result.codec,
-        **vars(result.quality),
-        "speeds": [_speed_as_json(speed) for speed in result.speeds],
-    }
+def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> list[tables.Table]:
+    """Everything with all digits, a row for what was measured on one kind of data (at one place, where it has one)."""
+    speed_columns = ("with", "encode, GB/s", "decode, GB/s", "memcpy, GB/s", "encode of memcpy", "decode of memcpy")
+    qualities: list[list[Cell]] = [
+        [one.data, one.codec, one.quality.bits_per_element, one.quality.of_entropy, one.quality.snr_db]
+        for one in results
+    ]
+    speeds: list[list[Cell]] = [[one.data, one.codec, *_cells(speed)] for one in results for speed in one.speeds]
+    rules: list[list[Cell]] = [
+        [one.data, one.method, one.bits_per_element, *_cells(speed), speed.own]
+        for one in feedback
+        for speed in one.speeds
+    ]
+    shown = [
+        tables.Table("codecs: bits and noise", ("data", "codec", "bits", "x bound", "SNR, dB"), qualities),
+        tables.Table("codecs: speed", ("data", "codec", *speed_columns), speeds, "GB/s of the tensor"),
+        tables.Table("feedback", ("data", "feedback", "bits", *speed_columns, "own"), rules, _OWN),
+    ]
+    return [table for table in shown if table.rows]
 
 
-def feedback_as_json(result: FeedbackResult) -> dict[str, Any]:
-    """A result of feedback for machines."""
-    return {
-        "data": result.data,
-        "feedback": result.method,
-        "bits_per_element": result.bits_per_element,
-        "speeds": [_speed_as_json(speed) | {"own_share_of_codec": speed.own} for speed in result.speeds],
-    }
-
-
-def _speed_as_json(speed: Speed) -> dict[str, Any]:
-    return {
-        **vars(speed.place),
-        "memcpy_gb_s": speed.memcpy,
-        "encode_gb_s": speed.encode,
-        "decode_gb_s": speed.decode,
-        "encode_share": speed.encode / speed.memcpy,
-        "decode_share": speed.decode / speed.memcpy,
-    }
+def _cells(speed: Speed) -> list[Cell]:
+    rates = (speed.encode, speed.decode)
+    return [str(speed.place), *rates, speed.memcpy, *(rate / speed.memcpy for rate in rates)]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -196,11 +193,7 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     if options.json:
-        told = {
-            **found,
-            "results": [as_json(result) for result in results],
-            "feedback": [feedback_as_json(result) for result in feedback],
-        }
+        told = document("bench of codecs", documented(results, feedback), **found)
         print(json.dumps(told, indent=2, allow_nan=False))
         return 0
     if options.markdown:
@@ -220,7 +213,7 @@ def main(argv: Sequence[str]) -> int:
             console.print(feedback_table(of_feedback))
     console.print("enc, dec: GB/s of the tensor, share of memcpy; x bound: bytes over the entropy bound")
     if rules:
-        console.print("own: what feedback does at both ends beside its codec, over what the codec does there")
+        console.print(_OWN)
     return 0
 
 

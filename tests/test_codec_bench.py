@@ -12,6 +12,7 @@ from thinwire.launch.assembly import prepare
 from thinwire.launch.capture import Passage, capture
 from thinwire.launch.codec_bench import EXAMPLES, default_codecs, gaussian, parse_method
 from thinwire.launch.codec_trial import FeedbackTrial, quality
+from thinwire.launch.tables import read_document
 from thinwire.models.layers import build_stage
 from thinwire.models.sampler import Sampler
 from thinwire.models.tasks import LanguageModeling
@@ -202,21 +203,30 @@ def test_own_work_is_what_both_ends_do_beside_one_encode_and_two_decodes(monkeyp
     assert (speed.encode, speed.decode) == (2**15 / 1e9 / 3, 2**15 / 1e9 / 2)
 
 
+def told_as_json(capsys, *arguments):
+    """What `--json` says: the document, and its tables by title as rows of column -> cell."""
+    assert cli.main(["bench", *arguments, "--json"]) == 0
+    text = capsys.readouterr().out
+    title, found = read_document(text)
+    assert title == "bench of codecs"
+    rows = {table.title: [dict(zip(table.columns, row, strict=True)) for row in table.rows] for table in found}
+    return json.loads(text, parse_constant=pytest.fail), rows
+
+
 def test_json_and_tables_of_feedback(quick, capsys):
     arguments = [*quick, "--codec", "ef21(q(4))", "ef(topk(0.1))"]
-    assert cli.main(["bench", *arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert told["results"] == []
-    assert [(result["data"], result["feedback"]) for result in told["feedback"]] == [
+    _, told = told_as_json(capsys, *arguments)
+    assert list(told) == ["feedback"]
+    cpu = [row for row in told["feedback"] if row["with"] == "1 thread"]
+    assert [(row["data"], row["feedback"]) for row in cpu] == [
         (data, method)
         for data in ("gaussian", "activations", "gradients")
         for method in ("ef21(q(4))", "ef(topk(0.1))")
     ]
-    for result in told["feedback"]:
-        (speed,) = result["speeds"]
-        assert speed["encode_gb_s"] > 0 and speed["decode_gb_s"] > 0
-        assert math.isfinite(speed["own_share_of_codec"])
-    assert told["feedback"][0]["bits_per_element"] == 4 + 16 / 1024
+    for row in cpu:
+        assert row["encode, GB/s"] > 0 and row["decode, GB/s"] > 0
+        assert math.isfinite(row["own"])
+    assert cpu[0]["bits"] == 4 + 16 / 1024
     assert bench.main(arguments) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["ef21(q(4))"]]
     assert rows == [["ef21(q(4))", "4.02"], ["ef21(q(4))", "5.00"], ["ef21(q(4))", "5.00"]]
@@ -241,27 +251,29 @@ def test_markdown_has_a_table_of_quality_and_two_of_speed(quick, capsys):
 
 
 def test_json_says_everything(quick, capsys):
-    arguments = [*quick, "--json", "--codec", "q(4)", "none", "--codec", "topk(0.1)"]
-    assert cli.main(["bench", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    told, rows = told_as_json(capsys, *quick, "--codec", "q(4)", "none", "--codec", "topk(0.1)")
     assert told["torch"] == torch.__version__
     assert told["command"].startswith("thinwire bench codecs --recipe ")
-    assert told["command"].endswith("--codec 'q(4)' none --codec 'topk(0.1)'")
+    assert told["command"].endswith("--codec 'q(4)' none --codec 'topk(0.1)' --json")
     assert told["machine"]["cores"] >= 1
-    named = [(result["data"], result["codec"]) for result in told["results"]]
-    assert named == [
-        (data, codec) for data in ("gaussian", "activations", "gradients") for codec in ("q(4)", "none", "topk(0.1)")
-    ]
-    for result in told["results"]:
-        assert (result["snr_db"] is None) == (result["codec"] == "none")
-        assert (result["of_entropy"] is None) == (result["codec"] != "topk(0.1)")
-        (speed,) = [speed for speed in result["speeds"] if speed["device"] == "cpu"]
-        assert speed["threads"] == 1
-        assert speed["memcpy_gb_s"] > 0
+    assert list(rows) == ["codecs: bits and noise", "codecs: speed"]
+    qualities = rows["codecs: bits and noise"]
+    speeds = [row for row in rows["codecs: speed"] if row["with"] == "1 thread"]
+    for part in (qualities, speeds):
+        assert [(row["data"], row["codec"]) for row in part] == [
+            (data, codec)
+            for data in ("gaussian", "activations", "gradients")
+            for codec in ("q(4)", "none", "topk(0.1)")
+        ]
+    for row in qualities:
+        assert (row["SNR, dB"] is None) == (row["codec"] == "none")
+        assert (row["x bound"] is None) == (row["codec"] != "topk(0.1)")
+    for row in speeds:
+        assert row["memcpy, GB/s"] > 0
         for act in ("encode", "decode"):
-            assert speed[f"{act}_gb_s"] > 0
-            assert speed[f"{act}_share"] == speed[f"{act}_gb_s"] / speed["memcpy_gb_s"]
-    bits = {(result["data"], result["codec"]): result["bits_per_element"] for result in told["results"]}
+            assert row[f"{act}, GB/s"] > 0
+            assert row[f"{act} of memcpy"] == row[f"{act}, GB/s"] / row["memcpy, GB/s"]
+    bits = {(row["data"], row["codec"]): row["bits"] for row in qualities}
     assert bits["gaussian", "q(4)"] == 4 + 16 / 1024
     assert bits["activations", "q(4)"] == bits["gradients", "q(4)"] == 4 + 16 / 16
 
