@@ -198,6 +198,7 @@ def _view(run: Found) -> dict[str, Any]:
         "loss": _loss_picture(run),
         "held_out": _held_out(summary),
         "channels": _channels(summary["channels"]),
+        "choices": _choices(summary.get("choices", [])),
         "shares": [(stage["stage"], _shares(stage["seconds"], summary["training_seconds"])) for stage in _stages(run)],
         "stages": _stage_table(_stages(run), summary["training_seconds"]),
         "timeline": _timeline(run.traces, summary["name"]),
@@ -308,7 +309,7 @@ def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
     columns = ("boundary", "channel", "codec", "MB sent", "MB as they are", "ratio", "bits an element", "% in full")
     rows = [
         (
-            " to ".join(str(channel["boundary"] + side) for side in _direction(channel["channel"])),
+            _route(channel),
             channel["channel"],
             channel["codec"],
             round(channel["bytes"] / 1e6, 3),
@@ -323,8 +324,47 @@ def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
     return Table("Bytes of each channel", columns, rows, note)
 
 
-def _direction(channel: str) -> tuple[int, int]:
-    return (0, 1) if channel == "activations" else (1, 0)
+def _choices(choices: Sequence[Mapping[str, Any]]) -> Table | None:
+    """The codecs that auto chose, with what was measured; None where it chose none."""
+    if not choices:
+        return None
+    columns = (
+        *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide", "hides"),
+        *("compute, ms", "next milder", "its ms on the wire"),
+    )
+    rows = [
+        (
+            _route(choice),
+            choice["channel"],
+            choice["codec"],
+            choice["nbytes"],
+            _scaled(choice["goodput"], 8e-6),
+            _scaled(choice["wire"], 1e3),
+            _scaled(choice["hidden"], 1e3),
+            choice["hides"],
+            _scaled(choice["hidden"] / choice["share"], 1e3),
+            choice["milder"],
+            _scaled(choice["milder_wire"], 1e3),
+        )
+        for choice in choices
+    ]
+    note = (
+        "Measured in the first steps. Compute is that of a micro-batch's forwards (for gradients: backwards) in the "
+        "slowest process; the schedule lets a share of it hide the wire. Each channel got the mildest candidate that "
+        "hides, the strongest where none does. Mbit/s are the channel's part of its link; none are needed within a "
+        "process."
+    )
+    return Table("What auto chose, and why", columns, rows, note)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else round(value * factor, 2)
+
+
+def _route(channel: Mapping[str, Any]) -> str:
+    """From which stage to which a channel goes."""
+    low, high = channel["boundary"], channel["boundary"] + 1
+    return f"{low} to {high}" if channel["channel"] == "activations" else f"{high} to {low}"
 
 
 def _split(seconds: Mapping[str, float], total: float) -> dict[str, float]:

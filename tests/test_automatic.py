@@ -6,7 +6,7 @@ import pytest
 
 import processes
 from commands import THINWIRE, completed
-from thinwire.launch import cli, limit, recipe
+from thinwire.launch import cli, limit, recipe, report
 from thinwire.launch.timetable import timetable
 from thinwire.pipeline import automatic
 from thinwire.pipeline.automatic import Automatic, Measured, choose
@@ -281,6 +281,8 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
     assert [(choice["codec"], choice["nbytes"], choice["hides"]) for choice in told["choices"]] == [
         ("q(6)", 3392, True)
     ] * 2
+    page = report.render(*report.read([folder / "run"]))
+    assert "What auto chose, and why" in page and page.count("<td>q(6)</td>") == 4  # channels, and choices
     in_full = 4 * 32 * 32 * 4 + 64
     assert told["channels"][0]["bytes"] == 2 * 2 * in_full + 2 * 2 * 3392
     assert "activations: auto" in (folder / "run/recipe.yaml").read_text()
@@ -296,6 +298,7 @@ def test_a_run_too_short_to_choose_is_noted(folder, capsys):
     assert note in capsys.readouterr().out
     assert chosen_in(folder / "short") == {"activations": "none", "gradients": "none"}
     assert summary(folder / "short")["choices"] == []
+    assert "What auto chose" not in report.render(*report.read([folder / "short"]))
 
 
 def test_an_evaluation_wants_codecs_by_name(folder, capsys):

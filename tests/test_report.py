@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from thinwire.launch import cli
 from thinwire.launch.pictures import ROLES, STAND_INS, running_mean
 from thinwire.launch.report import read, render
 from thinwire.launch.tables import Table, document
+from thinwire.pipeline.automatic import Measured, choose
+from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.schedules import Overlap
 
 RECIPE = """
 description: As small as can be.
@@ -27,6 +31,15 @@ pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
 compression: {activations: q(4), gradients: "q(8, round='stochastic')"}
 training: {steps: 4, evaluate_every: 2 steps}
 """
+CHOICES = choose(
+    {(0, "activations"): {"none": 40_000, "q(8)": 10_064}, (0, "gradients"): {"none": 40_000, "bf16": 20_064}},
+    Measured(
+        compute={"activations": [0.004, 0.006], "gradients": [0.008, 0.012]},
+        links={(0, 1): LinkSpeed(goodput=2.5e6, latency=0.0), (1, 0): LinkSpeed(goodput=1e6, latency=0.0)},
+    ),
+    [0, 1],
+    Overlap(1.0, phased=True),
+)
 TABLES = document(
     "bench <of> codecs",
     [Table("Samples a second", ("codec", "100 Mbit/s"), (("q(4)", 512.5), ("<script>alert(1)</script>", None)))],
@@ -48,7 +61,8 @@ def folder(tmp_path_factory):
         shutil.copytree("tiny", "other")
         shutil.rmtree("other/trace")
         summary = json.loads(Path("other/summary.json").read_text())
-        Path("other/summary.json").write_text(json.dumps({**summary, "name": "other & <co>"}))
+        choices = [asdict(choice) | {"hides": choice.hides} for choice in CHOICES]
+        Path("other/summary.json").write_text(json.dumps({**summary, "name": "other & <co>", "choices": choices}))
         Path("bench.json").write_text(json.dumps(TABLES))
         Path("tiny/predict.json").write_text(json.dumps(document("prediction", [Table("Cells", ("n",), ((7,),))])))
         assert cli.main(["report", "tiny", "other", "bench.json"]) == 0
@@ -67,11 +81,13 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.text, self.elements, self._open = {}, [], []
+        self.text, self.elements, self.rows, self._open = {}, [], [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
+        if tag == "tr":
+            self.rows.append([])
         if tag not in ("meta", "br", "link", "path", "use"):
             self._open.append(tag)
 
@@ -83,6 +99,8 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if data.strip():
             self.text.setdefault(self._open[-1] if self._open else "", []).append(data.strip())
+            if self._open[-1:] in (["th"], ["td"]):
+                self.rows[-1].append(data.strip())
 
     def count(self, tag):
         return sum(found == tag for found, _ in self.elements)
@@ -107,6 +125,12 @@ def expect_content(page, folder):
         assert f"{summary['held_out'][mode]['loss']:,.4f}" in page.text["dd"]
     assert 'q(8, round="stochastic")' in page.text["td"]
     assert "<script>alert(1)</script>" in page.text["th"]
+    assert page.text["caption"].count("What auto chose, and why") == 1  # only one run used auto
+    chosen = page.rows[page.rows.index(next(row for row in page.rows if "next milder" in row)) + 1 :][:2]
+    assert chosen == [
+        ["0 to 1", "activations", "q(8)", "10,064", "20", "4.03", "6", "yes", "6", "none", "16"],
+        ["1 to 0", "gradients", "bf16", "20,064", "8", "20.06", "12", "no", "12", "none", "40"],
+    ]
     assert {"stage 0", "stage 1"} <= set(page.text["text"]) and {"stage 0", "stage 1"} <= set(page.text["span"])
     assert any("num_microbatches: 2" in text for text in page.text["code"])
     assert summary["weights_digest"] in page.text["code"]
