@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.compress import CodecError
-from thinwire.launch import aqsgd, recipe
+from thinwire.launch import aqsgd, recipe, tables
 from thinwire.launch.prediction import (
     HIDDEN,
     UNCOMPRESSED,
@@ -29,6 +29,7 @@ from thinwire.launch.prediction import (
     predict,
     verdict,
 )
+from thinwire.launch.tables import document
 from thinwire.launch.workload import Link, Network, Workload, codec_pair, label
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -213,9 +214,9 @@ def _schedules_table(predictions: Sequence[Prediction]) -> Table:
 
 
 def as_json(found: Answer) -> dict[str, Any]:
-    """An answer for machines; null stands for unlimited bandwidth and for no schedule."""
+    """An answer as a document of tables, and all of it beside; null is unlimited bandwidth, or no schedule."""
     workload = found.workload
-    return {
+    everything = {
         "workload": {
             "name": workload.name,
             "num_stages": workload.num_stages,
@@ -234,6 +235,27 @@ def as_json(found: Answer) -> dict[str, Any]:
         "best": None if found.best is None else _finite(found.best),
         "verdicts": found.verdicts,
     }
+    return document(f"prediction of {workload.name}", _documented(found), **everything)
+
+
+def _documented(found: Answer) -> list[tables.Table]:
+    columns = ("link", "schedule", "codec", "samples/s", "x none", "of full", "s a step", "held")
+    speeds, schedules = (
+        [
+            (
+                *(bandwidth_text(one.bandwidth), one.schedule, one.codec, one.samples_per_second),
+                *(one.speedup, one.of_unthrottled, one.seconds, one.in_flight),
+            )
+            for one in predictions
+        ]
+        for predictions in (found.predictions, found.schedules)
+    )
+    needed = [(codec, 1e-6 * bandwidth) for codec, bandwidth in found.needed.items()]
+    return [
+        tables.Table("predicted speed", columns, speeds, "; ".join(found.verdicts)),
+        tables.Table(f"the wire hides ({HIDDEN:.0%} of full speed) from", ("codec", "Mbit/s"), needed),
+        tables.Table("every schedule on the slowest link", columns, schedules),
+    ]
 
 
 def _finite(one: Prediction) -> dict[str, Any]:
@@ -242,16 +264,26 @@ def _finite(one: Prediction) -> dict[str, Any]:
 
 def _show_published(as_data: bool) -> None:
     """Tables 2 and 3 of 2206.01299 beside the simulation."""
-    tables = {
+    published = {
         "Table 2, sequences/s": aqsgd.throughput_cells(),
         "Table 2, share of the speed at 10 Gbps": aqsgd.share_cells(),
         "Table 3, ms on the wire": aqsgd.wire_cells(),
     }
     if as_data:
-        found = [{**asdict(cell), "deviation": cell.deviation} for rows in tables.values() for cell in rows]
-        print(json.dumps(found, indent=2, allow_nan=False))
+        shown = [
+            tables.Table(
+                f"2206.01299, {title}",
+                ("Mbit/s", "method", "published", "predicted", "deviation"),
+                [
+                    (1e-6 * cell.bandwidth, cell.method, cell.published, cell.predicted, cell.deviation)
+                    for cell in cells
+                ],
+            )
+            for title, cells in published.items()
+        ]
+        print(json.dumps(document("prediction of 2206.01299", shown), indent=2, allow_nan=False))
         return
-    for title, cells in tables.items():
+    for title, cells in published.items():
         table = Table(box=SIMPLE_HEAD, padding=0, title=f"2206.01299, {title}", title_justify="left")
         table.add_column("link")
         table.add_column("")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from thinwire.launch import report
 from thinwire.launch.aqsgd import share_cells, throughput_cells, wire_cells
 from thinwire.launch.cli import main
 
@@ -30,6 +31,20 @@ def test_a_packaged_recipe_with_given_times(capsys):
     for cell in found["predictions"]:
         shares = zip(cell["busy"], cell["wait"], cell["bubble"], strict=True)
         assert [sum(parts) for parts in shares] == pytest.approx([cell["seconds"]] * 4)
+
+
+def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
+    told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2)/q(4)")
+    (tmp_path / "predict.json").write_text(json.dumps(told))
+    [document] = report.read([tmp_path / "predict.json"])[1]
+    assert document.title == "prediction of quickstart"
+    speeds, needed, schedules = document.tables
+    codecs = ["none", "q(4)/q(8)", "q(2)/q(4)"]
+    assert [row[:3] for row in speeds.rows] == [["10mbit", "gpipe", codec] for codec in codecs]
+    assert [row[3] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
+    assert [row[0] for row in needed.rows] == codecs
+    assert len(schedules.rows) == len(told["schedules"]) > 3 * len(codecs)
+    assert told["verdicts"][0] in speeds.note
 
 
 def test_fields_of_the_recipe_can_be_overridden(capsys):
@@ -93,8 +108,9 @@ def test_mistakes_are_told_in_a_sentence(arguments, said, capsys):
 
 def test_the_published_tables_are_shown_with_their_deviations(capsys):
     found = predicted(capsys, "--like", "aqsgd")
-    assert len(found) == 15 + 12 + 8
-    assert all(cell["deviation"] == pytest.approx(cell["predicted"] / cell["published"] - 1) for cell in found)
+    assert [len(table["rows"]) for table in found["tables"]] == [15, 12, 8]
+    for *_, published, predicted_here, deviation in (row for table in found["tables"] for row in table["rows"]):
+        assert deviation == pytest.approx(predicted_here / published - 1)
     assert main(["predict", "--like", "aqsgd"]) == 0
     assert "deviation" in capsys.readouterr().out
 
