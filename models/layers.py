@@ -229,7 +229,8 @@ def stage_output_examples(
         stages = [
             Stage([_build_layer(blueprint.layers[index]) for index in cut], precision, blueprint.shared) for cut in cuts
         ]
-    with FakeTensorMode(), torch.enable_grad():
+    # TorchScript, as in DeBERTa up to transformers 5.22, makes real tensors of its constants
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         tensors: tuple[Tensor, ...] = (without_data(example_input),)
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
         for stage in stages:

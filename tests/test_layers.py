@@ -193,6 +193,29 @@ def test_examples_as_literals():
     assert plain[0].dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_examples_of_a_layer_with_scripted_functions():
+    """DeBERTa of transformers 5.0 to 5.22 has some, whose constants are tensors with data beside those without."""
+
+    class Scripted(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(4, 3)
+            self.parts = {"score": self.score}
+            self.clip = torch.jit.script(clip)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.clip(self.score(x), 2)
+
+    blueprint = Blueprint((LayerSpec("scripted", Scripted),), initialize)
+    [[example]] = stage_output_examples(blueprint, [range(1)], torch.zeros(2, 4), "fp32")
+    assert (example.shape, example.dtype, example.requires_grad) == ((2, 3), torch.float32, True)
+
+
+def clip(x: Tensor, limit: int) -> Tensor:
+    return torch.where(x < limit, x, torch.tensor(float(limit)))
+
+
 def test_a_floating_tensor_that_needs_no_gradient_says_so():
     class Beside(Layer):
         def __init__(self) -> None:
