@@ -57,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     except (ClusterError, BenchError) as error:
         print(error, file=sys.stderr)
         return 1
-    found = as_document(contests, prepared, RATIOS if options.like else {}, environment(shlex.join([PROG, *argv])))
+    where = environment(shlex.join([*PROG.split(), *argv]))
+    found = as_document(contests, prepared, RATIOS if options.like else {}, where)
     if options.json:
         print(json.dumps(found, indent=2))
     else:

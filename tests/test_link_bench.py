@@ -73,6 +73,7 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
     assert {row[2] for row in sections.rows} == {0, 1} and len(visits.rows) == 2
     assert 30 < conditions.rows[1][1] < 55, "the goodput of 50 Mbit/s"
     assert found["machine"]["cores"] >= 1
+    assert found["command"].startswith("thinwire bench quickstart --model.config ")
 
 
 def test_what_cannot_be_measured_is_a_sentence(capsys):
