@@ -100,6 +100,8 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
     from thinwire.launch.stopwatch import from_recipe
 
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
+    if wanted.pipeline.num_stages < 2:
+        raise OptionsError(["a prediction needs links: pipeline.num_stages must be at least 2, got 1"])
     given = [codec_pair(text) for text in options.codec or CODECS]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (UNCOMPRESSED, *own, *given)}.values())

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
+from thinwire.compress import CodecError, StoreError
 from thinwire.launch import recipe
 from thinwire.launch.assembly import Prepared, check_output, prepare, simulated_placement
 from thinwire.models.errors import ModelError
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     except (OptionsError, ModelError) as error:
         print(error, file=sys.stderr)
         return 2
-    except PipelineError as error:
+    except (CodecError, PipelineError, StoreError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

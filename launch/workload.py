@@ -134,10 +134,7 @@ class Network:
 
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:
-    """Bytes of one frame, header and padding included, once feedback has visited every row.
-
-    Raises CodecError for ``reuse`` without positions on the activation.
-    """
+    """Bytes of one frame, header and padding included, once feedback has visited every row."""
     crossing = [example for example in examples if channel == "activations" or example.requires_grad]
     methods = compression.method(boundary, channel), compression.method(boundary, "activations")
     return frame_length(crossing, *methods)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
-from thinwire.compress.feedback import check_channel
-from thinwire.compress.sparse import Reuse
+from thinwire.compress.feedback import check_channel, codec_of
+from thinwire.compress.sparse import Reuse, Sparse
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
@@ -61,10 +61,22 @@ class CompressionOptions:
                 check_channel(parse(expression), channel)
             except CodecError as error:
                 mistakes.append(f"{where}: {error}")
+        if not mistakes:
+            mistakes += self._mistakes_of_reuse()
         mistakes += _misspelt("compression.warmup", self.warmup)
         mistakes += self._mistakes_of_auto()
         if mistakes:
             raise OptionsError(mistakes)
+
+    def _mistakes_of_reuse(self) -> list[str]:
+        """To be asked where every expression names a codec or auto."""
+        return [
+            f"{where}.gradients: reuse needs topk or randk on the activations of the same boundary, got "
+            f"{pair['activations']}"
+            for where, pair in self._pairs().items()
+            if pair["gradients"].strip() == Reuse.name and not _is_auto(pair["activations"])
+            if not isinstance(codec_of(parse(pair["activations"])), Sparse)
+        ]
 
     def _mistakes_of_auto(self) -> list[str]:
         mistakes = _misspelt("compression.measure", self.measure)

@@ -25,7 +25,7 @@ from thinwire.compress.coder import Purpose
 from thinwire.compress.contraction import contraction
 from thinwire.compress.disk import DiskStore
 from thinwire.compress.memory import MemoryStore
-from thinwire.compress.store import Store, StoreLayout
+from thinwire.compress.store import Store, StoreError, StoreLayout
 from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Receiver, Sender
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
@@ -180,8 +180,14 @@ class Wire:
             where = path(purpose)
             if where is None:
                 return MemoryStore(layout)
-            where.parent.mkdir(parents=True, exist_ok=True)
-            where.unlink(missing_ok=True)  # of an earlier run of the same name
+            try:
+                where.parent.mkdir(parents=True, exist_ok=True)
+                where.unlink(missing_ok=True)  # of an earlier run of the same name
+            except OSError as error:
+                raise StoreError(
+                    f"stores cannot be kept in {where.parent}: {error.strerror}; name another folder as "
+                    f"compression.store_folder"
+                ) from error
             return DiskStore(layout, where)
 
         coder = Coder(

@@ -49,6 +49,28 @@ def test_auto_is_none_until_it_is_chosen():
     assert chosen.automatic == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"activations": "none", "gradients": "reuse"}, "compression"),
+        ({"activations": "ef(q(4))", "gradients": " reuse"}, "compression"),
+        (
+            {"activations": "topk(0.1)", "gradients": "reuse", "boundaries": {1: BoundaryOptions(activations="q(4)")}},
+            "compression.boundaries.1",
+        ),
+    ],
+)
+def test_reuse_without_positions_is_told_before_anything_starts(fields, place):
+    with pytest.raises(OptionsError) as caught:
+        CompressionOptions(**fields)
+    (mistake,) = caught.value.mistakes
+    assert mistake.startswith(f"{place}.gradients: reuse needs topk or randk on the activations of the same boundary")
+
+
+def test_reuse_goes_with_positions_inside_feedback():
+    CompressionOptions(activations="aqsgd(topk(0.1))", gradients="reuse")
+
+
 @pytest.mark.parametrize(("measure", "steps"), [("5 steps", 5), ("1 step", 1), ("2 epochs", 14)])
 def test_measuring_takes_steps_or_epochs(measure, steps):
     assert CompressionOptions(measure=measure).steps_measured(steps_per_epoch=7) == steps

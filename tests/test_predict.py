@@ -97,6 +97,8 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--link", "1-3:5mbit"], "must be two neighbouring stages such as 1-2:20mbit"),
         ([*GIVEN, "--link", "6-7:5mbit"], "--link must name stages in 0..3 beside each other, got 6-7, 7-6"),
         ([*GIVEN, "--codec", "p(4)"], "unknown codec 'p'"),
+        ([*GIVEN, "--codec", "none/reuse"], "reuse needs topk or randk on the activations of the same boundary"),
+        ([*GIVEN, "--pipeline.num_stages", "1"], "a prediction needs links"),
         ([*GIVEN, "--pipeline.num_microbatches", "2", "--schedule", "1f1b"], "must be at least num_stages"),
         ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
     ],

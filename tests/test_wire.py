@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import processes
+from thinwire.compress import StoreError
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.process import Placement
 from toy import make_trainer
@@ -54,6 +55,14 @@ def test_stores_on_disk_lie_where_told_and_are_discarded_at_the_end(alone, tmp_p
         stage.close()
     wire.discard_stores()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_folder_that_cannot_be_made_is_named(alone, tmp_path):
+    (tmp_path / "file").write_text("")
+    compression = {"activations": 'aqsgd(q(4), store="disk")', "store_folder": str(tmp_path / "file" / "stores")}
+    trainer = make_trainer(0, num_stages=2, simulated=True, steps=1, compression=compression)
+    with pytest.raises(StoreError, match="file/stores: Not a directory; name another folder"):
+        trainer.train(lambda record: None)
 
 
 def test_buffers_that_differ_are_named(alone):
