@@ -188,7 +188,7 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--hosts", type=int, default=2, help="how many, each with an address of its own")
     add("--bandwidth", type=str, default="none", help="of each host, either way: 500kbit, 100mbit, 10gbit, or none")
     add("--latency", type=str, default="0ms", help="from host to host, each way: 500us, 20ms")
-    add("--loss", type=str, default="0%", help="of packets: 0.1%%, 1%%")
+    add("--loss", type=str, default="0%", help="of packets: 0.1%, 1%")
     add(
         "--link",
         type=str,
