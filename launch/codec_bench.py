@@ -114,7 +114,7 @@ def table(results: Sequence[Result]) -> Table:
         rows.add_row(
             escape(result.codec),
             f"{result.quality.bits_per_element:.2f}",
-            "" if result.quality.of_entropy is None else f"{result.quality.of_entropy:.3f}",
+            f"{result.quality.of_entropy:.3f}",
             "exact" if result.quality.snr_db is None else f"{result.quality.snr_db:.1f}",
             *(
                 f"{rate:.2f} {rate / speed.memcpy:3.0%}"

@@ -37,7 +37,7 @@ def _qualities(results: Sequence[Result]) -> Iterator[list[str]]:
     yield ["codec", "bits", "x bound", *(f"SNR, dB: {name}" for name in data)]
     for codec, found in by_codec.items():
         first = found[data[0]].quality
-        bound = "" if first.of_entropy is None else f"{first.of_entropy:.3f}"
+        bound = f"{first.of_entropy:.3f}"
         noise = [found[name].quality.snr_db for name in data]
         yield [
             f"`{codec}`",

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Codec, CodecError, Coder, Feedback, Key, Moment, SlotCounts
+from thinwire.compress.bits import packed_size, unpack
+from thinwire.compress.dither import Dither
 from thinwire.compress.feedback import check_channel
+from thinwire.compress.fp8 import Float8
 from thinwire.compress.memory import MemoryStore
+from thinwire.compress.quantize import Quantize
 from thinwire.compress.sparse import TopK, samples_of
 
 MEMCPY_BYTES = 2**28
@@ -54,8 +58,8 @@ class Quality:
     """What a codec makes of some data, wherever it runs."""
 
     bits_per_element: float
-    of_entropy: float | None
-    """Payload bytes over the least that could carry the same; None where no such bound is known."""
+    of_entropy: float
+    """Payload bits over those of `entropy_bits`."""
     snr_db: float | None
     """Signal to noise; None where every value comes back exactly."""
 
@@ -163,17 +167,36 @@ class FeedbackTrial:
         return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in self._visits]
 
 
-def entropy_bits(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    """The bits below which no code can carry what ``codec`` sends of any tensor of ``shape``; None if not known.
+def entropy_bits(codec: Codec, message: Tensor, payload: Tensor) -> float:
+    """The bits below which no code that looks at one symbol at a time can carry what ``codec`` sends of a message.
 
-    For topk T*H(K/T) for the positions of K among T elements, H the binary entropy, and the values as they are sent.
+    T*H(K/T) for the positions of topk's K among T elements, H the binary entropy; the entropy of codes of up to 8 bits,
+    by how often each stands in the payload; scales, and values and positions beside codes, as they are sent.
     """
-    if not isinstance(codec, TopK):
-        return None
-    samples, n = samples_of(shape)
-    share = codec.count(n) / n
-    entropy = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
-    return samples * n * entropy + 8 * codec.values_size(shape, dtype)
+    if isinstance(codec, TopK):
+        samples, n = samples_of(message.shape)
+        positions = samples * n * _entropy(torch.tensor([codec.count(n), n - codec.count(n)]))
+        return positions + 8 * codec.values_size(message.shape, message.dtype)
+    bits = _code_bits(codec)
+    if bits is None:
+        return 8.0 * len(payload)
+    # codes are the last that a payload holds
+    size = packed_size(message.numel(), bits)
+    counts = unpack(payload[len(payload) - size :], bits, message.numel()).long().bincount()
+    return 8 * (len(payload) - size) + message.numel() * _entropy(counts)
+
+
+def _code_bits(codec: Codec) -> int | None:
+    """Bits of a code, of a codec that sends one of at most 8 for each element."""
+    if isinstance(codec, Float8):
+        return 8
+    return codec.bits if isinstance(codec, Quantize | Dither) else None
+
+
+def _entropy(counts: Tensor) -> float:
+    """Bits a symbol, of symbols that are there so often."""
+    shares = counts[counts > 0].double() / counts.sum()
+    return -float((shares * shares.log2()).sum())
 
 
 def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
@@ -182,8 +205,9 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     trial.encode()
     trial.decode()
     bits = sum(8 * payload.numel() for payload in trial.payloads)
-    bounds = [entropy_bits(codec, message.shape, message.dtype) for message in messages]
-    bound = sum(part for part in bounds if part is not None)
+    bound = sum(
+        entropy_bits(codec, message, payload) for message, payload in zip(messages, trial.payloads, strict=True)
+    )
     noise = sum(
         float((message.double() - decoded.double()).square().sum())
         for message, decoded in zip(messages, trial.decoded, strict=True)
@@ -191,7 +215,7 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     signal = sum(float(message.double().square().sum()) for message in messages)
     return Quality(
         bits_per_element=bits / sum(message.numel() for message in messages),
-        of_entropy=bits / bound if bound else None,
+        of_entropy=bits / bound,
         snr_db=10 * math.log10(signal / noise) if noise else None,
     )
 

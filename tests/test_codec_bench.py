@@ -11,7 +11,7 @@ from thinwire.launch import bench, cli, codec_bench, codec_trial, recipe
 from thinwire.launch.assembly import prepare
 from thinwire.launch.capture import Passage, capture
 from thinwire.launch.codec_bench import EXAMPLES, default_codecs, gaussian, parse_method
-from thinwire.launch.codec_trial import FeedbackTrial, quality
+from thinwire.launch.codec_trial import FeedbackTrial, _key, quality
 from thinwire.launch.tables import read_document
 from thinwire.models.layers import build_stage
 from thinwire.models.sampler import Sampler
@@ -160,9 +160,26 @@ def test_topk_is_set_against_the_entropy_of_positions_and_its_values(values):
     assert 1 < found.of_entropy < 1.05, found.of_entropy
 
 
-@pytest.mark.parametrize("expression", ["q(4)", "randk(0.1)", "none"])
-def test_others_have_no_entropy_bound(expression):
-    assert quality(parse(expression), [gaussian(2**13)]).of_entropy is None
+@pytest.mark.parametrize(
+    ("expression", "scale_bits"),
+    [('q(4, per="tensor")', 16), ('q(3, per="tensor", scale="minmax")', 64), ('dither(4, per="tensor")', 16)],
+)
+def test_codes_are_set_against_their_entropy(expression, scale_bits):
+    """With one scale for all, values decoded differ where their codes do."""
+    x, codec = gaussian(2**13), parse(expression)
+    payload, decoded = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8), torch.empty_like(x)
+    codec.encode(x, payload, _key(0))
+    codec.decode(payload, decoded, _key(0))
+    shares = decoded.view(torch.int32).unique(return_counts=True)[1].double() / x.numel()
+    bound = scale_bits + x.numel() * -float((shares * shares.log2()).sum())
+    found = quality(codec, [x])
+    assert found.of_entropy == pytest.approx(8 * len(payload) / bound, rel=1e-9)
+    assert found.of_entropy > 1.05
+
+
+@pytest.mark.parametrize("expression", ["randk(0.1)", "none", "bf16", "lowrank(2)"])
+def test_values_count_as_they_are_sent(expression):
+    assert quality(parse(expression), [gaussian(2**13)]).of_entropy == 1.0
 
 
 def test_every_codec_is_measured_by_default_except_reuse():
@@ -241,7 +258,7 @@ def test_markdown_has_a_table_of_quality_and_two_of_speed(quick, capsys):
         assert len({line.count("|") for line in table}) == 1, table
     assert environment[2].startswith("| command | `thinwire bench codecs --recipe ")
     assert qualities[0] == "| codec | bits | x bound | SNR, dB: gaussian | SNR, dB: activations | SNR, dB: gradients |"
-    assert qualities[3] == "| `none` | 32.00 |  | exact | exact | exact |"
+    assert qualities[3] == "| `none` | 32.00 | 1.000 | exact | exact | exact |"
     assert [row.split(" | ")[0] for row in codecs[2:]] == ["| `q(4)`", "| `none`", "| memcpy"]
     assert feedback[0] == (
         "| GB/s | gaussian: encode | gaussian: decode | gaussian: own "
@@ -267,7 +284,7 @@ def test_json_says_everything(quick, capsys):
         ]
     for row in qualities:
         assert (row["SNR, dB"] is None) == (row["codec"] == "none")
-        assert (row["x bound"] is None) == (row["codec"] != "topk(0.1)")
+        assert (row["x bound"] == 1.0) == (row["codec"] == "none")
     for row in speeds:
         assert row["memcpy, GB/s"] > 0
         for act in ("encode", "decode"):
@@ -286,9 +303,12 @@ def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(qui
         "activations",
         "gradients",
     ]
-    rows = [line.split()[:3] for line in lines if line.split()[:1] in (["q(4)"], ["q(8)"])]
-    snr = {bits: quality(parse(f"q({bits})"), [gaussian(8192)]).snr_db for bits in (4, 8)}
-    assert rows[:2] == [["q(4)", "4.02", f"{snr[4]:.1f}"], ["q(8)", "8.02", f"{snr[8]:.1f}"]]
+    rows = [line.split()[:4] for line in lines if line.split()[:1] in (["q(4)"], ["q(8)"])]
+    found = [quality(parse(f"q({bits})"), [gaussian(8192)]) for bits in (4, 8)]
+    assert rows[:2] == [
+        [f"q({bits})", f"{bits}.02", f"{of.of_entropy:.3f}", f"{of.snr_db:.1f}"]
+        for bits, of in zip((4, 8), found, strict=True)
+    ]
     assert len(rows) == 6
 
 
