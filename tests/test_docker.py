@@ -60,9 +60,11 @@ def test_its_defaults_are_those_of_the_dockerfile():
     )
 
 
-@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="needs docker-compose")
-def test_compose_reads_it():
-    command = ["docker-compose", "--file", FOLDER / "docker-compose.yml", "config"]
+@pytest.mark.parametrize("compose", ["docker-compose", "docker compose"])
+def test_compose_reads_it(compose):
+    if subprocess.run(f"{compose} version", shell=True, capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip(f"needs {compose}")
+    command = [*compose.split(), "--file", FOLDER / "docker-compose.yml", "config"]
     told = subprocess.run(
         command, env={**os.environ, "BANDWIDTH": "7mbit"}, capture_output=True, text=True, timeout=60, check=True
     )
