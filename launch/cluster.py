@@ -82,13 +82,15 @@ def run(argv: Sequence[str]) -> int:
                 )
                 for host in hosts
             ]
-            status = crew.supervise(members, came, options.grace)
+            end = crew.supervise(members, came, options.grace)
         for member in members:
             member.finish()
         reports = failures.read_reports(Path(folder))
+    if end.told:
+        print(end.told, file=sys.stderr)
     if reports and job.stages_of is not None:
         print(failures.tell(reports, {}, job.stages_of), file=sys.stderr)
-    return status
+    return end.status
 
 
 def clean(argv: Sequence[str]) -> int:

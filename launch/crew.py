@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from os import environ, killpg
 from types import FrameType
 from typing import IO
@@ -41,6 +42,7 @@ class Member:
     """One started command, whose output goes on to ours with a label before each line."""
 
     def __init__(self, label: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.label = label
         self.process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
@@ -72,37 +74,64 @@ class Member:
             relay.join()
 
 
-def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> int:
-    """Wait until all have ended or are given up; the status of the first that failed, or 128 and a signal's number.
+@dataclass(frozen=True)
+class End:
+    """How a crew ended."""
+
+    status: int
+    """Of the first that failed, or 128 and the number of the signal that came."""
+    told: str
+    """The same in words; empty when all went well."""
+
+
+def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> End:
+    """Wait until all have ended or are given up.
 
     After a failure the others have `grace` seconds, then SIGTERM and as long again. A signal in `came` they get at
     once, and have `grace` seconds; at a second one they are given up. What still runs then is left to the caller.
     """
-    status, interrupted = 0, False
+    end, interrupted = End(0, ""), False
     orders: list[tuple[float, signal.Signals | None]] = []  # what they get when; None gives them up
     while any(member.process.poll() is None for member in members):
         now = time.monotonic()
         if len(came) > 1:
-            return 128 + came[0]
+            return _interrupted(came[0])
         if came and not interrupted:
-            interrupted, status = True, 128 + came[0]
+            interrupted, end = True, _interrupted(came[0])
             orders = [(now, came[0]), (now + grace, None)]
-        elif status == 0 and (failed := [member for member in members if member.process.poll()]):
-            status = _status(failed[0].process.returncode)
+        elif end.status == 0 and (found := _failure(members)):
+            end = found
             orders = [(now + grace, signal.SIGTERM), (now + 2 * grace, None)]
         while orders and orders[0][0] <= now:
             _, order = orders.pop(0)
             if order is None:
-                return status
+                return end
+            running = [member.label for member in members if member.process.poll() is None]
+            if not interrupted and running:
+                end = End(end.status, f"{end.told}; stopped {grace:g} s later: {', '.join(running)}")
             for member in members:
                 member.signal(order)
         time.sleep(_POLL_SECONDS)
-    return status or next((_status(member.process.returncode) for member in members if member.process.returncode), 0)
+    return end if end.status else _failure(members) or end
 
 
-def _status(returncode: int) -> int:
-    """What a shell would say."""
-    return 128 - returncode if returncode < 0 else returncode
+def ended(returncode: int) -> str:
+    """How a process ended, by its return code: a negative one is a signal's number."""
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"exited with status {returncode}"
+
+
+def _interrupted(number: signal.Signals) -> End:
+    return End(128 + number, f"stopped by {number.name}")
+
+
+def _failure(members: Sequence[Member]) -> End | None:
+    """The first of them that has failed, with the status that a shell would give."""
+    for member in members:
+        if code := member.process.poll():
+            return End(128 - code if code < 0 else code, f"{member.label} failed first: it {ended(code)}")
+    return None
 
 
 def _relay(source: IO[str], sink: IO[str], label: str) -> None:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinwire.compress import CodecError, StoreError
+from thinwire.launch.crew import ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import PeerError, PipelineError
 
@@ -71,7 +72,7 @@ def tell(reports: Mapping[int, Report], exit_codes: Mapping[int, int], stages_of
     `exit_codes` are those of the processes that ended badly; a negative one is a signal's number.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
-    killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
+    killed = [f"{_name(stages_of(rank))} {ended(exit_codes[rank])}" for rank in silent]
     order = {"own": 0, "peer": 1, "stopped": 2}
     told = sorted(reports.values(), key=lambda report: (order[report.kind], report.time))
     causes = [report for report in told if report.kind == "own"]
@@ -109,9 +110,3 @@ def _name(stages: Sequence[int]) -> str:
     if not stages:
         return "a process without a stage"
     return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
-
-
-def _ended(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"exited with status {exit_code}"

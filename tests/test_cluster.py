@@ -149,7 +149,7 @@ exit $((THINWIRE_HOST * 3))
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
 def test_a_command_learns_where_it_runs_and_the_first_failure_is_the_status(folder):
     command = completed([*RUN, "--hosts", 2, "--pin", "--", "sh", "-c", LEARN], folder)
-    assert command.status == 3
+    assert (command.status, command.stderr) == (3, "host 1 failed first: it exited with status 3\n")
     cores = sorted(os.sched_getaffinity(0))
     for host in range(2):
         label = f"host {host} | "
