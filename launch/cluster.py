@@ -42,6 +42,8 @@ class Job:
     """The command of each host."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What is added to the environment on every host."""
+    num_processes: int = 0
+    """Of the training, where the command trains."""
     stages_of: Callable[[int], list[int]] | None = None
     """The stages of a rank, where the command trains."""
 
@@ -86,10 +88,13 @@ def run(argv: Sequence[str]) -> int:
         for member in members:
             member.finish()
         reports = failures.read_reports(Path(folder))
-    if end.told:
-        print(end.told, file=sys.stderr)
-    if reports and job.stages_of is not None:
-        print(failures.tell(reports, {}, job.stages_of), file=sys.stderr)
+    told = end.told
+    if reports and job.stages_of is not None and not came:
+        # the hosts only say that a process of theirs failed; which did is known by the report that it could not leave
+        silent = dict.fromkeys(rank for rank in range(job.num_processes) if rank not in reports)
+        told = failures.tell(reports, silent, job.stages_of)
+    if told:
+        print(told, file=sys.stderr)
     return end.status
 
 
@@ -148,7 +153,8 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     ]
     quiet = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns that addresses here have no names
     settings = {"OMP_NUM_THREADS": str(wanted.training.threads), "TORCH_CPP_LOG_LEVEL": quiet}
-    return Job(commands=commands, environment=settings, stages_of=real_placement(wanted).stages_of)
+    stages_of = real_placement(wanted).stages_of
+    return Job(commands=commands, environment=settings, num_processes=processes, stages_of=stages_of)
 
 
 def environment(host: int, num_hosts: int) -> dict[str, str]:

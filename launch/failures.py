@@ -65,14 +65,17 @@ def read_reports(folder: Path) -> dict[int, Report]:
     return {report.rank: report for report in reports}
 
 
-def tell(reports: Mapping[int, Report], exit_codes: Mapping[int, int], stages_of: Callable[[int], list[int]]) -> str:
+def tell(
+    reports: Mapping[int, Report], exit_codes: Mapping[int, int | None], stages_of: Callable[[int], list[int]]
+) -> str:
     """The whole failure in words: processes killed by a signal, then own failures by time, then what the rest awaited.
 
     Where none of them failed of itself (a link went down, one stage was told to stop), the earliest report comes first.
-    `exit_codes` are those of the processes that ended badly; a negative one is a signal's number.
+    `exit_codes` are those of the processes that ended badly: a negative one is a signal's number, None one that nobody
+    saw.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
-    killed = [f"{_name(stages_of(rank))} {ended(exit_codes[rank])}" for rank in silent]
+    killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
     order = {"own": 0, "peer": 1, "stopped": 2}
     told = sorted(reports.values(), key=lambda report: (order[report.kind], report.time))
     causes = [report for report in told if report.kind == "own"]
@@ -104,6 +107,10 @@ def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signa
             os._exit(STOPPED)
 
     threading.Thread(target=watch, name="stop-on-signals", daemon=True).start()
+
+
+def _ended(exit_code: int | None) -> str:
+    return "ended without a report, as a killed process does" if exit_code is None else ended(exit_code)
 
 
 def _name(stages: Sequence[int]) -> str:
