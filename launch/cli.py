@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _load(command)(arguments[1:])
     except KeyboardInterrupt:
+        print("stopped by SIGINT", file=sys.stderr)
         return 130
 
 

@@ -81,6 +81,7 @@ def run(argv: Sequence[str]) -> int:
                     f"host {host.index}",
                     host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
                     {**environment(host.index, len(hosts)), **job.environment, **leaving},
+                    hushed=job.stages_of is not None,  # its failures are told below
                 )
                 for host in hosts
             ]

@@ -39,10 +39,15 @@ def gathered_signals() -> Iterator[list[signal.Signals]]:
 
 
 class Member:
-    """One started command, whose output goes on to ours with a label before each line."""
+    """One started command, whose output goes on to ours with a label before each line.
 
-    def __init__(self, label: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.label = label
+    Where `hushed`, what it says after a signal is dropped: Python's programs answer one with tracebacks.
+    """
+
+    def __init__(
+        self, label: str, arguments: Sequence[str], environment: Mapping[str, str], *, hushed: bool = False
+    ) -> None:
+        self.label, self._hushed, self._signalled = label, hushed, False
         self.process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
@@ -55,7 +60,7 @@ class Member:
         )
         assert self.process.stdout is not None and self.process.stderr is not None
         self._relays = [
-            threading.Thread(target=_relay, args=(source, sink, f"{label} | "), daemon=True)
+            threading.Thread(target=self._relay, args=(source, sink), daemon=True)
             for source, sink in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
         ]
         for relay in self._relays:
@@ -63,6 +68,7 @@ class Member:
 
     def signal(self, number: signal.Signals) -> None:
         """Pass a signal on, to all that shares the command's process group."""
+        self._signalled = True
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 killpg(self.process.pid, number)
@@ -72,6 +78,15 @@ class Member:
         self.process.wait()
         for relay in self._relays:
             relay.join()
+
+    def _relay(self, source: IO[str], sink: IO[str]) -> None:
+        # where nobody reads on, closing lets the command know as a pipe would
+        with source, suppress(BrokenPipeError):
+            for line in source:
+                if self._hushed and self._signalled:
+                    continue
+                sink.write(f"{self.label} | {line.rstrip()}\n")
+                sink.flush()
 
 
 @dataclass(frozen=True)
@@ -132,11 +147,3 @@ def _failure(members: Sequence[Member]) -> End | None:
         if code := member.process.poll():
             return End(128 - code if code < 0 else code, f"{member.label} failed first: it {ended(code)}")
     return None
-
-
-def _relay(source: IO[str], sink: IO[str], label: str) -> None:
-    # where nobody reads on, closing lets the command know as a pipe would
-    with source, suppress(BrokenPipeError):
-        for line in source:
-            sink.write(f"{label}{line.rstrip()}\n")
-            sink.flush()

@@ -16,6 +16,7 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from thinwire.launch import failures, recipe
 from thinwire.launch.assembly import check_output, prepare, real_placement
@@ -53,6 +54,13 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
     for module in ("elastic", "elastic.agent.server.api", "launcher.api"):
         logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(wanted.training.threads)
+    came: list[str] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        # SIGTERM is what the processes get: at SIGINT those that still import would each print a traceback
+        came.append("SIGINT")
+        raise SignalException("interrupted", signal.SIGTERM)
+
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -62,7 +70,9 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         local_addr="localhost",
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )
+    before = signal.signal(signal.SIGINT, interrupted)
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         os.environ[failures.FOLDER_VARIABLE] = folder
         try:
@@ -73,8 +83,10 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
             print(told, file=sys.stderr)
             return 1
         except SignalException as error:
-            print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
+            print(f"stopped by {came[0] if came else error.sigval.name}", file=sys.stderr)
             return STOPPED_BY_USER
+        finally:
+            signal.signal(signal.SIGINT, before)
     return 0
 
 

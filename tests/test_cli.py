@@ -97,7 +97,7 @@ def test_an_interrupt_has_status_130(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "_load", interrupted)
     assert cli.main(["simulate", "quickstart"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
 
 
 def test_the_installed_command_passes_its_status_on():

@@ -90,6 +90,15 @@ def test_who_does_not_listen_is_given_up(capfd, came, grace, status):
     assert crew[0].process.poll() == -signal.SIGKILL
 
 
+def test_who_is_hushed_says_nothing_after_a_signal(capfd):
+    """Every process of an interrupted training printed a traceback."""
+    crew = [Member("host 0", ["sh", "-c", SAYS_AND_ENDS], {}, hushed=True)]
+    wait_until_ready(capfd, 1)
+    assert supervise(crew, [signal.SIGTERM], grace=60) == End(143, "stopped by SIGTERM")
+    end(crew)
+    assert capfd.readouterr().out == ""
+
+
 def test_signals_end_the_process_again_afterwards():
     before = signal.getsignal(signal.SIGINT)
     with gathered_signals() as came:

@@ -254,6 +254,16 @@ def test_an_interrupted_launcher_leaves_no_process(folder):
     assert command.stderr == "stopped by SIGINT\n"
 
 
+def test_processes_that_still_import_end_without_a_word(folder):
+    """They printed over a hundred tangled lines of tracebacks above the sentence."""
+    with started([*THINWIRE, "train", "tiny.yaml", *ENDLESS, "--output", "early"], folder) as command:
+        command.wait_until(lambda: sum("RANK" in found for found in command.processes().values()) == 2)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(timeout=15) == 130
+        assert command.processes() == {}
+    assert command.stderr == "stopped by SIGINT\n"
+
+
 def test_a_stage_that_raises_is_told_first(folder):
     diverging = ["--optimizer.lr", "1e30", "--optimizer.max_grad_norm", "null", "--output", "diverged"]
     command = completed([*THINWIRE, "train", "tiny.yaml", *diverging], folder)
