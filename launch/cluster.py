@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from thinwire.launch import crew, failures, network, recipe
+from thinwire.launch import crew, failures, network, recipe, scratch
 from thinwire.launch.assembly import prepare, real_placement
 from thinwire.launch.hosts import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
@@ -72,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     if reason := missing(links):
         raise ClusterError(reason)
     job = plan(command, links.num_hosts)
-    with crew.gathered_signals() as came, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+    with crew.gathered_signals() as came, scratch.folder() as folder:
         # other commands tell their failures themselves
         leaving = {failures.FOLDER_VARIABLE: folder} if job.stages_of is not None else {}
         with Cluster(links) as hosts:
@@ -104,7 +103,7 @@ def clean(argv: Sequence[str]) -> int:
     ArgumentParser(prog=f"{PROG} clean", description=ACTIONS["clean"][0]).parse_args(argv)
     if reason := missing(Links()):
         raise ClusterError(reason)
-    removed = remove_orphans()
+    removed = remove_orphans() + scratch.remove_orphans()
     print("\n".join(f"removed {name}" for name in sorted(removed)) or "nothing to remove")
     return 0
 
@@ -112,7 +111,7 @@ def clean(argv: Sequence[str]) -> int:
 ACTIONS: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxyType(
     {
         "run": ("run a command on several hosts on this machine, with slow links between them", run),
-        "clean": ("remove the hosts that killed runs left, and what runs on them", clean),
+        "clean": ("remove the hosts that killed runs left, what runs on them, and their temporary folders", clean),
     }
 )
 """Every action by name: what it does, and what does it."""

@@ -15,10 +15,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
-from thinwire.launch import network
+from thinwire.launch import network, scratch
 from thinwire.launch.doctor import probe_namespace
 from thinwire.launch.links import Links
 
@@ -65,7 +64,7 @@ class Cluster:
 
     def __init__(self, links: Links) -> None:
         self.links = links
-        self._prefix = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
+        self._prefix = f"{PREFIX}-{scratch.owner()}-{next(_serial)}"
 
     def __enter__(self) -> list[Host]:
         if reason := missing(self.links):
@@ -155,15 +154,7 @@ def _namespaces() -> set[str]:
 
 def _in_use(name: str) -> bool:
     pid, started = name.removeprefix(f"{PREFIX}-").split("-")[:2]
-    return _started(int(pid)) == started
-
-
-def _started(pid: int) -> str:
-    """When a process started, in ticks since boot; empty when there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
+    return scratch.is_alive(f"{pid}-{started}")
 
 
 def _run(command: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from thinwire.compress import CodecError
-from thinwire.launch import recipe
+from thinwire.launch import recipe, scratch
 from thinwire.launch.aqsgd import RATIOS
 from thinwire.launch.assembly import Prepared, prepare
 from thinwire.launch.contenders import PEERS, Codecs
@@ -85,7 +84,7 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
     for wanted in bandwidths:
         _links(processes, wanted)  # a bandwidth that cannot be is told before anything is measured
     aside, contests = Console(stderr=True), list[Contest]()
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
+    with scratch.folder() as folder:
         plan = Plan(
             arguments=list(arguments),
             contenders=contenders,

@@ -12,13 +12,12 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from thinwire.launch import failures, recipe
+from thinwire.launch import failures, recipe, scratch
 from thinwire.launch.assembly import check_output, prepare, real_placement
 from thinwire.launch.recipe import Recipe
 from thinwire.models.errors import ModelError
@@ -73,7 +72,7 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )
     before = signal.signal(signal.SIGINT, interrupted)
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+    with scratch.folder() as folder:
         os.environ[failures.FOLDER_VARIABLE] = folder
         try:
             elastic_launch(config, sys.executable)("-m", "thinwire.launch.train", *arguments)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from thinwire.launch import doctor, hosts
-from thinwire.launch.hosts import PREFIX, Cluster, ClusterError, missing, processes_in, remove_orphans
+from thinwire.launch.hosts import Cluster, ClusterError, missing, processes_in, remove_orphans
 from thinwire.launch.links import Links
 
 PAIR = Links(num_hosts=2, bandwidth=100)
@@ -140,11 +140,6 @@ def test_a_network_made_half_way_is_removed(monkeypatch):
     with pytest.raises(ClusterError, match=r"`tc -n .* nonsense`: "), Cluster(PAIR):
         pass
     assert namespaces() == before
-
-
-def test_a_process_started_later_under_the_same_number_is_another():
-    assert hosts._in_use(f"{PREFIX}-{os.getpid()}-{hosts._started(os.getpid())}-0-switch")
-    assert not hosts._in_use(f"{PREFIX}-{os.getpid()}-1-0-switch")
 
 
 def test_who_is_not_root_is_told_before_anything_is_made(monkeypatch):
