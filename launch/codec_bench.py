@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -23,6 +22,7 @@ from torch import Tensor
 from thinwire.compress import Codec, CodecError, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import recipe, tables
+from thinwire.launch.arguments import Parser
 from thinwire.launch.capture import capture
 from thinwire.launch.codec_page import page
 from thinwire.launch.codec_trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
@@ -217,15 +217,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionsError([f"{message}; see {self.prog} --help"])
-
-
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog=PROG, description="Measure codecs on Gaussian data and on what crosses in a recipe.")
+    parser = Parser(prog=PROG, description="Measure codecs on Gaussian data and on what crosses in a recipe.")
     add = parser.add_argument
     add(
         "--codec",

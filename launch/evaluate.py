@@ -5,7 +5,6 @@ DIR is what `thinwire export` wrote, or any recipe. All stages run in this proce
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from thinwire.launch import recipe
+from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import Prepared, assemble, prepare, simulated_placement
 from thinwire.launch.export import weights_of
 from thinwire.launch.recipe import Recipe
@@ -31,8 +31,8 @@ PROG = "thinwire eval"
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate, and print a table or JSON; the exit status."""
-    options, rest = _parser().parse_known_args(argv)
     try:
+        options, rest = _parser().parse_known_args(argv)
         prepared = prepare(_recipe(options.folder, rest))
         table = _table(prepared.recipe.name, score(prepared))
     except (OptionsError, ModelError) as error:
@@ -108,8 +108,8 @@ def _table(name: str, scores: dict[Mode, Score]) -> Table:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=PROG,
         usage=f"{PROG} DIR [--json] [options of the recipe]",
         description="Score held-out samples with compression on and off.",

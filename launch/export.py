@@ -9,7 +9,6 @@ DIR/
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinwire.launch import recipe
+from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import make_blueprint
 from thinwire.launch.recipe import Recipe, dump
 from thinwire.models.data import load
@@ -48,8 +48,8 @@ class Ended:
 
 def main(argv: Sequence[str]) -> int:
     """Export a run; the exit status."""
-    options = _parser().parse_args(argv)
     try:
+        options = _parser().parse_args(argv)
         ended = read_run(Path(options.run))
         export(ended, Path(options.to))
     except (OptionsError, ModelError) as error:
@@ -225,8 +225,8 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
         follow_umask(path)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description="Write a run's model for the library it came from.")
+def _parser() -> Parser:
+    parser = Parser(prog=PROG, description="Write a run's model for the library it came from.")
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
     return parser

@@ -25,14 +25,16 @@ from rich.console import Console
 from thinwire.compress import CodecError
 from thinwire.launch import recipe, scratch
 from thinwire.launch.aqsgd import RATIOS
+from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import Prepared, prepare
 from thinwire.launch.contenders import PEERS, Codecs
 from thinwire.launch.environment import environment
-from thinwire.launch.hosts import Cluster, ClusterError, Host
+from thinwire.launch.hosts import Cluster, ClusterError, Host, missing
 from thinwire.launch.link_results import UNCOMPRESSED, Contest, as_document
 from thinwire.launch.link_worker import Plan, measured, shaped
 from thinwire.launch.links import Links, parse_bandwidth
 from thinwire.launch.network import INTERFACE
+from thinwire.launch.recipe import Recipe
 from thinwire.launch.tables import Table
 from thinwire.launch.workload import codec_pair, label
 from thinwire.models.errors import ModelError
@@ -46,9 +48,9 @@ _POLL_SECONDS = 0.05
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print tables or JSON; the exit status."""
-    options, rest = _parser().parse_known_args(argv)
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
     try:
+        options, rest = _parser().parse_known_args(argv)
         contests, prepared = bench(rest, options)
     except (CodecError, ModelError, OptionsError) as error:
         print(error, file=sys.stderr)
@@ -78,11 +80,13 @@ class BenchError(RuntimeError):
 def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
     """Run all contenders at all bandwidths; needs root. What was measured, and the recipe of `arguments`."""
     contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
-    prepared = prepare(recipe.parse(arguments, prog=PROG))
-    _check(prepared, options)
-    processes = prepared.recipe.pipeline.num_processes
-    for wanted in bandwidths:
-        _links(processes, wanted)  # a bandwidth that cannot be is told before anything is measured
+    wanted = recipe.parse(arguments, prog=PROG)
+    _check(wanted, options)
+    processes = wanted.pipeline.num_processes
+    shapes = [_links(processes, rate) for rate in (None, *bandwidths)]
+    if reason := missing(shapes[-1]):
+        raise ClusterError(reason)
+    prepared = prepare(wanted)
     aside, contests = Console(stderr=True), list[Contest]()
     with scratch.folder() as folder:
         plan = Plan(
@@ -112,9 +116,9 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
     return contests, prepared
 
 
-def _check(prepared: Prepared, options: argparse.Namespace) -> None:
+def _check(wanted: Recipe, options: argparse.Namespace) -> None:
     """Raise OptionsError, listing all that keeps a bench from measuring anything."""
-    pipeline = prepared.recipe.pipeline
+    pipeline = wanted.pipeline
     rules = [
         (pipeline.accumulation == 1, "a bench measures one pass a step; set pipeline.accumulation to 1"),
         (
@@ -207,8 +211,8 @@ def _like_aqsgd(unshaped: Contest) -> list[float]:
     return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [--bandwidth 1gbit,100mbit] [--codec q(4)/q(8) ...] [--json] [options of the recipe]",
         description="Measure a recipe over slow links between network namespaces: every codec, uncompressed, and plain "

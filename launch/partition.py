@@ -18,6 +18,7 @@ from torch import Tensor
 
 from thinwire.compress import CodecError
 from thinwire.launch import recipe
+from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import Prepared, prepare
 from thinwire.launch.links import parse_bandwidth
 from thinwire.launch.tables import Cell, Table, document
@@ -38,8 +39,8 @@ _COPIES = {"adamw": 4, "sgd": 3}
 
 def main(argv: Sequence[str]) -> int:
     """Print layers, cuts and boundary bytes, as tables or as JSON; the exit status."""
-    options, rest = _parser().parse_known_args(argv)
     try:
+        options, rest = _parser().parse_known_args(argv)
         prepared = prepare(recipe.parse(rest, prog=PROG))
         tables, best = examine(prepared, options)
     except (CodecError, ModelError, OptionsError) as error:
@@ -184,8 +185,8 @@ def _boundaries_table(
     return Table(title, ["boundary", *codecs], rows)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB] [--codec q(4) ...] [--json] [options of "
         "the recipe]",

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from thinwire.compress import CodecError
 from thinwire.launch import aqsgd, recipe, tables
+from thinwire.launch.arguments import Parser
 from thinwire.launch.prediction import (
     HIDDEN,
     UNCOMPRESSED,
@@ -305,15 +306,8 @@ def _show_published(as_data: bool) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionsError([f"{message}; see {self.prog} --help"])
-
-
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = _Parser(
+    parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [options] [--field value ...]",
         description="Predict a pipeline's speed over slow links. Fields of the recipe can be overridden as for train.",

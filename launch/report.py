@@ -6,7 +6,6 @@ folder are shown with it. Every picture, style and number is inside the page: it
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shlex
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from thinwire.launch.arguments import Parser
 from thinwire.launch.pictures import Curve, curves, running_mean, timeline
 from thinwire.launch.tables import Table, is_document, read_document
 from thinwire.launch.timeline import read_traces, transfers
@@ -66,17 +66,15 @@ class Share:
 
 def main(argv: Sequence[str]) -> int:
     """Write a report; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="thinwire report", description="Write one self-contained HTML page about runs and tables."
-    )
+    parser = Parser(prog="thinwire report", description="Write one self-contained HTML page about runs and tables.")
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, or a JSON file of thinwire bench or predict"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (default: %(default)s)"
     )
-    options = parser.parse_args(argv)
     try:
+        options = parser.parse_args(argv)
         write(options.out, render(*read(options.runs)))
     except OptionsError as error:
         print(error, file=sys.stderr)

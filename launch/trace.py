@@ -6,13 +6,13 @@ each other), and one for each direction of each of its boundaries. Arrows lead f
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.launch.arguments import Parser
 from thinwire.launch.timeline import Transfer, read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.spans import Span
@@ -36,15 +36,15 @@ LANES = {
 
 def main(argv: Sequence[str]) -> int:
     """Write a run's trace; the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="thinwire trace",
         description="Turn what a run recorded with --trace into a trace for Perfetto.",
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")
-    options = parser.parse_args(argv)
-    out = options.out or options.run / "trace.json"
     try:
+        options = parser.parse_args(argv)
+        out = options.out or options.run / "trace.json"
         traces = read_traces(options.run)
         write(out, json.dumps(chrome_trace(traces)))
     except OptionsError as error:

@@ -1,6 +1,7 @@
 """`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
 
 import json
+import os
 import signal
 
 import pytest
@@ -89,6 +90,19 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert "must make at least two processes, got 1" in capsys.readouterr().err
     assert link_bench.main([*SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
     assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_a_sentence(capsys):
+    assert link_bench.main([*SMALL, "--steps", "two"]) == 2
+    said = "argument --steps: invalid int value: 'two'; see thinwire bench --help\n"
+    assert capsys.readouterr() == ("", said)
+
+
+def test_who_is_not_root_is_told_before_anything_is_prepared(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(link_bench, "prepare", lambda wanted: pytest.fail("prepared data and model"))
+    assert link_bench.main(SMALL) == 1
+    assert capsys.readouterr().err.startswith("a cluster needs root, ")
 
 
 @pytest.mark.namespaces
