@@ -19,7 +19,7 @@ from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import Prepared, assemble, prepare, simulated_placement
 from thinwire.launch.export import weights_of
 from thinwire.launch.recipe import Recipe
-from thinwire.launch.tables import Table, document
+from thinwire.launch.tables import Table, document, show
 from thinwire.models.errors import ModelError
 from thinwire.models.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
@@ -44,9 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(document(table.title, [table]), indent=2))
         return 0
-    from rich.console import Console
-
-    Console().print(table.rich())
+    show([table])
     return 0
 
 

@@ -35,7 +35,7 @@ from thinwire.launch.link_worker import Plan, measured, shaped
 from thinwire.launch.links import Links, parse_bandwidth
 from thinwire.launch.network import INTERFACE
 from thinwire.launch.recipe import Recipe
-from thinwire.launch.tables import Table
+from thinwire.launch.tables import Table, show
 from thinwire.launch.workload import codec_pair, label
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -63,9 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        console = Console()
-        for table in found["tables"]:
-            console.print(Table.from_json(table).rich())
+        show(map(Table.from_json, found["tables"]))
     return 0
 
 

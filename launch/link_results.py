@@ -220,7 +220,13 @@ def _sections(results: Mapping[str, Contest]) -> Table:
         if spent
     ]
     columns = ["links", "who", "process", *SECTIONS, "other"]
-    return Table("where a step's time goes, ms of each process", columns, rows)
+    return Table(
+        "where a step's time goes, ms of each process",
+        columns,
+        rows,
+        note="other: what is left of a step, such as reading samples, clipping and waiting for the slowest process at "
+        "its end",
+    )
 
 
 def _visits(results: Mapping[str, Contest], samples: int) -> Table:

@@ -21,7 +21,7 @@ from thinwire.launch import recipe
 from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import Prepared, prepare
 from thinwire.launch.links import parse_bandwidth
-from thinwire.launch.tables import Cell, Table, document
+from thinwire.launch.tables import Cell, Table, document, show
 from thinwire.launch.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.errors import ModelError
@@ -51,10 +51,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     from rich.console import Console
 
-    console = Console()
-    for table in tables:
-        console.print(table.rich())
-    console.print(f"to cut there: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
+    show(tables)
+    Console().print(f"to cut there: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
     return 0
 
 

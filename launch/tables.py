@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ Cell = str | int | float | bool | None
 
 ALIGNED_RANGE = 1e4
 """How far apart the numbers of a column may be to be shown with equally many digits behind the point."""
+
+FOLDED = 12
+"""Characters of a line of text in a table that is too narrow for it."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,35 @@ class Table:
 
         shown = RichTable(title=escape(self.title), title_justify="left", box=SIMPLE_HEAD, caption=escape(self.note))
         shown.caption_justify = "left"
-        for name, numeric in zip(self.columns, self.numeric, strict=True):
-            shown.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+        shown.collapse_padding, shown.pad_edge = True, False  # close enough for 80 columns
+        for index, (name, numeric) in enumerate(zip(self.columns, self.numeric, strict=True)):
+            if numeric:
+                name = _over_numbers(name, [row[index] for row in self.texts])
+            shown.add_column(escape(name), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
         for row in self.texts:
             shown.add_row(*map(escape, row))
         return shown
+
+    @property
+    def narrowest(self) -> int:
+        """How wide a terminal must be for numbers to stay whole, while longer texts are folded."""
+        columns = [list(column) for column in zip(*self.texts, strict=True)] or [[]] * len(self.columns)
+        widths = [
+            max(map(len, [*name.split(), *cells]), default=0) if numeric else FOLDED
+            for name, numeric, cells in zip(self.columns, self.numeric, columns, strict=True)
+        ]
+        return sum(widths) + 2 * len(widths)
+
+
+def show(tables: Iterable[Table]) -> None:
+    """Print tables; where the terminal is too narrow for their numbers, in lines longer than it."""
+    from rich.console import Console
+
+    console = Console()
+    given = console.width
+    for table in tables:
+        console.width = max(given, table.narrowest)
+        console.print(table.rich())
 
 
 def text_of(cell: Cell) -> str:
@@ -95,6 +123,12 @@ def text_of(cell: Cell) -> str:
         case float():
             return f"{cell:,.0f}" if 1000 <= abs(cell) < 1e12 else f"{cell:.4g}"
     return cell
+
+
+def _over_numbers(name: str, numbers: Sequence[str]) -> str:
+    """A column's name in lines hardly longer than its numbers, which must stay whole."""
+    width = max(map(len, [*name.split(), *numbers]), default=1)
+    return "\n".join(wrap(name, width, break_long_words=False, break_on_hyphens=False))
 
 
 def _column_texts(cells: Sequence[Cell]) -> list[str]:

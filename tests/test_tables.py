@@ -3,7 +3,7 @@ import json
 import pytest
 from rich.console import Console
 
-from thinwire.launch.tables import Table, document, is_document, read_document, text_of
+from thinwire.launch.tables import Table, document, is_document, read_document, show, text_of
 
 TABLE = Table(
     "speed",
@@ -30,6 +30,29 @@ def test_a_terminal_shows_every_cell_and_takes_no_markup():
     for word in ("speed", "q(4)", "1.235", "no", "yes", "12,345", "-", "[bytes]"):
         assert word in words, (word, shown.get())
     assert "one thread" in shown.get()
+
+
+def test_numbers_stay_whole_on_a_narrow_terminal():
+    """A bench showed 2,155.9 as "2,155." over "9"."""
+    numbers = [2155.9, 1.0, 98765.4, 3.25]
+    wide = Table(
+        "speed",
+        ("links", "who", *(f"of what was measured {letter}" for letter in "abcdefgh")),
+        (("300 Mbit/s", "aqsgd(q(2))/q(8)", *numbers, *numbers),),
+    )
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(wide.rich())
+    assert [shown.get().split().count(text_of(number)) for number in numbers] == [2] * 4, shown.get()
+    assert max(map(len, shown.get().splitlines())) <= 80
+
+
+def test_what_is_too_wide_for_a_terminal_is_shown_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    numbers = [1234.5 + column for column in range(12)]
+    show([Table("speed", ("who", *("x" * 9 for _ in numbers)), (("aqsgd(q(2), store='disk')", *numbers),))])
+    said = capsys.readouterr().out
+    assert [word for word in said.split() if word[0] == "1"] == [text_of(number) for number in numbers], said
 
 
 def test_columns_of_numbers_are_known_by_their_cells():
