@@ -159,4 +159,6 @@ def check_space(stores: Iterable[tuple[StoreLayout, Path]]) -> None:
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB ({nbytes} bytes)"
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
+    return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"

@@ -12,16 +12,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from argparse import ArgumentError
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
-
 from thinwire.launch import crew, failures, network, recipe, scratch
+from thinwire.launch.arguments import Parser
 from thinwire.launch.assembly import prepare, real_placement
 from thinwire.launch.hosts import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
@@ -100,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
 
 def clean(argv: Sequence[str]) -> int:
     """Remove what killed clusters left; the exit status."""
-    ArgumentParser(prog=f"{PROG} clean", description=ACTIONS["clean"][0]).parse_args(argv)
+    Parser(prog=f"{PROG} clean", description=ACTIONS["clean"][0]).parse_args(argv)
     if reason := missing(Links()):
         raise ClusterError(reason)
     removed = remove_orphans() + scratch.remove_orphans()
@@ -183,35 +182,38 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = ArgumentParser(
+    parser = Parser(
         prog=f"{PROG} run",
         usage=f"{PROG} run [--option value ...] -- COMMAND ...",
         description="Run COMMAND on every host. `thinwire train RECIPE ...` becomes one training over all hosts, each "
         "with an equal part of its processes; any other command runs as it is and finds THINWIRE_HOST, THINWIRE_HOSTS, "
         "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment.",
         allow_abbrev=False,
-        exit_on_error=False,
     )
     add = parser.add_argument
-    add("--hosts", type=int, default=2, help="how many, each with an address of its own")
-    add("--bandwidth", type=str, default="none", help="of each host, either way: 500kbit, 100mbit, 10gbit, or none")
-    add("--latency", type=str, default="0ms", help="from host to host, each way: 500us, 20ms")
-    add("--loss", type=str, default="0%", help="of packets: 0.1%, 1%")
+    add("--hosts", type=int, default=2, help="how many, each with an address of its own (default: %(default)s)")
+    add(
+        "--bandwidth",
+        default="none",
+        help="of each host, either way: 500kbit, 100mbit, 10gbit, or none (default: %(default)s)",
+    )
+    add("--latency", default="0ms", help="from host to host, each way: 500us, 20ms (default: %(default)s)")
+    add("--loss", default="0%", help="of packets: 0.1%%, 1%% (default: %(default)s)")
     add(
         "--link",
-        type=str,
         action="append",
         default=[],
-        metavar="LINK",
         help="a bandwidth between two hosts, counted from 0, in place of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for "
         "one direction; may be given again",
     )
     add("--pin", action="store_true", help="keep each host on one core, in turn (needs taskset)")
-    add("--grace", type=float, default=10.0, help="seconds the other hosts have to end after one failed")
-    try:
-        return parser.parse_args(argv)
-    except ArgumentError as error:
-        raise OptionsError([f"{' '.join(str(error).split())}; see {PROG} run --help"]) from error
+    add(
+        "--grace",
+        type=float,
+        default=10.0,
+        help="seconds the other hosts have to end after one failed (default: %(default)g)",
+    )
+    return parser.parse_args(argv)
 
 
 def _links(options: Namespace) -> Links:

@@ -35,7 +35,7 @@ from thinwire.launch.link_worker import Plan, measured, shaped
 from thinwire.launch.links import Links, parse_bandwidth
 from thinwire.launch.network import INTERFACE
 from thinwire.launch.recipe import Recipe
-from thinwire.launch.tables import Table, show
+from thinwire.launch.tables import Table, show, text_of
 from thinwire.launch.workload import codec_pair, label
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -106,7 +106,7 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
                 if options.like and cell == 1:
                     bandwidths = _like_aqsgd(contests[0])
                 rate = bandwidths[cell - 1] if cell else None
-                links = "as they are" if rate is None else f"of {rate:.4g} Mbit/s"
+                links = "as they are" if rate is None else f"of {text_of(rate)} Mbit/s"
                 aside.print(f"{cell + 1} of {plan.cells}: links {links}", highlight=False)
                 cluster.reshape(_links(processes, rate))
                 crew.measure(cell)

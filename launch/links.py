@@ -41,7 +41,7 @@ class Links:
         if self.latency < 0:
             mistakes.append(f"latency must not be negative, got {self.latency:g} ms")
         if not 0 <= self.loss < 1:
-            mistakes.append(f"loss must be at least 0 and below 100%, got {self.loss:%}")
+            mistakes.append(f"loss must be at least 0 and below 100%, got {100 * self.loss:g}%")
         for rate in (self.bandwidth, *self.overrides.values()):
             if rate is not None and not 0.01 <= rate <= 1e5:
                 mistakes.append(f"a bandwidth must be from 10kbit to 100gbit, or none, got {rate:g} Mbit/s")

@@ -204,6 +204,8 @@ def _sentence(error: ArgumentError, prog: str) -> str:
     kind: Any = Recipe
     for name in misfit[1].split("."):
         kind = get_type_hints(kind)[name]
+    if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[2]):
+        return f"there is no field {misfit[1]}.{beneath[1]}: {misfit[1]} must be {_words(kind)}, and has no fields"
     return f"{misfit[1]} must be {_words(kind)}, got {misfit[2]}"
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import yaml
+
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.spans import Departure, Span
 from thinwire.pipeline.tracer import StageTrace
@@ -52,7 +54,7 @@ def read_traces(run: Path) -> list[StageTrace]:
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise OptionsError([f"{run} holds no trace; train with --trace to record the last steps"])
-    traces, mistakes = [], []
+    traces, mistakes = [], _absent(run)
     for path in paths:
         try:
             traces.append(StageTrace.from_json(json.loads(path.read_text())))
@@ -61,6 +63,16 @@ def read_traces(run: Path) -> list[StageTrace]:
     if mistakes:
         raise OptionsError(mistakes)
     return traces
+
+
+def _absent(run: Path) -> list[str]:
+    """A sentence for each stage of a run's recipe that has no trace; none where no recipe lies beside the traces."""
+    recipe = run / "recipe.yaml"
+    if not recipe.is_file():
+        return []
+    count = yaml.safe_load(recipe.read_text())["pipeline"]["num_stages"]
+    files = [run / f"trace/stage-{stage}.json" for stage in range(count)]
+    return [f"{path} is missing; the run has {count} stages" for path in files if not path.is_file()]
 
 
 def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:

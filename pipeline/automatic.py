@@ -87,7 +87,8 @@ class Choice:
         if self.goodput is None:
             return f"{head}: the mildest, because both ends are in one process"
         shared = f" each for {self.sharing} channels" if self.sharing > 1 else ""
-        head += f": {_ms(self.wire)} at {self.goodput * 8e-6:.4g} Mbit/s{shared}"
+        rate = self.goodput * 8e-6
+        head += f": {_ms(self.wire)} at {rate:{',.0f' if rate >= 1e3 else '.4g'}} Mbit/s{shared}"
         part = "" if self.share == 1 else f"{self.share:.0%} of "
         behind = f"{part}{_ms(self.hidden / self.share)} of {_TASKS[self.channel][0]}"
         if not self.hides:

@@ -100,6 +100,7 @@ def test_the_reason_is_told():
     assert told(1e6) == (
         "auto: boundary 1 -> 0 gradients: none, 1,000 bytes a frame: 1 ms at 8 Mbit/s hide behind 2 ms of backward"
     )
+    assert " at 12,268 Mbit/s" in told(12268e6 / 8), "it said 1.227e+04"
     assert told(250e3).endswith(
         "q(8), 250 bytes a frame: 1 ms at 2 Mbit/s hide behind 2 ms of backward, none takes 4 ms"
     )

@@ -85,6 +85,11 @@ def test_any_other_command_runs_as_it_is():
             "grace must not be negative, got -1\n",
         ),
         ("run --link 0-2:1mbit -- true", "a link must join two of the hosts 0 to 1, got 0 and 2\n"),
+        (
+            "run --hosts abc -- true",
+            "argument --hosts: must be a whole number, got 'abc'; see thinwire cluster run --help\n",
+        ),
+        ("run --loss 150% -- true", "loss must be at least 0 and below 100%, got 150%\n"),
         ("run --hostz 2 -- true", "unrecognized arguments: --hostz 2; see thinwire cluster run --help\n"),
         (
             "run -- thinwire train quickstart --wire.timeout 0",

@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
 
 def test_a_wrong_option_is_a_sentence(capsys):
     assert link_bench.main([*SMALL, "--steps", "two"]) == 2
-    said = "argument --steps: invalid int value: 'two'; see thinwire bench --help\n"
+    said = "argument --steps: must be a whole number, got 'two'; see thinwire bench --help\n"
     assert capsys.readouterr() == ("", said)
 
 

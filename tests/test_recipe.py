@@ -177,6 +177,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
         (["quickstart", "--training.steps", "many"], "training.steps must be a whole number, got many"),
+        (
+            ["quickstart", "--output.runs", "x"],
+            "there is no field output.runs: output must be text, and has no fields",
+        ),
         (["quickstart", "--training.steps", "0.5"], "training.steps must be a whole number, got 0.5"),
         (["quickstart", "--trace=few"], "debug.trace must be a whole number, got few"),
         (["quickstart", "--optimizer.lr", "fast"], "optimizer.lr must be a number, got fast"),

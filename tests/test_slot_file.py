@@ -165,7 +165,7 @@ def test_stores_on_one_disk_are_added_up(tmp_path, free):
     with pytest.raises(StoreError) as error:
         check_space(iter(wanted))
     assert str(error.value) == (
-        f"{tmp_path}/a, {tmp_path}/not/yet/b will take 0.0 GB (4960 bytes) more, but the disk has 0.0 GB (4959 "
+        f"{tmp_path}/a, {tmp_path}/not/yet/b will take 4.96 kB (4960 bytes) more, but the disk has 4.96 kB (4959 "
         f"bytes) free: free some space, name files on a larger disk, or keep fewer bits a value"
     )
     assert not list(tmp_path.iterdir())
