@@ -77,7 +77,7 @@ class BenchError(RuntimeError):
 
 def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
     """Run all contenders at all bandwidths; needs root. What was measured, and the recipe of `arguments`."""
-    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
+    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth or DEFAULT_BANDWIDTHS)
     wanted = recipe.parse(arguments, prog=PROG)
     _check(wanted, options)
     processes = wanted.pipeline.num_processes
@@ -124,6 +124,10 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "a bench needs links: pipeline.num_stages must make at least two processes, got 1",
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
+        (
+            options.like is None or options.bandwidth is None,
+            f"--like {options.like} takes bandwidths of its own; leave --bandwidth away",
+        ),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
     ]
     if mistakes := [sentence for holds, sentence in rules if not holds]:
@@ -217,7 +221,7 @@ def _parser() -> Parser:
         "torch.distributed.pipelining in turns, beside the LIMIT of what was measured. Needs root.",
         allow_abbrev=False,
     )
-    parser.add_argument("--bandwidth", default=DEFAULT_BANDWIDTHS, help="of every host (default: %(default)s)")
+    parser.add_argument("--bandwidth", help=f"of every host (default: {DEFAULT_BANDWIDTHS})")
     parser.add_argument(
         "--codec", nargs="+", default=list(DEFAULT_CODECS), help="activations/gradients (default: %(default)s)"
     )

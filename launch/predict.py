@@ -340,8 +340,14 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--like", choices=["aqsgd"], help="the published tables of 2206.01299 beside this simulation")
     add("--json", action="store_true", help="print JSON")
     options, overrides = parser.parse_known_args(argv)
-    if (options.recipe is None) == (options.like is None):
+    if options.recipe is None and options.like is None:
         parser.error("give a RECIPE, or --like aqsgd, which needs none")
+    if options.like:
+        alone = parser.parse_args(["--like", options.like, *["--json"] * options.json])
+        if options != alone or overrides:
+            parser.error(
+                f"--like {options.like} shows a published workload: no RECIPE or option but --json goes with it"
+            )
     options.link = {pair: link for group in options.link for pair, link in group.items()}
     return options, overrides
 

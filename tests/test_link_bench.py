@@ -88,6 +88,9 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert told[0] == "a bench measures one pass a step; set pipeline.accumulation to 1"
     assert link_bench.main([*SMALL, "--pipeline.num_stages", "1"]) == 2
     assert "must make at least two processes, got 1" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
+    said = "--like aqsgd takes bandwidths of its own; leave --bandwidth away\n"
+    assert capsys.readouterr().err == said
     assert link_bench.main([*SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
     assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
 

@@ -92,6 +92,9 @@ def test_times_are_measured_where_none_are_given(capsys):
     ("arguments", "said"),
     [
         ([], "give a RECIPE, or --like aqsgd"),
+        (["quickstart", "--like", "aqsgd"], "--like aqsgd shows a published workload: no RECIPE or option but"),
+        (["--like", "aqsgd", "--latency", "30ms"], "--like aqsgd shows a published workload: no RECIPE or option but"),
+        (["--like", "aqsgd", "--training.steps=3"], "--like aqsgd shows a published workload: no RECIPE or option but"),
         ([*GIVEN, "--bandwidth", "fast"], "must be a bandwidth such as 100mbit (kbit, mbit, gbit), got 'fast'"),
         ([*GIVEN, "--latency", "20"], "must be a latency such as 20ms"),
         ([*GIVEN, "--link", "1-3:5mbit"], "must be two neighbouring stages such as 1-2:20mbit"),
