@@ -9,13 +9,12 @@ import errno
 import fcntl
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch import Tensor
 
-from thinwire.compress.store import StoreError, StoreLayout
+from thinwire.compress.store import StoreError
 
 
 class SlotFile:
@@ -127,38 +126,3 @@ class SlotFile:
             raise StoreError(
                 f"cannot {verb} {self.path}: {error.strerror}; {remedy}, then start or resume the run again"
             ) from error
-
-
-def check_space(stores: Iterable[tuple[StoreLayout, Path]]) -> None:
-    """Raise one :class:`StoreError` unless every file system has room for all the stores that are to lie on it, full.
-
-    To be called before training, for then every file is still almost empty, and the disk would run full much later.
-    What existing files take already counts as room for them.
-    """
-    needed: defaultdict[int, int] = defaultdict(int)
-    paths: defaultdict[int, list[Path]] = defaultdict(list)
-    free: dict[int, int] = {}
-    for layout, path in stores:
-        place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-        device = place.stat().st_dev
-        taken = path.stat().st_blocks * 512 if path.exists() else 0
-        needed[device] += max(0, layout.nbytes - taken)
-        paths[device].append(path)
-        system = os.statvfs(place)
-        free[device] = system.f_bavail * system.f_frsize
-    short = [
-        f"{', '.join(map(str, paths[device]))} will take {_size(needed[device])} more, but the disk has "
-        f"{_size(free[device])} free"
-        for device in needed
-        if needed[device] > free[device]
-    ]
-    if short:
-        raise StoreError(
-            f"{'; '.join(short)}: free some space, name files on a larger disk, or keep fewer bits a value"
-        )
-
-
-def _size(nbytes: int) -> str:
-    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
-    return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from thinwire.compress import CodecError, StoreError
@@ -82,7 +82,18 @@ def tell(
     if told and not killed and not causes:
         causes = [min(told, key=lambda report: report.time)]
     others = [f"  {report.line()}" for report in told if report not in causes]
-    return "\n".join(killed + [report.line() for report in causes] + others)
+    return "\n".join(killed + [report.line() for report in _merged(causes)] + others)
+
+
+def _merged(reports: Iterable[Report]) -> list[Report]:
+    """One report of all stages that say the same, in the place of the first."""
+    merged: dict[str, Report] = {}
+    for report in reports:
+        before = merged.get(report.text)
+        merged[report.text] = (
+            report if before is None else replace(before, stages=sorted(before.stages + report.stages))
+        )
+    return list(merged.values())
 
 
 def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signals]) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.compress import Feedback, parse
-from thinwire.compress.slot_file import check_space
+from thinwire.compress.space import check_space, space_needs
 from thinwire.launch.assembly import Assembly, Prepared, assemble
 from thinwire.launch.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
@@ -115,7 +115,9 @@ class Run:
         return self.recipe.compression.steps_measured(self._steps_per_epoch)
 
     def _check_space(self) -> None:
-        check_space((layout, path) for layout, path in self._wire.stores if path is not None)
+        """Raise StoreError, in every process alike, where stores on disk would run out of room; collective."""
+        mine = space_needs((layout, path) for layout, path in self._wire.stores if path is not None)
+        check_space(self.assembly.placement.everyone(mine))
 
     @property
     def _steps_per_epoch(self) -> int:

@@ -71,6 +71,13 @@ class Placement:
             return None
         return [everyone[self.process_of[stage]][stage] for stage in range(self.num_stages)]
 
+    def everyone(self, mine: T) -> list[T]:
+        """One value of every process, in their order, known to all of them afterwards."""
+        values: list[Any] = [None] * dist.get_world_size()
+        with reaching(f"{_named(dict.fromkeys(self.stages_of(dist.get_rank())))} waiting for word of all processes"):
+            dist.all_gather_object(values, mine)
+        return values
+
 
 def _named(stages: Mapping[int, Any]) -> str:
     listed = ", ".join(map(str, sorted(stages)))

@@ -58,6 +58,16 @@ def test_own_failures_stand_above_peers_however_late_they_report():
     ]
 
 
+def test_stages_that_fail_for_one_reason_are_told_in_one_line():
+    """All processes stop alike where disks are too small, and said so once each."""
+    assert told(
+        report(1, "own", "no room", time=1),
+        report(0, "own", "no room", time=2),
+        report(2, "own", "something else", time=3),
+        exit_codes={0: 1, 1: 1, 2: 1},
+    ) == ["stages 0, 1 failed: no room", "stage 2 failed: something else"]
+
+
 def test_the_killed_stand_above_own_failures_in_rank_order():
     assert told(report(1, "own", "a cause", time=1), exit_codes={3: -signal.SIGSEGV, 1: 1, 0: -signal.SIGABRT}) == [
         "stage 0 was killed by SIGABRT",

@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from slow_disk import LAYOUT, GatedFile, row, rows, stored_in
 from test_store import slots
 from thinwire.compress import slot_file
 from thinwire.compress.disk import DiskStore
-from thinwire.compress.slot_file import check_space
+from thinwire.compress.space import check_space, space_needs
 from thinwire.compress.store import StoreError, StoreLayout
 
 
@@ -131,8 +129,8 @@ def test_a_disk_that_is_really_full(tmp_path):
         pytest.skip(f"needs to mount a file system: {mounted.stderr.strip()}")
     try:
         layout = StoreLayout(num_slots=64, row_shape=(1 << 14,))  # 4 MiB
-        with pytest.raises(StoreError, match=r"rows will take .*\(4194304 bytes\) more, but the disk has .* free"):
-            check_space([(layout, place / "rows")])
+        with pytest.raises(StoreError, match=r"small will take .*\(4194304 bytes\) more, but the disk has .* free"):
+            check_space([space_needs([(layout, place / "rows")])])
         store = DiskStore(layout, place / "rows")
         values = store.write(slots(0, 1), gaussian(2, 1 << 14))
         store.flush()
@@ -144,52 +142,3 @@ def test_a_disk_that_is_really_full(tmp_path):
         assert (place / "rows").read_bytes()[: 2 * layout.row_bytes] == values.numpy().tobytes()
     finally:
         subprocess.run(["umount", place], check=True)
-
-
-@pytest.fixture
-def free(monkeypatch):
-    """Sets how many bytes each file system has free, all of them alike."""
-
-    def be(nbytes):
-        system = SimpleNamespace(f_bavail=nbytes, f_frsize=1)
-        monkeypatch.setattr(slot_file.os, "statvfs", lambda path: system)
-
-    return be
-
-
-def test_stores_on_one_disk_are_added_up(tmp_path, free):
-    wanted = [(LAYOUT, tmp_path / "a"), (StoreLayout(num_slots=100, row_shape=(10,)), Path(tmp_path, "not/yet/b"))]
-    free(4960)
-    check_space(wanted)
-    free(4959)
-    with pytest.raises(StoreError) as error:
-        check_space(iter(wanted))
-    assert str(error.value) == (
-        f"{tmp_path}/a, {tmp_path}/not/yet/b will take 4.96 kB (4960 bytes) more, but the disk has 4.96 kB (4959 "
-        f"bytes) free: free some space, name files on a larger disk, or keep fewer bits a value"
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_every_disk_that_is_too_small_is_named(tmp_path, free):
-    free(100)
-    with pytest.raises(StoreError, match=r"/rows will take .* free; .*/other will take .* free: free some space"):
-        check_space([(LAYOUT, tmp_path / "rows"), (LAYOUT, Path("/proc/other"))])
-
-
-def test_what_a_file_takes_already_is_not_needed_again(tmp_path, free):
-    layout = StoreLayout(num_slots=4, row_shape=(1 << 14,))
-    with DiskStore(layout, tmp_path / "rows") as store:
-        store.write(slots(0, 2), torch.ones(2, 1 << 14))
-        store.flush()
-    free(2 * layout.row_bytes)
-    check_space([(layout, tmp_path / "rows")])
-    free(2 * layout.row_bytes - 1)
-    with pytest.raises(StoreError, match=rf"\({2 * layout.row_bytes} bytes\) more"):
-        check_space([(layout, tmp_path / "rows")])
-
-
-def test_real_disks_have_numbers(tmp_path):
-    check_space([(LAYOUT, tmp_path / "rows")])
-    with pytest.raises(StoreError, match=r"will take .*\(4611686018427387904 bytes\) more, but the disk has [1-9]"):
-        check_space([(StoreLayout(num_slots=1, row_shape=(1 << 60,)), tmp_path / "rows")])
