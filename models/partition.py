@@ -7,11 +7,16 @@ plus gradient, for GPipe sends all of one before any of the other, as it compute
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from thinwire.models.errors import ModelError, require
+
+Seconds = NDArray[np.float64]
 
 
 def partition(
@@ -56,17 +61,12 @@ def partition(
             for name, values in (("costs", costs), ("boundary_costs", boundaries), ("memory", sizes))
         ),
     )
-    # fsum rounds once, so stages of the same costs tie whatever the order of summation
-    spans = [(start, stop) for start in range(count) for stop in range(start + 1, count + 1)]
-    compute = {span: math.fsum(costs[slice(*span)]) for span in spans}
-    fits = {span: math.fsum(sizes[slice(*span)]) <= memory_limit for span in spans}
-
-    def bottleneck(start: int, stop: int) -> float:
-        if not fits[start, stop]:
-            return math.inf
-        return max(compute[start, stop], boundaries[start - 1] if start > 0 else 0.0)
-
-    least, cuts = _least_dearest(count, num_stages, bottleneck)
+    # no stage has more, for every other one has at least one
+    most = count - num_stages + 1
+    compute, fits = _span_sums(costs, most), _span_sums(sizes, most) <= memory_limit
+    entering = np.array([0.0, *boundaries])[:, None]
+    bottleneck = np.where(fits, np.maximum(compute, entering), math.inf)
+    least, cuts = _least_dearest(bottleneck, num_stages)
     require(
         (
             least < math.inf,
@@ -78,10 +78,7 @@ def partition(
         return cuts
 
     # where a link is the bottleneck, most cuts tie
-    def within_bottleneck(start: int, stop: int) -> float:
-        return compute[start, stop] if bottleneck(start, stop) <= least else math.inf
-
-    return _least_dearest(count, num_stages, within_bottleneck)[1]
+    return _least_dearest(np.where(bottleneck <= least, compute, math.inf), num_stages)[1]
 
 
 def boundary_seconds(activation_bytes: float, gradient_bytes: float, bandwidth: float) -> float:
@@ -140,26 +137,36 @@ def _position(cut: str, names: Sequence[str]) -> int:
     raise ModelError(f"a cut must name one of the layers {', '.join(names)}, got {cut!r}{meant}")
 
 
-def _least_dearest(
-    count: int, num_stages: int, stage_cost: Callable[[int, int], float]
-) -> tuple[float, tuple[range, ...]]:
+def _span_sums(values: Sequence[float], most: int) -> Seconds:
+    """[start, stop]: the sum of `values` from start to stop, 1 to `most` of them; infinite for all other spans."""
+    count = len(values)
+    sums = np.full((count, count + 1), math.inf)
+    for start in range(count):
+        for stop in range(start + 1, min(start + most, count) + 1):
+            # rounds once, so stages of the same costs tie whatever the order of summation
+            sums[start, stop] = math.fsum(values[start:stop])
+    return sums
+
+
+def _least_dearest(stage_cost: Seconds, num_stages: int) -> tuple[float, tuple[range, ...]]:
     """Return the least cost of the dearest stage, and the cut that has it, its last cuts as late as they can be.
 
     Dynamic programming over the place of the last cut: best(s, j) = min over i < j of max(best(s - 1, i),
-    stage_cost(i, j)), for s stages over the first j layers.
+    stage_cost[i, j]), for s stages over the first j layers. Each stage before and after takes a layer at least, so
+    there are as many places for a cut as a stage may have layers.
     """
-    best = {stop: stage_cost(0, stop) for stop in range(1, count + 1)}
-    # last_cuts[s][j]: where the last of s + 1 stages over the first j layers begins
-    last_cuts = [dict.fromkeys(best, 0)]
+    count = len(stage_cost)
+    places = count - num_stages + 1
+    best = stage_cost[0, 1 : places + 1]
+    # cut_at[s - 1][j - s - 1]: where the last of s + 1 stages over the first j layers begins
+    cut_at = []
     for stage in range(1, num_stages):
+        dearest = np.maximum(best[:, None], stage_cost[stage : stage + places, stage + 1 : stage + places + 1])
         # the least cost, then the latest cut
-        choices = {
-            stop: min((max(best[start], stage_cost(start, stop)), -start) for start in range(stage, stop))
-            for stop in range(stage + 1, count + 1)
-        }
-        best = {stop: cost for stop, (cost, _) in choices.items()}
-        last_cuts.append({stop: -negated for stop, (_, negated) in choices.items()})
+        latest = places - 1 - dearest[::-1].argmin(axis=0)
+        best = dearest[latest, np.arange(places)]
+        cut_at.append(stage + latest)
     bounds = [count]
-    for cut_at in reversed(last_cuts):
-        bounds.append(cut_at[bounds[-1]])
-    return best[count], tuple(range(start, stop) for start, stop in pairwise(reversed(bounds)))
+    for stage in reversed(range(1, num_stages)):
+        bounds.append(int(cut_at[stage - 1][bounds[-1] - stage - 1]))
+    return float(best[-1]), tuple(range(start, stop) for start, stop in pairwise(reversed([*bounds, 0])))

@@ -44,6 +44,13 @@ def test_partition(costs, num_stages, sizes):
     assert [len(cut) for cut in partition(costs, num_stages)] == sizes
 
 
+def test_a_thousand_stages():
+    """Trying every span of layers for every stage took minutes."""
+    assert [len(cut) for cut in partition([1] * 1002, 1000)] == [2, 2, *[1] * 998]
+    even = [1, 2, 3, 4] * 100
+    assert dearest(even, partition(even, 200)) == 6
+
+
 def test_partition_is_as_good_as_trying_everything():
     draw = random.Random(0)
     for _ in range(200):
