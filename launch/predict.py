@@ -27,7 +27,7 @@ from thinwire.launch.prediction import (
     best,
     needed_bandwidth,
     possible,
-    predict,
+    predict_each,
     verdict,
 )
 from thinwire.launch.tables import document
@@ -70,9 +70,10 @@ def answer(
     max_in_flight: float = math.inf,
 ) -> Answer:
     """Ask everything about one workload. `networks` differ in bandwidth; `codecs` begin with the uncompressed one."""
-    by_network = [[predict(workload, schedule, codec, network) for codec in codecs] for network in networks]
+    by_network = [predict_each(workload, schedule, codecs, network) for network in networks]
     slowest = min(networks, key=lambda network: network.bandwidth)
-    schedules = [predict(workload, name, codec, slowest) for name in possible(workload, SCHEDULES) for codec in codecs]
+    by_schedule = [predict_each(workload, name, codecs, slowest) for name in possible(workload, SCHEDULES)]
+    schedules = [prediction for row in by_schedule for prediction in row]
     return Answer(
         workload=workload,
         predictions=[prediction for row in by_network for prediction in row],

@@ -61,21 +61,34 @@ def limit(workload: Workload, schedule: str, compression: CompressionOptions, ne
 
 def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
     """Simulate one step, and what it is compared with."""
-    course = run(workload, schedule, compression, network)
-    seconds = course.seconds
-    return Prediction(
-        schedule=schedule,
-        codec=label(compression),
-        bandwidth=network.bandwidth,
-        seconds=seconds,
-        samples_per_second=workload.samples / seconds,
-        speedup=limit(workload, schedule, UNCOMPRESSED, network) / seconds,
-        of_unthrottled=limit(workload, schedule, UNCOMPRESSED, Network()) / seconds,
-        in_flight=float(course.table.held.max()) / SCHEDULES[schedule].stages_per_process,
-        busy=tuple(course.busy.tolist()),
-        wait=tuple(course.wait.tolist()),
-        bubble=tuple(course.bubble.tolist()),
-    )
+    return predict_each(workload, schedule, [compression], network)[0]
+
+
+def predict_each(
+    workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
+) -> list[Prediction]:
+    """As `predict`, of several codecs that are compared with the same."""
+    uncompressed = limit(workload, schedule, UNCOMPRESSED, network)
+    unthrottled = limit(workload, schedule, UNCOMPRESSED, Network())
+    predictions = []
+    for compression in codecs:
+        course = run(workload, schedule, compression, network)
+        predictions.append(
+            Prediction(
+                schedule=schedule,
+                codec=label(compression),
+                bandwidth=network.bandwidth,
+                seconds=course.seconds,
+                samples_per_second=workload.samples / course.seconds,
+                speedup=uncompressed / course.seconds,
+                of_unthrottled=unthrottled / course.seconds,
+                in_flight=float(course.table.held.max()) / SCHEDULES[schedule].stages_per_process,
+                busy=tuple(course.busy.tolist()),
+                wait=tuple(course.wait.tolist()),
+                bubble=tuple(course.bubble.tolist()),
+            )
+        )
+    return predictions
 
 
 def needed_bandwidth(

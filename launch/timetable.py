@@ -6,7 +6,9 @@ walks its rounds as often as it likes, each in a few operations over arrays, wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,9 +72,22 @@ def timetable(schedule: str, num_stages: int, num_microbatches: int) -> Timetabl
     num_processes = num_stages // spec.stages_per_process
     if spec.warmups is not None:
         return alternating_timetable(spec.warmups(num_stages, num_microbatches), num_microbatches)
-    order = actions(schedule, num_stages, num_processes, num_microbatches)
+    with _uncollected():
+        order = actions(schedule, num_stages, num_processes, num_microbatches)
     where = placement(schedule, num_stages, num_processes)
     return compile_order(order, [where[stage] for stage in range(num_stages)], num_microbatches)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Spare the garbage collector the many objects of an order, through which it would go again and again."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def alternating_timetable(warmups: Sequence[int], num_microbatches: int) -> Timetable:

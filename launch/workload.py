@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from thinwire.compress import Method
 from thinwire.launch.limit import Channel, Compute
 from thinwire.pipeline.boundary import frame_length
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -83,11 +84,13 @@ class Workload:
 
     def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> Channel:
         """One direction over all boundaries, as the simulation wants it."""
-        indices = range(self.num_stages - 1)
-        costs = [self.costs.get((name, str(compression.method(index, name))), FREE) for index in indices]
+        boundaries = self.num_stages - 1
+        methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
+        found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
+        costs = [found[method] for method in methods]
         bandwidth, latency = network.of(name, self.where or tuple(range(self.num_stages)))
         return Channel(
-            nbytes=[frame_bytes(self.boundaries[index], compression, index, name) for index in indices],
+            nbytes=[_frame_bytes(*given, name) for given in zip(self.boundaries, methods, forth, strict=True)],
             bandwidth=bandwidth,
             latency=latency,
             duplex=network.duplex,
@@ -135,9 +138,13 @@ class Network:
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:
     """Bytes of one frame, header and padding included, once feedback has visited every row."""
-    crossing = [example for example in examples if channel == "activations" or example.requires_grad]
     methods = compression.method(boundary, channel), compression.method(boundary, "activations")
-    return frame_length(crossing, *methods)
+    return _frame_bytes(examples, *methods, channel)
+
+
+def _frame_bytes(examples: Examples, method: Method, activations: Method, channel: ChannelName) -> int:
+    crossing = [example for example in examples if channel == "activations" or example.requires_grad]
+    return frame_length(crossing, method, activations)
 
 
 def codec_pair(text: str) -> CompressionOptions:

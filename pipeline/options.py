@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
@@ -126,8 +127,12 @@ class CompressionOptions:
 
     def method(self, boundary: int, channel: ChannelName) -> Method:
         """What one channel of one boundary goes through; a codec that auto has not chosen yet is none."""
-        expression = self._expression(boundary, channel)
-        return parse("none" if _is_auto(expression) else expression)
+        return _method(self._expression(boundary, channel))
+
+    def methods(self, num_boundaries: int, channel: ChannelName) -> list[Method]:
+        """What one channel of each boundary goes through, as `method` has it; every expression is read once."""
+        read = cache(_method)
+        return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
 
     @property
     def automatic(self) -> list[str]:
@@ -167,6 +172,10 @@ class CompressionOptions:
         override: str | None = getattr(self.boundaries.get(boundary), channel, None)
         common: str = getattr(self, channel)
         return override if override is not None else common
+
+
+def _method(expression: str) -> Method:
+    return parse("none" if _is_auto(expression) else expression)
 
 
 def split_pair(text: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from thinwire.launch.prediction import (
     needed_bandwidth,
     possible,
     predict,
+    predict_each,
     run,
     verdict,
 )
@@ -95,6 +96,15 @@ def test_every_schedule_does_the_same_work_on_the_same_processes(schedule):
     assert found.busy == pytest.approx([8 * 0.15] * 4)
     assert found.of_unthrottled == 1.0
     assert found.in_flight <= 8
+
+
+def test_codecs_that_are_predicted_together_are_compared_as_each_alone():
+    """What they are compared with is simulated once a schedule and network: that was three quarters of a prediction."""
+    workload = uniform("w", num_stages=3, num_microbatches=4, forward=0.01, backward=0.02, shape=(4, 64, 64))
+    network, codecs = Network(bandwidth=5e6), [UNCOMPRESSED, codec_pair("q(4)/q(8)"), codec_pair("q(2)")]
+    together = predict_each(workload, "1f1b", codecs, network)
+    assert together == [predict(workload, "1f1b", codec, network) for codec in codecs]
+    assert together[0].speedup == 1 < together[1].speedup < together[2].speedup
 
 
 def test_schedules_that_cannot_run_are_left_out():

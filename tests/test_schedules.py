@@ -1,4 +1,5 @@
 import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
 
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.schedules import (
@@ -102,3 +103,14 @@ def test_impossible_numbers_are_told(name, num_stages, per_process, num_microbat
 def test_possible_numbers_are_not(name):
     per_process = SCHEDULES[name].stages_per_process
     assert SCHEDULES[name].mistakes(4 * per_process, per_process, 8) == []
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SCHEDULES.items() if spec.warmups is None])
+def test_an_order_is_made_without_what_torch_adds_to_run_it(name, monkeypatch):
+    """That took most of the minute that the orders of a thousand stages took."""
+
+    def lowered(*arguments, **options):
+        raise AssertionError("torch has lowered the order")
+
+    monkeypatch.setattr(torch_schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms", lowered)
+    assert sorted(actions(name, 4, 2, 4)) == [0, 1]
