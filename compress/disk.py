@@ -106,7 +106,7 @@ class DiskStore(Store):
             self._fail(
                 StoreError(
                     f"{self._file.path} did not answer within {timeout_seconds} s of closing; check the disk, then "
-                    f"resume from the last checkpoint"
+                    f"start the run again"
                 )
             )
         if self._failure and not self._reported:

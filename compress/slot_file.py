@@ -94,12 +94,12 @@ class SlotFile:
         elif not resume:
             raise StoreError(
                 f"{self.path} exists and holds {status.st_size} bytes, which a new store will not overwrite; "
-                f"move it away, name another file, or resume the run it belongs to"
+                f"move it away, or name another file"
             )
         elif status.st_size != self.nbytes:
             raise StoreError(
-                f"{self.path} holds {status.st_size} bytes and not the {self.nbytes} of this store; resume with the "
-                f"settings it was made with"
+                f"{self.path} holds {status.st_size} bytes and not the {self.nbytes} of this store; open it with "
+                f"the settings it was made with"
             )
 
     def _check(self) -> None:
@@ -107,12 +107,12 @@ class SlotFile:
         if status.st_nlink == 0:
             raise StoreError(
                 f"{self.path} was deleted while the store was using it, and its rows with it; keep other programs "
-                f"away from it and resume from the last checkpoint"
+                f"away from it and start the run again"
             )
         if status.st_size < self.nbytes:
             raise StoreError(
                 f"{self.path} was cut from {self.nbytes} to {status.st_size} bytes while the store was using it; keep "
-                f"other programs away from it and resume from the last checkpoint"
+                f"other programs away from it and start the run again"
             )
 
     @contextlib.contextmanager
@@ -124,5 +124,5 @@ class SlotFile:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             remedy = "free some space there or name a file on a larger disk" if full else "check the path and the disk"
             raise StoreError(
-                f"cannot {verb} {self.path}: {error.strerror}; {remedy}, then start or resume the run again"
+                f"cannot {verb} {self.path}: {error.strerror}; {remedy}, then start the run again"
             ) from error

@@ -227,7 +227,7 @@ class Store(ABC):
         layout = StoreLayout(**state["layout"])
         if layout != self.layout:
             raise StoreError(
-                f"the saved store is {layout}, and this one is {self.layout}; resume with the saved settings"
+                f"the saved store is {layout}, and this one is {self.layout}; open it with the saved settings"
             )
         slots: list[int] = state["known"].nonzero().flatten().tolist()
         if "rows" in state:

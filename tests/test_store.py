@@ -249,7 +249,7 @@ def test_a_state_of_another_layout_is_refused(medium):
     with opened(medium, StoreLayout(num_slots=4, row_shape=(2,), bits=8)) as store:
         store.write(slots(1), torch.ones(1, 2))
         state = MemoryStore(StoreLayout(num_slots=4, row_shape=(2,), bits=4)).state_dict()
-        with pytest.raises(StoreError, match=r"bits=4\), and this one is .*bits=8\); resume with the saved settings"):
+        with pytest.raises(StoreError, match=r"bits=4\), and this one is .*bits=8\); open it with the saved settings"):
             store.load_state_dict(state)
         assert store.known(slots(1)).all()
 
