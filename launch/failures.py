@@ -96,8 +96,8 @@ def _merged(reports: Iterable[Report]) -> list[Report]:
     return list(merged.values())
 
 
-def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signals]) -> None:
-    """End this process at once on a signal, even inside a blocking call, leaving a report first.
+def stop_on_signals(stopping: Callable[[], None], signals: Iterable[signal.Signals]) -> None:
+    """End this process at once on a signal, even inside a blocking call, after a call of `stopping`.
 
     A signal handler of Python's would have to wait until the call returns; a thread reading the wake-up pipe does not.
     The thread also sees that the launcher is gone without a word (killed), where no signal comes.
@@ -113,7 +113,7 @@ def stop_on_signals(report: Callable[[], Report], signals: Iterable[signal.Signa
         while os.getppid() == launcher and not select.select([reading], [], [], 1.0)[0]:
             pass
         try:
-            report().save()
+            stopping()
         finally:
             os._exit(STOPPED)
 

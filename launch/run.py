@@ -6,6 +6,7 @@ import logging
 import resource
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -75,8 +76,13 @@ class Run:
         self._save(self.recipe.training.steps)
         for stage in self.trainer.stages:
             stage.close()
-        self._wire.discard_stores()
+        self.discard_stores()
         self._finish(training_seconds, stages)
+
+    def discard_stores(self) -> None:
+        """Delete the files of this process's stores, as far as their disk lets us; at the end, however it comes."""
+        with suppress(OSError):
+            self._wire.discard_stores()
 
     def _after_step(self, record: StepRecord) -> None:
         done = record.step + 1

@@ -38,6 +38,10 @@ def simulate(prepared: Prepared) -> None:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        Run(prepared, simulated_placement(prepared.recipe)).go()
+        run = Run(prepared, simulated_placement(prepared.recipe))
+        try:
+            run.go()
+        finally:
+            run.discard_stores()
     finally:
         dist.destroy_process_group()

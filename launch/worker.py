@@ -22,11 +22,16 @@ def work(prepared: Prepared) -> int:
     stages = where.stages_of(rank)
     run: Run | None = None
 
-    def stopped() -> Report:
-        doing = run.doing if run is not None else "starting"
-        return Report(rank=rank, stages=stages, kind="stopped", text=doing, time=time.time())
+    def leave(report: Report) -> None:
+        if run is not None:
+            run.discard_stores()  # first, for a report needs room on a disk too
+        report.save()
 
-    stop_on_signals(stopped, (signal.SIGTERM, signal.SIGINT))
+    def stopping() -> None:
+        doing = run.doing if run is not None else "starting"
+        leave(Report(rank=rank, stages=stages, kind="stopped", text=doing, time=time.time()))
+
+    stop_on_signals(stopping, (signal.SIGTERM, signal.SIGINT))
     try:
         join(prepared, rank)
         run = Run(prepared, where)
@@ -35,7 +40,7 @@ def work(prepared: Prepared) -> int:
             dist.barrier()
         dist.destroy_process_group()
     except Exception as error:
-        report_of(error, rank, stages).save()
+        leave(report_of(error, rank, stages))
         # other threads may hang on peers that are gone
         os._exit(1)
     return 0

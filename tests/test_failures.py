@@ -175,10 +175,8 @@ WAITING = """
     import signal, sys, threading, time
     from thinwire.launch.failures import Report, stop_on_signals
 
-    def report():
-        return Report(rank=0, stages=[0], kind="stopped", text="blocked", time=0.0)
-
-    stop_on_signals(report, [signal.SIGTERM])
+    report = Report(rank=0, stages=[0], kind="stopped", text="blocked", time=0.0)
+    stop_on_signals(report.save, [signal.SIGTERM])
     print("ready", flush=True)
     lock = threading.Lock()
     lock.acquire()

@@ -13,6 +13,7 @@ from slow_disk import LAYOUT
 from test_store import slots
 from thinwire.compress import space
 from thinwire.compress.disk import DiskStore
+from thinwire.compress.slot_file import SlotFile
 from thinwire.compress.space import SpaceNeed, check_space, space_needs
 from thinwire.compress.store import StoreError, StoreLayout
 from thinwire.launch import cli
@@ -96,6 +97,21 @@ def test_real_processes_are_all_stopped_by_one_sentence(tmp_path):
     told = processes.run(room_for_everyone, 2, str(tmp_path))
     assert told[0] == told[1]
     assert f"those of 2 processes in {tmp_path}/0, {tmp_path}/1 will take" in told[0]
+
+
+def test_a_run_that_fails_leaves_no_store(tmp_path, monkeypatch, capsys):
+    """Stores of a run that had failed filled the disk until the next run of its name."""
+    left = []
+
+    def fail(self, offset, row):
+        left.extend(tmp_path.rglob("*.slots"))
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(SlotFile, "write", fail)
+    codecs = ["--compression.activations", 'aqsgd(q(4), store="disk")', "--compression.gradients", "q(8)"]
+    assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, *codecs, "--output", str(tmp_path)]) == 1
+    assert "the disk is gone" in capsys.readouterr().err
+    assert left and not list(tmp_path.rglob("*.slots"))
 
 
 def test_a_run_is_refused_before_it_trains(tmp_path, free, capsys):
