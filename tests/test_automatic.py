@@ -313,12 +313,15 @@ def test_an_evaluation_wants_codecs_by_name(folder, capsys):
 
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
-def test_a_slow_direction_gets_a_stronger_codec_than_a_fast_one(folder):
+def test_a_slow_direction_gets_no_milder_codec_than_a_fast_one(folder):
     where = ["cluster", "run", "--hosts", 2, "--link", "0>1:3mbit", "--"]
     command = completed([*THINWIRE, *where, "thinwire", "train", "tiny.yaml", "--output", "run"], folder)
     assert command.status == 0, command.stderr
-    codecs = chosen_in(folder / "run")
-    assert codecs["activations"] != codecs["gradients"] == "none"
     forward, back = summary(folder / "run")["choices"]
-    assert 2e6 < 8 * forward["goodput"] < 3.5e6 < 50e6 < 8 * back["goodput"]
-    assert forward["milder_wire"] > forward["hidden"]
+    # the slow direction is no faster than its link, the other one is by far; which codecs hide, the machine decides
+    assert 8 * forward["goodput"] < 3.5e6 < 2 * 3.5e6 < 8 * back["goodput"]
+    mildest_first = ["none", "q(8)", "q(2)"]
+    assert mildest_first.index(back["codec"]) <= mildest_first.index(forward["codec"])
+    for choice in (forward, back):
+        assert choice["hides"] or choice["codec"] == mildest_first[-1]
+        assert choice["milder_wire"] is None or choice["milder_wire"] > choice["hidden"]
