@@ -139,11 +139,6 @@ class FeedbackTrial:
         """Bytes of all payloads of one visit."""
         return sum(len(payload) for payload in self._payloads[0])
 
-    @property
-    def ends_agree(self) -> bool:
-        """Whether both ends remember the same, where both remember."""
-        return all(one.digests() == other.digests() for one, other in zip(*self._ends, strict=True))
-
     def encode(self) -> None:
         """Do all that the sender does, for every message."""
         visit = self._turn("encode")

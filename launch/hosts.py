@@ -7,7 +7,6 @@ what is in use, and removed.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -38,18 +37,6 @@ class Host:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The arguments that run a command there."""
         return ["ip", "netns", "exec", self.name, *arguments]
-
-    def bytes_sent(self) -> int:
-        """What its interface has sent so far, headers of Ethernet, IP and TCP included."""
-        return self._bytes("tx")
-
-    def bytes_received(self) -> int:
-        """What its interface has received so far, all headers included."""
-        return self._bytes("rx")
-
-    def _bytes(self, direction: str) -> int:
-        (interface,) = json.loads(_run(["ip", "-n", self.name, "-s", "-j", "link", "show", "dev", network.INTERFACE]))
-        return int(interface["stats64"][direction]["bytes"])
 
 
 class Cluster:

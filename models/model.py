@@ -38,23 +38,6 @@ class ModelOptions:
         )
 
 
-@dataclass(frozen=True)
-class FamilySummary:
-    """What a table of the supported families says of one."""
-
-    name: str
-    architecture: str
-    """The class of transformers that holds the unsplit model."""
-    task: TaskName
-
-
-def families() -> tuple[FamilySummary, ...]:
-    """Return the families of transformers that come apart into layers."""
-    from thinwire.models.families import FAMILIES
-
-    return tuple(FamilySummary(family.name, family.architecture, family.task) for family in FAMILIES.values())
-
-
 def check_name(options: ModelOptions) -> None:
     """Check, before any data is read, that there is such a model of such a configuration.
 

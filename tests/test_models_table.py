@@ -7,7 +7,7 @@ import test_export
 import test_families
 import test_sequential
 import test_vision
-from thinwire.models.model import families
+from thinwire.models.families import FAMILIES
 from thinwire.models.vision import VISION
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "models.md"
@@ -51,7 +51,10 @@ def table():
     return [
         f"| model | kind | {' | '.join(SHOWN)} |",
         "|---" * (2 + len(SHOWN)) + "|",
-        *(row(f"`{family.name}`, {family.architecture}", kinds[family.task], {family.name}) for family in families()),
+        *(
+            row(f"`{family.name}`, {family.architecture}", kinds[family.task], {family.name})
+            for family in FAMILIES.values()
+        ),
         row("ResNet, ResNeXt, wide ResNet of torchvision", "classifier of images", set(VISION) - vits),
         row("ViT of torchvision", "classifier of images", vits),
         row(f"`{FACTORY}`, layers of one's own", "any", {FACTORY}),

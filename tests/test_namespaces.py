@@ -9,6 +9,7 @@ from thinwire.launch import cli
 from thinwire.launch.hosts import Cluster
 from thinwire.launch.links import Links
 from thinwire.launch.network import INTERFACE
+from wire_bytes import bytes_sent
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 
@@ -40,7 +41,7 @@ LEAST, MOST = 1514 / 1460, 1.08
 def test_the_wire_carries_the_metered_bytes_and_the_numbers_are_those_of_a_simulation(tmp_path, monkeypatch):
     (tmp_path / "wired.yaml").write_text(RECIPE)
     with Cluster(LINKS) as hosts:
-        before = sum(host.bytes_sent() for host in hosts)
+        before = sum(bytes_sent(host) for host in hosts)
 
         def node(rank):
             where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1]
@@ -50,7 +51,7 @@ def test_the_wire_carries_the_metered_bytes_and_the_numbers_are_those_of_a_simul
 
         with node(0) as first, node(1) as second:
             assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
-        carried = sum(host.bytes_sent() for host in hosts) - before
+        carried = sum(bytes_sent(host) for host in hosts) - before
     told = json.loads((tmp_path / "wired/summary.json").read_text())
 
     ratio = (carried - START_UP - STEPS * PER_STEP) / told["bytes_sent"]
