@@ -55,7 +55,9 @@ class Links:
 
 def parse_bandwidth(text: str) -> float | None:
     """Mbit/s of 500kbit, 100mbit, 10gbit; None of none."""
-    return None if text == "none" else _measure(text, _MBIT, "a bandwidth", "500kbit, 100mbit, 1gbit, or none")
+    if text.strip().lower() == "none":
+        return None
+    return _measure(text, _MBIT, "a bandwidth", "500kbit, 100mbit, 1gbit, or none")
 
 
 def parse_latency(text: str) -> float:
@@ -83,7 +85,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[tuple[int, int], float | None]
 
 
 def _measure(text: str, units: Mapping[str, float], what: str, examples: str) -> float:
-    match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(units)})", text)
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(units)})", text.strip().lower())
     if match is None:
         raise OptionsError([f"{what} must be like {examples}, got {text!r}"])
     return float(match[1]) * units[match[2]]

@@ -7,9 +7,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.table import Table
 from thinwire.compress import CodecError
 from thinwire.launch import aqsgd, recipe, tables
 from thinwire.launch.arguments import Parser
+from thinwire.launch.links import parse_bandwidth, parse_latency
 from thinwire.launch.prediction import (
     HIDDEN,
     UNCOMPRESSED,
@@ -41,8 +42,7 @@ PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
 CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 """Compared where nobody asks for others, beside none and the recipe's own."""
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,18 +374,24 @@ def _bandwidths(text: str) -> list[float]:
 
 
 def _bandwidth(text: str) -> float:
-    return _quantity(text, _BITS, "a bandwidth such as 100mbit")
+    """Bits a second."""
+    rate = _told(parse_bandwidth, text)
+    if rate == 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
+    return math.inf if rate is None else 1e6 * rate
 
 
 def _latency(text: str) -> float:
-    return _quantity(text, _SECONDS, "a latency such as 20ms", zero=True)
+    """Seconds."""
+    return _told(parse_latency, text) / 1e3
 
 
-def _quantity(text: str, units: dict[str, float], example: str, zero: bool = False) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.strip().lower())
-    if found is None or found[2] not in units or (float(found[1]) == 0 and not zero):
-        raise argparse.ArgumentTypeError(f"must be {example} ({', '.join(units)}), got {text!r}")
-    return float(found[1]) * units[found[2]]
+def _told(read: Callable[[str], T], text: str) -> T:
+    """What `read` makes of an option, its refusal being argparse's."""
+    try:
+        return read(text)
+    except OptionsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _link(text: str) -> dict[tuple[int, int], Link]:

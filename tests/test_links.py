@@ -11,6 +11,7 @@ from thinwire.pipeline.errors import OptionsError
         (parse_bandwidth, "100mbit", 100.0),
         (parse_bandwidth, "2.5gbit", 2500.0),
         (parse_bandwidth, "none", None),
+        (parse_bandwidth, " 100MBIT", 100.0),
         (parse_latency, "500us", 0.5),
         (parse_latency, "20ms", 20.0),
         (parse_latency, "1s", 1000.0),
@@ -49,7 +50,7 @@ def test_links_that_cannot_be_are_told_all_at_once():
     assert str(caught.value).splitlines() == [
         "hosts must be from 1 to 250, got 0",
         "latency must not be negative, got -1 ms",
-        "loss must be at least 0 and below 100%, got 100.000000%",
+        "loss must be at least 0 and below 100%, got 100%",
         "a bandwidth must be from 10kbit to 100gbit, or none, got 0 Mbit/s",
     ]
 

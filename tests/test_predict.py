@@ -47,6 +47,11 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     assert told["verdicts"][0] in speeds.note
 
 
+def test_bandwidths_are_read_as_a_cluster_reads_them(capsys):
+    found = predicted(capsys, *GIVEN, "--bandwidth", "NONE,10MBIT", "--codec", "q(8)", "--link", "1-2:none,500us")
+    assert {cell["bandwidth"] for cell in found["predictions"]} == {None, 1e7}
+
+
 def test_fields_of_the_recipe_can_be_overridden(capsys):
     found = predicted(
         capsys, *GIVEN, "--pipeline.num_microbatches", "8", "--schedule", "1f1b-wan", "--max-in-flight", "3"
@@ -95,8 +100,12 @@ def test_times_are_measured_where_none_are_given(capsys):
         (["quickstart", "--like", "aqsgd"], "--like aqsgd shows a published workload: no RECIPE or option but"),
         (["--like", "aqsgd", "--latency", "30ms"], "--like aqsgd shows a published workload: no RECIPE or option but"),
         (["--like", "aqsgd", "--training.steps=3"], "--like aqsgd shows a published workload: no RECIPE or option but"),
-        ([*GIVEN, "--bandwidth", "fast"], "must be a bandwidth such as 100mbit (kbit, mbit, gbit), got 'fast'"),
-        ([*GIVEN, "--latency", "20"], "must be a latency such as 20ms"),
+        (
+            [*GIVEN, "--bandwidth", "fast"],
+            "--bandwidth: a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'",
+        ),
+        ([*GIVEN, "--bandwidth", "0mbit"], "--bandwidth: must be above 0, got '0mbit'"),
+        ([*GIVEN, "--latency", "20"], "--latency: a latency must be like 500us, 20ms or 1s, got '20'"),
         ([*GIVEN, "--link", "1-3:5mbit"], "must be two neighbouring stages such as 1-2:20mbit"),
         ([*GIVEN, "--link", "6-7:5mbit"], "--link must name stages in 0..3 beside each other, got 6-7, 7-6"),
         ([*GIVEN, "--codec", "p(4)"], "unknown codec 'p'"),
