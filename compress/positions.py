@@ -25,9 +25,9 @@ from torch import Tensor
 
 from thinwire.compress.bits import pack, packed_size, unpack
 
-_BLOCK = 1 << 17
-"""Elements that are partitioned at a time. A copy of more takes memory that the system clears and takes back each time,
-which costs more than the partition."""
+_BLOCK = 1 << 18
+"""Elements that are partitioned at a time: a copy of more leaves the cache, and takes memory that the system may clear
+and take back each time, which costs more than the partition."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -120,13 +120,15 @@ def _largest_by_partition(magnitude: Tensor, k: int) -> Tensor:
     least = np.concatenate([_least_kept(some, k) for some in np.array_split(rows, _num_blocks(rows))])
     padded, kept = _padded(samples, n, k)
     np.greater_equal(rows, least, out=kept)
-    if np.count_nonzero(kept) > samples * k:
+    places = np.flatnonzero(padded)
+    if len(places) > samples * k + padded.size - kept.size:
         larger = rows > least
         room = k - np.count_nonzero(larger, axis=1, keepdims=True)
         # torch's, because it is eight times as fast as NumPy's
         rank = torch.from_numpy(rows == least).cumsum(1, dtype=torch.int32).numpy()
         kept &= larger | (rank <= room)
-    positions = torch.from_numpy(np.flatnonzero(padded)[: samples * k]).view(samples, k)
+        places = np.flatnonzero(padded)
+    positions = torch.from_numpy(places[: samples * k]).view(samples, k)
     return positions.sub_(_first_places(positions, n))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
 BOTH_SECONDS = 2.0
-"""Directions that share a link take longer to find their rates."""
+"""Directions that share a link take longer to find their rates, and find others each time: their mean counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
             _exchange(message, rank, source, target, group)
         _exchange(tiny, rank, target, source, group)
 
-    goodput = _goodput(send, [source], PROBE_SECONDS, group)
+    goodput = _goodput(send, [source], PROBE_SECONDS, min, group)
     return LinkSpeed(goodput=goodput, latency=_said_by(source, statistics.median(round_trips) / 2, group))
 
 
@@ -73,16 +73,21 @@ def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> 
             work.wait()
 
     dist.barrier(group)
-    return _goodput(exchange, (one, other), BOTH_SECONDS, group)
+    return _goodput(exchange, (one, other), BOTH_SECONDS, statistics.mean, group)
 
 
 def _goodput(
-    send: Callable[[Tensor, int], None], timed: Sequence[int], least: float, group: dist.ProcessGroup | None
+    send: Callable[[Tensor, int], None],
+    timed: Sequence[int],
+    least: float,
+    of_two: Callable[[tuple[float, float]], float],
+    group: dist.ProcessGroup | None,
 ) -> float:
     """Bytes a second of `send`, which sends a message so many times, by the mean of the times it takes some ranks.
 
     Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they
-    take `least` seconds twice, of which the shorter counts: a link's burst at first does not, nor does a stall.
+    take `least` seconds; then once more, and `of_two` says what the two together count as. So a link's burst at first
+    does not count, nor does a stall where the shorter of two does.
     """
 
     def seconds(nbytes: int) -> float:
@@ -97,7 +102,7 @@ def _goodput(
         nbytes *= 2
         spent = seconds(nbytes)
         if spent >= least:
-            spent = min(spent, seconds(nbytes))
+            spent = of_two((spent, seconds(nbytes)))
     return nbytes / spent
 
 

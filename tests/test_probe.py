@@ -30,5 +30,5 @@ def test_a_stall_is_not_taken_for_the_link(monkeypatch):
         sent.append(len(message) * count)
         now[0] += sent[-1] / 1e6 + (2.0 if len(sent) in (4, 7) else 0.0)
 
-    assert probing._goodput(send, [0], 0.5, None) == pytest.approx(1e6)
+    assert probing._goodput(send, [0], 0.5, min, None) == pytest.approx(1e6)
     assert sent == [1 << shift for shift in (14, 15, 16, 17, 17, 18, 19, 19)]
