@@ -1,8 +1,9 @@
-"""A command's own options, beside those of a recipe; a mistake in them is told in one sentence."""
+"""A command's own options, beside those of a recipe, and their types; a mistake in them is told in one sentence."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any, NoReturn
 
 from thinwire.pipeline.errors import OptionsError
@@ -19,6 +20,31 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Tell a mistake."""
         raise OptionsError([f"{message}; see {self.prog} --help"])
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def share(text: str) -> float:
+    """A number above 0 and at most 1."""
+    if (value := positive(text)) > 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text!r}")
+    return value
+
+
+def at_least_one(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _whole(text: str) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from thinwire.compress import Codec, CodecError, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import recipe, tables
-from thinwire.launch.arguments import Parser
+from thinwire.launch.arguments import Parser, at_least_one
 from thinwire.launch.capture import capture
 from thinwire.launch.codec_page import page
 from thinwire.launch.codec_trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
@@ -231,10 +231,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the tables of docs/bench-codecs.md")
     add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
-    add("--elements", type=_positive, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
+    add("--elements", type=at_least_one, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
     add("--recipe", nargs="+", default=["quickstart"], help="whose tensors are captured (default: quickstart)")
-    add("--steps", type=_positive, default=40, help="it is trained for before (default: %(default)s)")
-    add("--rounds", type=_positive, default=9, help="of which medians are taken (default: %(default)s)")
+    add("--steps", type=at_least_one, default=40, help="it is trained for before (default: %(default)s)")
+    add("--rounds", type=at_least_one, default=9, help="of which medians are taken (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.elements % (SAMPLES * ROW):
         parser.error(
@@ -244,14 +244,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
 def _thread_counts(text: str) -> list[int]:
-    counts = [cores() if part == "all" else _positive(part) for part in text.split(",")]
+    counts = [cores() if part == "all" else at_least_one(part) for part in text.split(",")]
     return list(dict.fromkeys(counts))
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from thinwire.compress import CodecError
 from thinwire.launch import aqsgd, recipe, tables
-from thinwire.launch.arguments import Parser
+from thinwire.launch.arguments import Parser, positive, share
 from thinwire.launch.links import parse_bandwidth, parse_latency
 from thinwire.launch.prediction import (
     HIDDEN,
@@ -316,13 +316,13 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")
-    add("--forward-ms", type=_positive, help="of one micro-batch on one stage (default: measured here)")
-    add("--backward-ms", type=_positive, help="of one micro-batch on one stage (default: measured here)")
+    add("--forward-ms", type=positive, help="of one micro-batch on one stage (default: measured here)")
+    add("--backward-ms", type=positive, help="of one micro-batch on one stage (default: measured here)")
     add("--bandwidth", type=_bandwidths, default=BANDWIDTHS, help="of each direction (default: %(default)s)")
     add("--latency", type=_latency, default="0ms", help="of every link, one way (default: %(default)s)")
     add(
         "--duplex",
-        type=_share,
+        type=share,
         default=1.0,
         help="share of a link's bandwidth that is left while its other direction is busy too (default: %(default)s)",
     )
@@ -337,7 +337,7 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add("--schedule", choices=SCHEDULES, help="default: the recipe's")
     add("--codec", nargs="+", action="extend", metavar="FW/BW", help="such as 'q(4)/q(8)' (default: a few)")
-    add("--max-in-flight", type=_positive, default=math.inf, help="micro-batches a process has memory for")
+    add("--max-in-flight", type=positive, default=math.inf, help="micro-batches a process has memory for")
     add("--like", choices=["aqsgd"], help="the published tables of 2206.01299 beside this simulation")
     add("--json", action="store_true", help="print JSON")
     options, overrides = parser.parse_known_args(argv)
@@ -351,22 +351,6 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             )
     options.link = {pair: link for group in options.link for pair, link in group.items()}
     return options, overrides
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return value
-
-
-def _share(text: str) -> float:
-    if (value := _positive(text)) > 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text!r}")
-    return value
 
 
 def _bandwidths(text: str) -> list[float]:
