@@ -20,7 +20,14 @@ from torch import Tensor
 from thinwire.compress.cast import rounding_bound
 from thinwire.compress.codec import Key, tensor_bytes
 from thinwire.compress.granularity import Blocks, blocks_per
-from thinwire.compress.positions import largest, magnitude_bits, pack_positions, positions_size, unpack_positions
+from thinwire.compress.positions import (
+    largest_magnitudes,
+    pack_positions,
+    positions_size,
+    put_values,
+    unpack_positions,
+    values_at,
+)
 from thinwire.compress.quantizer import Around
 
 
@@ -56,27 +63,28 @@ class OutliersApart(Around):
         outliers = torch.empty(row.c, self.count(row.b), dtype=torch.bfloat16, device=values.device)
         tensor_bytes(outliers).copy_(sent)
         positions = unpack_positions(places, row.c, row.b, self.count(row.b))
-        values.view(row.c, row.b).scatter_(1, positions, outliers.float())
+        put_values(outliers.float(), positions, values)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Return the inner quantizer's bound of the rest, and bf16's of outliers."""
         rest, positions, outliers = self._split(x)
         bound = self.inner.error_bound(rest.view(x.shape)).reshape(rest.shape)
-        bound = bound.scatter(1, positions, rounding_bound(outliers.abs(), torch.bfloat16))
-        bound += rounding_bound(rest.scatter(1, positions, outliers).abs() + bound, x.dtype)
+        bound = put_values(rounding_bound(outliers.abs(), torch.bfloat16), positions, bound.clone())
+        bound += rounding_bound(put_values(outliers, positions, rest).abs() + bound, x.dtype)
         return bound.view(x.shape)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rest [R, n], outliers' places filled, and their positions and values [R, k]."""
         row, blocks = blocks_per("row", x.shape), self.blocks(x.shape)
-        values = x.detach().reshape(row.c, row.b).float()
-        positions = largest(magnitude_bits(values), self.count(row.b))
-        rest = values.scatter(1, positions, torch.inf)
+        values = x.detach().reshape(row.c, row.b).float().contiguous()
+        positions = largest_magnitudes(values, self.count(row.b))
+        outliers = values_at(positions, values)
+        rest = put_values(torch.full_like(outliers, torch.inf), positions, values.clone())
         least = blocks.view(rest).amin((0, 2))
-        most = blocks.view(rest.scatter_(1, positions, -torch.inf)).amax((0, 2))
+        most = blocks.view(put_values(torch.full_like(outliers, -torch.inf), positions, rest)).amax((0, 2))
         fill = torch.zeros_like(least).clamp_(least, most).masked_fill_(least > most, 0)
-        fill = blocks.spread(fill, rest.shape).gather(1, positions)
-        return rest.scatter_(1, positions, fill), positions, values.gather(1, positions)
+        fill = values_at(positions, blocks.spread(fill, rest.shape))
+        return put_values(fill, positions, rest), positions, outliers
 
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return the sizes of the outliers' values and of their positions."""

@@ -1,8 +1,8 @@
 """Positions: which k of a sample's n elements are sent, and the set of them in about as few bytes as it can take.
 
-Positions are int64 [N, k]: for each of N samples, k places among its n elements, in ascending order. They are found by
-magnitude or drawn at random. In a payload, those of all samples are one set of K = N*k among T = N*n elements, in the
-shorter of two forms, whose lengths follow from K and T alone:
+Positions are int64 [N, k]: k of each of N samples, counted among the T = N*n elements of all and in ascending order.
+They are found by magnitude or drawn at random. In a payload they are one set of K = N*k, in the shorter of two forms,
+whose lengths follow from K and T alone:
 
     bitmap         | T bits: bit p is 1 for each p |
     Elias-Fano     | w low bits of each p | K + ((T-1) >> w) bits: bit (p >> w) + i is 1 for the i-th p |
@@ -25,9 +25,9 @@ from torch import Tensor
 
 from thinwire.compress.bits import pack, packed_size, unpack
 
-_BLOCK = 1 << 18
-"""Elements that are partitioned at a time: a copy of more leaves the cache, and takes memory that the system may clear
-and take back each time, which costs more than the partition."""
+_BLOCK = 1 << 17
+"""Elements that are handled at a time: a copy of more leaves the cache, and takes memory that the system may clear and
+take back each time, which costs more than the partition."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -39,18 +39,28 @@ def magnitude_bits(x: Tensor) -> Tensor:
     bits = x.view(_INTEGERS[x.itemsize])
     if x.itemsize < 4:
         bits = bits.int()
-    return bits & ((1 << (8 * x.itemsize - 1)) - 1)
+    return bits & _without_sign(x)
 
 
-def largest(magnitude: Tensor, k: int) -> Tensor:
+def largest(integers: Tensor, k: int) -> Tensor:
     """Return the positions [N, k] of the ``k`` largest of each row of integers [N, n]; of equals, the first."""
-    samples, n = magnitude.shape
-    if samples == 0 or k in (0, n):
-        return torch.arange(k, device=magnitude.device).repeat(samples, 1)
-    if _for_numpy(magnitude):
-        return _largest_by_partition(magnitude, k)
-    order = magnitude.sort(dim=1, descending=True, stable=True).indices
-    return order[:, :k].sort(dim=1).values
+    return _largest_masked(integers, -1, k)
+
+
+def largest_magnitudes(x: Tensor, k: int) -> Tensor:
+    """Return the positions [N, k] of the ``k`` largest `magnitude_bits` of each row of floating ``x`` [N, n]."""
+    return _largest_masked(x.view(_INTEGERS[x.itemsize]), _without_sign(x), k)
+
+
+def values_at(positions: Tensor, x: Tensor) -> Tensor:
+    """Return the elements of ``x`` at ``positions`` [N, k], in the same shape."""
+    return x.reshape(-1).index_select(0, positions.view(-1)).view(positions.shape)
+
+
+def put_values(values: Tensor, positions: Tensor, x: Tensor) -> Tensor:
+    """Write ``values`` [N, k] into contiguous ``x`` at ``positions`` [N, k], and return it."""
+    x.view(-1).scatter_(0, positions.view(-1), values.view(-1))
+    return x
 
 
 def random_positions(seed: int, samples: int, n: int, k: int) -> Tensor:
@@ -75,28 +85,28 @@ def pack_positions(positions: Tensor, n: int, out: Tensor) -> None:
     """Write ``positions`` [N, k] among ``n`` into ``out``: uint8 [positions_size(N, n, k)]."""
     if not len(out):
         return
-    places = (positions + _first_places(positions, n)).view(-1)
-    count, total = places.numel(), len(positions) * n
+    total, positions = len(positions) * n, positions.view(-1)
+    count = len(positions)
     if not _elias_fano_is_shorter(count, total):
-        _pack_ones(places, total, out)
+        _pack_ones(positions, total, out)
         return
     width = _low_width(count, total)
     for shift, bits in _pieces(width):
         size = packed_size(count, bits)
-        low = (places >> shift if shift else places).to(torch.uint8)
+        low = (positions >> shift if shift else positions).to(torch.uint8)
         pack(low.bitwise_and_((1 << bits) - 1), bits, out[:size])
         out = out[size:]
-    high = (places >> width).add_(torch.arange(count, device=places.device))
+    high = (positions >> width).add_(torch.arange(count, device=positions.device))
     _pack_ones(high, count + ((total - 1) >> width), out)
 
 
 def unpack_positions(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
     """Return the positions [samples, k] among ``n`` that pack_positions wrote."""
-    if not len(payload):
-        return torch.arange(k, device=payload.device).repeat(samples, 1)
     count, total = samples * k, samples * n
-    if not _elias_fano_is_shorter(count, total):
-        places = _unpack_ones(payload, total, count)
+    if not len(payload):
+        positions = torch.arange(count, device=payload.device)
+    elif not _elias_fano_is_shorter(count, total):
+        positions = _unpack_ones(payload, total, count)
     else:
         width = _low_width(count, total)
         low = torch.zeros(count, dtype=torch.int64, device=payload.device)
@@ -104,48 +114,79 @@ def unpack_positions(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
             size = packed_size(count, bits)
             low |= unpack(payload[:size], bits, count).long() << shift
             payload = payload[size:]
-        places = _unpack_ones(payload, count + ((total - 1) >> width), count)
-        places = places.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
-    positions = places.view(samples, k)
-    return positions.sub_(_first_places(positions, n))
+        positions = _unpack_ones(payload, count + ((total - 1) >> width), count)
+        positions.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
+    return positions.view(samples, k)
 
 
 def _for_numpy(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def _largest_by_partition(magnitude: Tensor, k: int) -> Tensor:
-    rows = magnitude.numpy()
+def _without_sign(x: Tensor) -> int:
+    """Return the mask of the bits of floating ``x`` but their sign."""
+    return (1 << (8 * x.itemsize - 1)) - 1
+
+
+def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
+    """Return the positions [N, k] of the ``k`` largest ``integers & mask`` of each row; of equals, the first."""
+    samples, n = integers.shape
+    if samples == 0 or k in (0, n):
+        return torch.arange(samples * k, device=integers.device).view(samples, k)
+    if _for_numpy(integers):
+        return _largest_by_partition(integers.numpy(), mask, k)
+    order = (integers & mask).sort(dim=1, descending=True, stable=True).indices
+    first = torch.arange(0, samples * n, n, device=integers.device).unsqueeze(1)
+    return order[:, :k].sort(dim=1).values.add_(first)
+
+
+def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
     samples, n = rows.shape
-    least = np.concatenate([_least_kept(some, k) for some in np.array_split(rows, _num_blocks(rows))])
     padded, kept = _padded(samples, n, k)
-    np.greater_equal(rows, least, out=kept)
+    least = np.empty((samples, 1), np.promote_types(rows.dtype, np.int32))
+    for block in _blocks(samples, n):
+        masked = np.empty(rows[block].shape, least.dtype)
+        np.bitwise_and(rows[block], mask, out=masked)
+        least[block] = _least_kept(masked, k)  # which leaves them in another order
+        np.greater_equal(np.bitwise_and(rows[block], mask, out=masked), least[block], out=kept[block])
     places = np.flatnonzero(padded)
     if len(places) > samples * k + padded.size - kept.size:
-        larger = rows > least
+        magnitude = rows & mask
+        larger = magnitude > least
         room = k - np.count_nonzero(larger, axis=1, keepdims=True)
         # torch's, because it is eight times as fast as NumPy's
-        rank = torch.from_numpy(rows == least).cumsum(1, dtype=torch.int32).numpy()
+        rank = torch.from_numpy(magnitude == least).cumsum(1, dtype=torch.int32).numpy()
         kept &= larger | (rank <= room)
         places = np.flatnonzero(padded)
-    positions = torch.from_numpy(places[: samples * k]).view(samples, k)
-    return positions.sub_(_first_places(positions, n))
+    return torch.from_numpy(places[: samples * k]).view(samples, k)
 
 
-def _num_blocks(rows: NDArray[Any]) -> int:
-    return max(1, min(len(rows), rows.size // _BLOCK))
+def _blocks(samples: int, n: int) -> Iterator[slice]:
+    """Yield which rows are handled at a time, of ``samples`` with ``n`` elements each."""
+    step = max(1, _BLOCK // n)
+    for start in range(0, samples, step):
+        yield slice(start, min(start + step, samples))
 
 
 def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
-    """Return the k-th largest of each row: [N, 1]."""
+    """Return the k-th largest of each row: [N, 1]. What it leaves in ``rows`` is in no order."""
     n = rows.shape[1]
-    # Where one value is half of a row, say the zeros after a ReLU, NumPy's partition takes 40 times as long and more
-    # than sorting: its vectorised form gets no further with a pivot that is the smallest value.
+    if repetitive(rows):
+        rows.sort(axis=1)
+    else:
+        rows.partition(n - k, axis=1)
+    return rows[:, n - k, None]
+
+
+def repetitive(rows: NDArray[Any]) -> bool:
+    """Return whether one value is a quarter of a sample of ``rows``, and so perhaps half of a row.
+
+    On such a row, say with the zeros after a ReLU, NumPy's partition takes 40 times as long and more than sorting: its
+    vectorised form gets no further with a pivot that is the smallest value.
+    """
     sample = np.sort(rows.reshape(-1)[:: rows.size // 1024 + 1])
     quarter = len(sample) // 4
-    repetitive = (sample[quarter:] == sample[: len(sample) - quarter]).any()
-    ordered = np.sort(rows, axis=1) if repetitive else np.partition(rows, n - k, axis=1)
-    return ordered[:, n - k, None]
+    return bool((sample[quarter:] == sample[: len(sample) - quarter]).any())
 
 
 def _padded(samples: int, n: int, k: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -158,11 +199,6 @@ def _padded(samples: int, n: int, k: int) -> tuple[NDArray[np.bool_], NDArray[np
     padded = np.empty(size + max(0, (size - 10 * ones) // 9 + 1), np.bool_)
     padded[size:] = True
     return padded, padded[:size].reshape(samples, n)
-
-
-def _first_places(positions: Tensor, n: int) -> Tensor:
-    """Return where each sample begins among the elements of all: int64 [N, 1]."""
-    return torch.arange(0, len(positions) * n, n, device=positions.device).unsqueeze(1)
 
 
 def _low_width(count: int, total: int) -> int:

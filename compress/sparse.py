@@ -19,11 +19,14 @@ from thinwire.compress.cast import BFloat16, Cast, Float16, Uncompressed, roundi
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating
 from thinwire.compress.positions import (
     largest,
+    largest_magnitudes,
     magnitude_bits,
     pack_positions,
     positions_size,
+    put_values,
     random_positions,
     unpack_positions,
+    values_at,
 )
 from thinwire.compress.quantize import Quantize
 
@@ -64,7 +67,7 @@ class Sparse(Codec):
 
     @abstractmethod
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the positions that ``encode`` would send: int64 [N, k], ascending, within each flattened sample."""
+        """Return the positions that ``encode`` would send: int64 [N, k], ascending, among the elements of ``x``."""
 
     @abstractmethod
     def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
@@ -97,18 +100,16 @@ class Sparse(Codec):
 
     def encode_values(self, x: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
         """Write the values of ``x``, not empty, at ``positions`` [N, k] into ``out``: uint8 [values_size]."""
-        kept = x.reshape(samples_of(x.shape)).gather(1, positions)
-        self._values_codec(x.dtype).encode(kept, out, key)
+        self._values_codec(x.dtype).encode(values_at(positions, x), out, key)
 
     def decode_values(self, payload: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
         """Write zeros into ``out``, not empty and contiguous, and a payload's values at ``positions`` [N, k]."""
         kept = torch.empty(positions.shape, dtype=out.dtype, device=out.device)
         self._values_codec(out.dtype).decode(payload, kept, key)
-        samples, n = samples_of(out.shape)
-        if self._scale(n) != 1:
-            scaled = kept.to(torch.promote_types(out.dtype, torch.float32)) * self._scale(n)
-            saturating_copy(scaled, kept)
-        out.view(samples, n).zero_().scatter_(1, positions, kept)
+        scale = self._scale(samples_of(out.shape)[1])
+        if scale != 1:
+            saturating_copy(kept.to(torch.promote_types(out.dtype, torch.float32)) * scale, kept)
+        put_values(kept, positions, out.zero_())
 
     def bound_at_any_positions(self, x: Tensor) -> Tensor:
         """Return the largest error of each element, whichever positions are sent."""
@@ -156,7 +157,7 @@ class TopK(Sparse):
     def select(self, x: Tensor, key: Key) -> Tensor:
         """Return the positions of the k largest magnitudes: int64 [N, k]."""
         samples, n = samples_of(x.shape)
-        return largest(magnitude_bits(x.detach().reshape(samples, n)), self.count(n))
+        return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
 
     def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
         """Return the positions [N, k] that the payload begins with."""
@@ -168,12 +169,11 @@ class TopK(Sparse):
         if not x.numel():
             return torch.zeros(x.shape, device=x.device)
         samples, n = samples_of(x.shape)
-        sent = largest(magnitude_bits(x.detach().reshape(samples, n)), self.count(n))
-        kept = x.detach().reshape(samples, n).gather(1, sent)
+        sent = largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
+        kept = values_at(sent, x.detach())
         least = _magnitude(kept).nan_to_num(nan=torch.inf, posinf=torch.inf).amin(1, keepdim=True)
         of_value = self._values_codec(x.dtype).error_bound(kept).expand(kept.shape)
-        bound = least.repeat(1, n)
-        return bound.scatter_(1, sent, torch.maximum(least, of_value)).view(x.shape)
+        return put_values(torch.maximum(least, of_value), sent, least.repeat(1, n)).view(x.shape)
 
     def _positions_size(self, shape: Sequence[int]) -> int:
         samples, n = samples_of(shape)
@@ -318,7 +318,7 @@ def mixed_positions(x: Tensor, error: Tensor, k: int) -> Tensor:
     first = torch.iinfo(total.dtype).max
     total.clamp_(max=first - 1)  # so that not even a NaN comes before P
     for part, count in ((x, (k + 1) // 2), (error, k // 2)):
-        total.scatter_(1, largest(magnitude_bits(part), count), first)
+        total.view(-1)[largest_magnitudes(part, count).view(-1)] = first
     return largest(total, k)
 
 

@@ -38,7 +38,8 @@ def test_mixed_positions_are_those_of_the_definition(data, samples, n, levels, d
     k = data.draw(st.integers(1, n))
     x = gaussian(samples, n, seed=n).mul(levels).round().to(dtype)
     error = gaussian(samples, n, seed=n + 1).mul(levels).round().to(dtype)
-    expected = [mixed_by_definition(*rows, k) for rows in zip(x.tolist(), error.tolist(), strict=True)]
+    rows = enumerate(zip(x.tolist(), error.tolist(), strict=True))
+    expected = [[i * n + place for place in mixed_by_definition(*row, k)] for i, row in rows]
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(positions, "_for_numpy", lambda x: path == "numpy")
         assert mixed_positions(x, error, k).tolist() == expected

@@ -7,6 +7,7 @@ from codec_helpers import FLOATING, KEY, assert_identical, encode, gaussian, rou
 from sparse_cases import CODECS, key_of, sent_through
 from thinwire.compress import CodecError, parse
 from thinwire.compress.cast import Uncompressed
+from thinwire.compress.positions import put_values
 from thinwire.compress.quantize import Quantize
 from thinwire.compress.sparse import RandK, Reuse, TopK
 
@@ -41,7 +42,7 @@ def test_reuse_sends_the_gradient_where_the_activation_was_sent(codec, dtype):
     reuse.encode(gradient, payload, key_of(8), at_receiver)
     y = torch.full((3, 4, 25), 77, dtype=dtype)
     reuse.decode(payload, y, key_of(8), at_sender)
-    sent = torch.zeros(3, 100, dtype=torch.bool).scatter_(1, at_sender, True).view(3, 4, 25)
+    sent = put_values(torch.ones_like(at_sender, dtype=torch.bool), at_sender, torch.zeros(3, 4, 25, dtype=torch.bool))
     assert (y[~sent] == 0).all() and (y[sent] != 0).all()
     expected = gradient * (100 / codec.count(100) if codec == RandK(0.1) or codec == RandK(0.3, values="q(8)") else 1)
     assert snr_db(expected[sent], y[sent]) > 15
@@ -50,7 +51,7 @@ def test_reuse_sends_the_gradient_where_the_activation_was_sent(codec, dtype):
 @pytest.mark.parametrize("codec", [TopK(0.3), RandK(0.3), RandK(0.3).unscaled()])
 def test_reuse_is_the_derivative_of_the_activations_codec(codec):
     x, gradient = gaussian(4, 50), gaussian(4, 50, seed=1)
-    kept = torch.zeros(4, 50).scatter_(1, codec.select(x, KEY), 1.0)
+    kept = put_values(torch.ones(4, 15), codec.select(x, KEY), torch.zeros(4, 50))
     scale = roundtrip(codec, x)[kept > 0] / x[kept > 0]
     expected = gradient * kept * scale.median()
     assert_identical(sent_through(Reuse().bound_to(codec), gradient, codec.select(x, KEY)), expected)
