@@ -70,22 +70,20 @@ class Route:
     @cached_property
     def num_full(self) -> int:
         """How many rows go in full."""
-        return int(self.full.sum())
-
-    @cached_property
-    def all_coded(self) -> bool:
-        """Whether no row goes in full, so that tensors are used as they are."""
-        return not self.num_full
-
-    @cached_property
-    def any_coded(self) -> bool:
-        """Whether there is a row that does not go in full."""
-        return self.num_full < len(self.full)
+        return sum(self.full.tolist())
 
     @property
-    def coded_slots(self) -> Tensor:
-        """The slots of the rows that do not go in full."""
-        return self.slots if self.all_coded else self.slots[~self.full]
+    def num_coded(self) -> int:
+        """How many rows do not."""
+        return self.full.shape[0] - self.num_full
+
+    def in_full(self, rows: Tensor) -> Tensor:
+        """Return those of ``rows`` [R, ..] that go in full."""
+        return rows[self.full] if self.num_coded else rows
+
+    def coded(self, rows: Tensor) -> Tensor:
+        """Return those of ``rows`` [R, ..] that do not go in full."""
+        return rows[~self.full] if self.num_full else rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,15 +189,15 @@ class Coder:
         split = self._full_bytes(route)
         message = loan = None
         if route.num_full:
-            out[:split] = tensor_bytes(_take(x, route.full))
-        if route.any_coded:
-            rows, side = _take(x, ~route.full), self._side(moment)
+            out[:split] = tensor_bytes(route.in_full(x))
+        if route.num_coded:
+            rows, side = route.coded(x), self._side(moment)
             if route.store is None:
                 self._codec.encode(rows, out[split:], key, side)
             else:
                 assert self._feedback is not None
-                loan = route.store.borrow(route.coded_slots)
-                rows = rows.reshape(self._rows_shape(~route.full))
+                loan = route.store.borrow(route.coded(route.slots))
+                rows = rows.reshape(self._shape_of(route.num_coded))
                 message = self._feedback.encode(rows, loan, out[split:], key, side)
         self._trace(route, out[split:], key, moment)
         self._sent = (route, message, loan)
@@ -228,13 +226,13 @@ class Coder:
         split = self._full_bytes(route)
         coded = payload[split:]
         if route.num_full:
-            rows = torch.empty(self._rows_shape(route.full), dtype=self._dtype)
+            rows = torch.empty(self._shape_of(route.num_full), dtype=self._dtype)
             tensor_bytes(rows).copy_(payload[:split])
             _put(out, route.full, rows)
             self._fill(route, out)
-        if route.any_coded:
-            in_place = route.all_coded and out.dtype == self._coded_dtype
-            shape = self._rows_shape(~route.full)
+        if route.num_coded:
+            in_place = not route.num_full and out.dtype == self._coded_dtype
+            shape = self._shape_of(route.num_coded)
             rows = out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype)
             self._codec.decode(coded, rows, key, self._side(moment))
             if route.store is not None:
@@ -298,24 +296,26 @@ class Coder:
     def _full_bytes(self, route: Route) -> int:
         return route.num_full * prod(self._shape[1:]) * self._dtype.itemsize
 
-    def _rows_shape(self, mask: Tensor) -> tuple[int, ...]:
-        return (int(mask.sum()), *self._shape[1:])
+    def _shape_of(self, rows: int) -> tuple[int, ...]:
+        return (rows, *self._shape[1:])
 
     def _route(self, moment: Moment) -> Route:
         """Decide, from what both ends know, what happens at a moment."""
-        everything, nothing = torch.ones(self.rows, dtype=torch.bool), torch.zeros(self.rows, dtype=torch.bool)
         slots = self._slots(moment)
         if moment.mode == "off":
-            return Route(everything, slots, None, writes=False)
+            return Route(self._mask(True), slots, None, writes=False)
         purpose, writes = self._purpose(moment)
         store = self._store(purpose) if purpose else None
         if moment.mode == "warmup":
-            return Route(everything, slots, store, writes=writes)
+            return Route(self._mask(True), slots, store, writes=writes)
         if self._companion is not None:
             return Route(self._companion.trace(moment).full, slots, None, writes=False)
         opens = store is not None and self._feedback is not None and self._feedback.opens_in_full
-        full = ~store.known(slots) if opens and store is not None else nothing
+        full = ~store.known(slots) if opens and store is not None else self._mask(False)
         return Route(full, slots, store, writes)
+
+    def _mask(self, value: bool) -> Tensor:
+        return torch.full((self.rows,), value)
 
     def _purpose(self, moment: Moment) -> tuple[Purpose | None, bool]:
         """Which store a moment uses, and whether it writes there."""
@@ -352,7 +352,7 @@ class Coder:
     def _receive(self, rows: Tensor, route: Route, store: Store) -> None:
         """Turn decoded rows into what the receiver uses, in place, and remember it."""
         assert self._feedback is not None
-        loan = store.borrow(route.coded_slots)
+        loan = store.borrow(route.coded(route.slots))
         for part, buffer in zip(loan.split(rows), loan.parts, strict=True):
             self._feedback.receive(part, buffer)
             if route.writes:
@@ -363,7 +363,7 @@ class Coder:
     def _fill(self, route: Route, x: Tensor) -> None:
         """A row that goes in full is what the next difference is taken against."""
         if route.store is not None and route.writes and route.num_full:
-            route.store.write(route.slots[route.full], _take(x, route.full).float())
+            route.store.write(route.in_full(route.slots), route.in_full(x).float())
 
     def trace(self, moment: Moment) -> Trace:
         """Where the values of a micro-batch of this activation went; kept for the companion until `forget`."""
@@ -379,8 +379,8 @@ class Coder:
         if self._traces is None or moment.mode != "train":
             return
         assert isinstance(self._codec, Sparse)
-        rows = self._rows_shape(~route.full)
-        places = None if not route.any_coded else self._codec.positions(coded, rows, self._coded_dtype, key)
+        rows = self._shape_of(route.num_coded)
+        places = self._codec.positions(coded, rows, self._coded_dtype, key) if route.num_coded else None
         self._traces[int(moment.positions[0])] = Trace(route.full, places)
 
     def _side(self, moment: Moment) -> object:
@@ -393,7 +393,7 @@ class Coder:
         """Keep the codec's next side, and let go of the companion's trace."""
         if self._companion is not None:
             self._companion.forget(moment)
-        if moment.mode == "train" and route.all_coded:
+        if moment.mode == "train" and not route.num_full:
             side = self._codec.next_side(coded, self._shape, self._coded_dtype)
             if side is not None:
                 self._sides[int(moment.positions[0])] = side
@@ -412,10 +412,6 @@ def _sparse(companion: Coder | None) -> Sparse:
     if not isinstance(codec, Sparse):
         raise CodecError("reuse needs topk or randk on the activations of the same boundary")
     return codec
-
-
-def _take(x: Tensor, mask: Tensor) -> Tensor:
-    return x if mask.all() else x[mask]
 
 
 def _put(out: Tensor, mask: Tensor, rows: Tensor) -> None:

@@ -24,8 +24,8 @@ class MemoryStore(Store):
 
     def borrow(self, slots: Tensor) -> Loan:
         """Lend the rows themselves at 32 bits, those of consecutive slots as one part."""
-        indices: list[int] = slots.tolist()
-        if self._values is None or not self.known(slots).all() or len(set(indices)) < len(indices):
+        indices = self._check(slots)
+        if self._values is None or not self._known.index_select(0, slots).all() or len(set(indices)) < len(indices):
             return super().borrow(slots)
         return Loan(slots, tuple(self._values[first:end] for first, end in _runs(indices)), live=True)
 

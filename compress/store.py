@@ -135,9 +135,13 @@ class Loan:
     live: bool = False
     """Whether the parts are the store's own memory, where a change is there at once."""
 
-    def split(self, rows: Tensor) -> list[Tensor]:
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return ``rows`` [R, ..] cut into views as the parts are."""
-        return list(rows.split([len(part) for part in self.parts]))
+        return rows.split_with_sizes(self._sizes)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [part.shape[0] for part in self.parts]
 
 
 class Store(ABC):
@@ -154,7 +158,7 @@ class Store(ABC):
     def known(self, slots: Tensor) -> Tensor:
         """Return which of ``slots`` were ever written, as bool [R]."""
         self._check(slots)
-        return self._known[slots]
+        return self._known.index_select(0, slots)
 
     def read(self, slots: Tensor) -> Tensor:
         """Return what ``slots`` hold as new float32 [R, *row_shape]: zeros where nothing was written."""
