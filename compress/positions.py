@@ -150,15 +150,25 @@ def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
         least[block] = _least_kept(masked, k)  # which leaves them in another order
         np.greater_equal(np.bitwise_and(rows[block], mask, out=masked), least[block], out=kept[block])
     places = np.flatnonzero(padded)
-    if len(places) > samples * k + padded.size - kept.size:
-        magnitude = rows & mask
-        larger = magnitude > least
-        room = k - np.count_nonzero(larger, axis=1, keepdims=True)
-        # torch's, because it is eight times as fast as NumPy's
-        rank = torch.from_numpy(magnitude == least).cumsum(1, dtype=torch.int32).numpy()
-        kept &= larger | (rank <= room)
-        places = np.flatnonzero(padded)
-    return torch.from_numpy(places[: samples * k]).view(samples, k)
+    places = places[: len(places) - (padded.size - kept.size)]
+    if len(places) > samples * k:
+        places = _without_last_equals(places, rows, mask, least, k)
+    return torch.from_numpy(places).view(samples, k)
+
+
+def _without_last_equals(
+    places: NDArray[np.int64], rows: NDArray[Any], mask: int, least: NDArray[Any], k: int
+) -> NDArray[np.int64]:
+    """Return ``places`` of all that is at least ``least`` [N, 1], but of each row's equals to it the last too many."""
+    samples, n = rows.shape
+    ends = np.searchsorted(places, n * np.arange(1, samples + 1))
+    counts = np.diff(ends, prepend=0)
+    equal = (rows.reshape(-1)[places] & mask) == np.repeat(least, counts)
+    # torch's, because it is eight times as fast as NumPy's
+    rank = torch.from_numpy(equal).cumsum(0).numpy()
+    allowed = rank[ends - 1] - (counts - k)
+    kept: NDArray[np.int64] = places[~equal | (rank <= np.repeat(allowed, counts))]
+    return kept
 
 
 def _blocks(samples: int, n: int) -> Iterator[slice]:

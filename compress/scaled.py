@@ -110,7 +110,11 @@ class Scaled(Codec):
 def _points(codec: Scaled, device: torch.device) -> ValueTable:
     """Return what the codes of ``codec`` stand for before scaling; a run has few codecs."""
     table = codec._table().to(device)
-    return ValueTable(codec._code_bits, lambda codes: codes.copy_(table[codes.int()]), device)
+
+    def evaluate(codes: Tensor) -> None:
+        torch.index_select(table, 0, codes.view(-1).int(), out=codes.view(-1))
+
+    return ValueTable(codec._code_bits, evaluate, device)
 
 
 def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:
