@@ -150,8 +150,10 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
         ]
         for host in range(num_hosts)
     ]
-    quiet = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns that addresses here have no names
-    settings = {"OMP_NUM_THREADS": str(wanted.training.threads), "TORCH_CPP_LOG_LEVEL": quiet}
+    # Else torch warns that addresses here have no names, and a node prints a traceback where the first leaves before it
+    # has seen that all are done. What a stage says of a failure does not come from there.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
+    settings = {"OMP_NUM_THREADS": str(wanted.training.threads), **{k: os.environ.get(k, v) for k, v in quiet.items()}}
     stages_of = real_placement(wanted).stages_of
     return Job(commands=commands, environment=settings, num_processes=processes, stages_of=stages_of)
 
