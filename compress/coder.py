@@ -193,7 +193,7 @@ class Coder:
         if route.num_coded:
             rows, side = route.coded(x), self._side(moment)
             if route.store is None:
-                self._codec.encode(rows, out[split:], key, side)
+                self._codec.encode(rows.to(self._coded_dtype), out[split:], key, side)
             else:
                 assert self._feedback is not None
                 loan = route.store.borrow(route.coded(route.slots))

@@ -209,6 +209,17 @@ def test_evaluation_of_ef_sends_the_codec_of_x_alone():
     assert torch.equal(pair.carry(x, mode="eval"), Pair("topk(0.25)").carry(x))
 
 
+@pytest.mark.parametrize(
+    "expression", ["ef(topk(0.25))", "ef(randk(0.5))", "efmixed(topk(0.25))", "aqsgd(none, eval_history=False)"]
+)
+def test_evaluation_of_a_16_bit_tensor_is_as_long_as_both_ends_expect(expression):
+    """Feedback computes in float32; a codec whose payload depends on the dtype once got bf16 and float32."""
+    pair, x = Pair(expression, dtype=torch.bfloat16), random(7).bfloat16()
+    pair.carry(random(1), [0, 1, 2, 3])
+    kept = pair.carry(x, [0, 1, 2, 3], mode="eval")
+    assert torch.equal(kept, torch.where(kept != 0, x, 0)) and kept.count_nonzero() >= ROWS * WIDTH // 4
+
+
 def test_evaluation_of_ef21_reads_the_trained_buffer():
     pair, x = Pair("ef21(topk(0.25))"), random(7)
     for step in range(30):
