@@ -88,5 +88,5 @@ def _value(node: ast.expr, expression: str) -> object:
         return _method(node, expression)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):
         raise CodecError(f"an argument in {expression!r} is neither a number nor a quoted string") from None

@@ -61,7 +61,7 @@ class Feedback(ABC):
             )
         require_choice(self, "slot", self.slot, get_args(Slot))
         require_choice(self, "store", self.store, get_args(Medium))
-        if self.store_bits not in FORMATS:
+        if type(self.store_bits) is not int or self.store_bits not in FORMATS:
             allowed = ", ".join(map(str, FORMATS))
             raise CodecError(f"{self.name}'s store_bits must be one of {allowed}, got {self.store_bits}")
 
@@ -170,6 +170,11 @@ class ActivationDifference(DifferenceFeedback):
     """What a buffer is kept for."""
     eval_history: bool = field(default=True, kw_only=True)
     """Whether evaluation sends differences to the last evaluation; else it applies the codec to x itself."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.eval_history) is not bool:
+            raise CodecError(f"aqsgd's eval_history must be True or False, got {self.eval_history!r}")
 
 
 Method = Codec | Feedback

@@ -74,6 +74,7 @@ USAGE = "; it is q(bits, scale, per, group, round, rotate, outliers)"
         ("q(4)(2)", "'q(4)(2)'" + NO_CODEC),
         ("q(b)", "an argument in 'q(b)' is neither a number nor a quoted string"),
         ("q(4, scale=minmax)", "an argument in 'q(4, scale=minmax)' is neither a number nor a quoted string"),
+        ("q({[4]: 1})", "an argument in 'q({[4]: 1})' is neither a number nor a quoted string"),
         ("q(*[4])", "an argument in 'q(*[4])' is neither a number nor a quoted string"),
         ("q", "'q': missing a required argument: 'bits'" + USAGE),
         ("q(4, 'minmax')", "\"q(4, 'minmax')\": too many positional arguments" + USAGE),

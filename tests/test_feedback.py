@@ -310,6 +310,9 @@ def test_methods_have_their_channel(expression, channel, said):
         ("ef()", "missing a required argument: 'codec'"),
         ('ef21(q(4), slot="row")', 'ef21\'s slot must be one of "position", "sample", got "row"'),
         ("aqsgd(q(4), store_bits=5)", "store_bits must be one of 32, 16, 8, 4, got 5"),
+        ("ef(q(4), store_bits=8.0)", "store_bits must be one of 32, 16, 8, 4, got 8.0"),
+        ("ef(q(4), store_bits=[8])", r"store_bits must be one of 32, 16, 8, 4, got \[8\]"),
+        ('aqsgd(q(4), eval_history="no")', "aqsgd's eval_history must be True or False, got 'no'"),
     ],
 )
 def test_refused_combinations_are_one_sentence(expression, said):
