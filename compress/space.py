@@ -62,6 +62,13 @@ def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
         )
 
 
+def in_words(nbytes: int) -> str:
+    """Return a size rounded, and exactly."""
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
+    return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"
+
+
 def _shortage(needs: Sequence[SpaceNeed]) -> str | None:
     """What is wrong with one file system, given what each process needs of it; None where it has room."""
     needed, free = sum(need.nbytes for need in needs), min(need.free for need in needs)
@@ -69,7 +76,8 @@ def _shortage(needs: Sequence[SpaceNeed]) -> str | None:
         return None
     processes = f"{len(needs)} processes" if len(needs) > 1 else "1 process"
     folders = ", ".join(dict.fromkeys(need.folder for need in needs))
-    return f"those of {processes} in {folders} will take {_size(needed)} more, but the disk has {_size(free)} free"
+    room = f"will take {in_words(needed)} more, but the disk has {in_words(free)} free"
+    return f"those of {processes} in {folders} {room}"
 
 
 def _machine() -> str:
@@ -81,9 +89,3 @@ def _machine() -> str:
 def _free(place: Path) -> int:
     system = os.statvfs(place)
     return system.f_bavail * system.f_frsize
-
-
-def _size(nbytes: int) -> str:
-    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
-    return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from thinwire.compress.space import in_words
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.trainer import StepRecord
 
@@ -67,9 +68,10 @@ def show_stores(stages: Sequence[Mapping[str, int]]) -> None:
     """Print what the stores of feedback will take once full, a line a process; nothing where there are none."""
     where = {"memory": "in memory", "disk": "on disk"}
     for index, taken in enumerate(stages):
-        parts = [f"{_megabytes(count)} {where[medium]}" for medium, count in taken.items() if count]
+        parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
         if parts:
-            Console().print(f"stage {index}: stores for feedback will take {' and '.join(parts)}", highlight=False)
+            said = f"stage {index}: stores for feedback will take {' and '.join(parts)}"
+            Console().print(said, highlight=False, soft_wrap=True)
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""The closing table of a run, on terminals of several widths."""
+"""What a run says before it trains, and its closing table, on terminals of several widths."""
 
 import pytest
 
-from thinwire.launch.console import show_summary
+from thinwire.launch.console import show_stores, show_summary
 from thinwire.pipeline.meters import SECTIONS
 
 LONG = ('aqsgd(q(4), store="disk")', 'ef21(q(2, scale="minmax", per="tensor", round="stochastic"), slot="sample")')
@@ -64,3 +64,13 @@ def test_a_wide_terminal_has_them_in_the_table(capsys, monkeypatch):
     lines = shown(capsys, monkeypatch, 160, *LONG)
     assert all(codec in line for codec, line in zip(LONG, (line for line in lines if "->" in line), strict=True))
     assert not any(line.startswith(" (") for line in lines)
+
+
+def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
+    """A store of less than half a megabyte once took 0 MB."""
+    monkeypatch.setenv("COLUMNS", "80")
+    show_stores([{"memory": 384_000, "disk": 0}, {"memory": 0, "disk": 0}, {"memory": 12, "disk": 1_234_567_890}])
+    assert capsys.readouterr().out.splitlines() == [
+        "stage 0: stores for feedback will take 384 kB (384000 bytes) in memory",
+        "stage 2: stores for feedback will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
+    ]
