@@ -363,7 +363,8 @@ class Coder:
     def _fill(self, route: Route, x: Tensor) -> None:
         """A row that goes in full is what the next difference is taken against."""
         if route.store is not None and route.writes and route.num_full:
-            route.store.write(route.in_full(route.slots), route.in_full(x).float())
+            rows = route.in_full(x).reshape(self._shape_of(route.num_full))
+            route.store.write(route.in_full(route.slots), rows.float())
 
     def trace(self, moment: Moment) -> Trace:
         """Where the values of a micro-batch of this activation went; kept for the companion until `forget`."""

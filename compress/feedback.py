@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, expression_of, require_choice
-from thinwire.compress.sparse import Reuse, Sparse, TopK, mixed_positions
+from thinwire.compress.sparse import Reuse, Sparse, TopK, mixed_positions, samples_of
 from thinwire.compress.store import FORMATS, Loan
 
 Slot = Literal["position", "sample"]
@@ -134,7 +134,7 @@ class MixedErrorFeedback(ErrorFeedback):
         """Write x + e at the mixed positions and return x + e."""
         assert isinstance(self.codec, TopK)
         message = self._message(x, loan)
-        count = self.codec.count(message[0].numel())
+        count = self.codec.count(samples_of(message.shape)[1])
         self.codec.encode_at(message, mixed_positions(x.float(), torch.cat(loan.parts), count), out, key)
         return message
 

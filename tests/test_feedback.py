@@ -15,8 +15,17 @@ KEY = Key(0, 0, "activations", "train", 0, 0)
 class Pair:
     """Both ends of one tensor's channel, and what crossed between them."""
 
-    def __init__(self, expression, dtype=torch.float32, positions=ROWS, samples=16, fill=True, companions=(None, None)):
-        example = torch.empty(ROWS, WIDTH, dtype=dtype, device="meta")
+    def __init__(
+        self,
+        expression,
+        dtype=torch.float32,
+        positions=ROWS,
+        samples=16,
+        fill=True,
+        companions=(None, None),
+        shape=(ROWS, WIDTH),
+    ):
+        example = torch.empty(shape, dtype=dtype, device="meta")
         counts = SlotCounts(positions=positions, samples=samples, evaluation_samples=samples)
         self.dtype = dtype
         self.sender, self.receiver = (
@@ -33,7 +42,8 @@ class Pair:
         )
 
     def carry(self, x, samples=None, mode="train", step=0, start=0):
-        moment = Moment(mode, torch.arange(start, start + ROWS), None if samples is None else torch.tensor(samples))
+        places = torch.arange(start, start + self.sender.rows)
+        moment = Moment(mode, places, None if samples is None else torch.tensor(samples))
         key = Key(0, 0, "activations", mode, step, 0)
         assert self.sender.nbytes(moment) == self.receiver.nbytes(moment) <= self.sender.capacity
         self.nbytes = self.sender.nbytes(moment)
@@ -130,6 +140,18 @@ def test_a_first_visit_sends_the_tensors_own_dtype():
     x = random(0).bfloat16()
     assert torch.equal(pair.carry(x, [0, 1, 2, 3]), x)
     assert pair.nbytes == ROWS * WIDTH * 2
+
+
+@pytest.mark.parametrize("shape", [(), (ROWS,)])
+@pytest.mark.parametrize(
+    "expression", ["ef(topk(0.5))", "efmixed(topk(0.5))", "ef21(topk(0.5))", "aqsgd(topk(0.5))", "ef21(q(8))"]
+)
+def test_a_tensor_without_rows_or_of_one_number_a_row_is_one_sample(expression, shape):
+    pair = Pair(expression, shape=shape)
+    x, ids = torch.tensor([3.0, -2.0, 0.5, 1.0])[: pair.sender.rows].reshape(shape), [3, 5, 0, 9][: pair.sender.rows]
+    sent = [pair.carry(x, ids, mode=mode, step=step) for step, mode in enumerate(["warmup", "train", "train", "eval"])]
+    assert torch.equal(sent[0], x)
+    assert all(out.count_nonzero() >= math.ceil(x.numel() / 2) for out in sent)
 
 
 def test_positions_keep_buffers_apart():
