@@ -65,7 +65,7 @@ def random(step):
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
-CODECS = ["q(4)", "q(8)", "topk(0.25)", "randk(0.5)", 'topk(0.25, values="fp16")', "fp16"]
+CODECS = ["q(4)", "q(8)", "topk(0.25)", "randk(0.5)", 'topk(0.25, values="fp16")', "fp16", "dither(4)", "lowrank(2)"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -79,8 +79,44 @@ def test_efs_sum_of_messages_is_the_sum_of_inputs_minus_the_last_error(codec):
     assert pair.receiver._stores == {}, "the receiver of ef keeps nothing"
 
 
+@pytest.mark.parametrize("codec", ["q(4)", "q(2)", "topk(0.25)", "randk(0.5, scaled=False)", "fp16"])
+def test_efs_sum_is_exact_in_float64(codec):
+    """Its formulas alone, for a coder computes in float32: multiples of 2**-10 leave nothing to be rounded away."""
+    rule, error, sent = parse(f"ef({codec})"), torch.zeros(ROWS, WIDTH, dtype=torch.float64), []
+    inputs = [(random(step) * 1024).round().double() / 1024 for step in range(20)]
+    for step, x in enumerate(inputs):
+        message, decoded = torch.empty_like(x), torch.empty_like(x)
+        rule.write_message(x, error, message)
+        payload = torch.empty(rule.inner.nbytes(x.shape, x.dtype), dtype=torch.uint8)
+        key = Key(0, 0, "activations", "train", step, 0)
+        rule.inner.encode(message, payload, key)
+        rule.inner.decode(payload, decoded, key)
+        rule.advance(message, decoded, error)
+        sent.append(decoded)
+    assert error.abs().max() > 0
+    assert torch.equal(sum(sent), sum(inputs) - error)
+
+
 @pytest.mark.parametrize("rule", ["ef21", "aqsgd"])
-@pytest.mark.parametrize("codec", ["q(4)", "q(2)", "topk(0.25)", "randk(0.5)", "fp16"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "q(4)",
+        "q(2)",
+        'q(3, scale="minmax")',
+        'q(4, round="stochastic")',
+        'q(3, rotate="hadamard")',
+        "q(3, outliers=0.05)",
+        "dither(4)",
+        "fp8",
+        "bf16",
+        "fp16",
+        "topk(0.25)",
+        'topk(0.25, values="q(8)")',
+        "randk(0.5)",
+        "lowrank(2)",
+    ],
+)
 def test_differences_shrink_on_a_constant_input(rule, codec):
     pair = Pair(f"{rule}({codec})")
     x, ids = random(0), [3, 5, 0, 9]
