@@ -1,10 +1,12 @@
 """randk: unbiased alone, unscaled inside feedback, and drawn from the key and nothing else."""
 
 import math
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 
+from codec_contract import documented
 from codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip
 from sparse_cases import FORMATS, key_of
 from thinwire.compress.positions import put_values
@@ -59,3 +61,12 @@ def test_what_randk_does_not_send_spoils_nothing(values):
     x = gaussian(3, 20)
     kept = put_values(torch.ones(3, 10, dtype=torch.bool), codec.select(x, KEY), torch.zeros(3, 20, dtype=torch.bool))
     assert_identical(roundtrip(codec, torch.where(kept, x, torch.nan)), roundtrip(codec, x))
+
+
+def test_the_draw_in_the_documentation_is_the_one_that_is_made():
+    draw = documented("drawn_positions")
+    for samples, n, k in ((1, 1, 1), (3, 5, 2), (2, 101, 10), (1, 7, 7)):
+        x = gaussian(samples, n)
+        for key in (KEY, replace(KEY, seed=2**40, channel="gradients", phase="eval-on", step=12, tensor=1)):
+            drawn = draw([*astuple(key)], samples, n, k)
+            assert drawn == RandK(k / n).select(x, key).view(-1).tolist()
