@@ -127,6 +127,15 @@ def test_a_payload_is_its_positions_and_values(values, dtype, size):
     assert TopK(1.0, values=values).nbytes((3, 10), dtype) == size
 
 
+@pytest.mark.parametrize("percent", [2, 5, 10, 20, 25, 30, 50])
+@pytest.mark.parametrize("samples", [1, 8])
+def test_positions_and_fp16_values_take_little_more_than_values_and_the_entropy_of_positions(percent, samples):
+    n, share = 98304, percent / 100
+    entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / share
+    bits = 8 * TopK(share, values="fp16").nbytes((samples, n), torch.float32) / (samples * TopK(share).count(n))
+    assert 0.9999 <= bits / (16 + entropy) <= 1.05, f"{bits / (16 + entropy):.4f}"
+
+
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, offset=st.integers(0, 7))
 def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dtype, offset):
