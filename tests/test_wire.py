@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import processes
+from recipe_runs import SHORT, TINY
 from thinwire.compress import StoreError
+from thinwire.compress.feedback import DifferenceFeedback
+from thinwire.launch import cli
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.process import Placement
 from toy import make_trainer
@@ -77,6 +80,23 @@ def test_buffers_that_differ_are_named(alone):
         MismatchError, match="buffers of boundary 0 activations tensor 0 train slot 2 differ between stages 0 and 1"
     ):
         where.compare({stage.stage_index: stage.digests() for stage in trainer.stages})
+
+
+@pytest.mark.parametrize(("checked", "code"), [("true", 1), ("false", 0)])
+def test_a_run_that_checks_its_buffers_stops_where_they_drift_apart(checked, code, tmp_path, capsys, monkeypatch):
+    receive = DifferenceFeedback.receive
+
+    def drifting(self, decoded, buffer):
+        receive(self, decoded, buffer)
+        decoded.mul_(1 + 2**-20)
+
+    monkeypatch.setattr(DifferenceFeedback, "receive", drifting)
+    codecs = ["--compression.activations", "ef21(q(4))", "--compression.gradients", "q(8)"]
+    command = ["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, *codecs, "--output", str(tmp_path)]
+    command += ["--debug.check_buffers", checked]
+    assert cli.main(command) == code
+    told = "buffers of boundary 0 activations tensor 0 train slot 0 differ between stages 0 and 1"
+    assert (told in capsys.readouterr().err) == bool(code)
 
 
 def connect(rank):
