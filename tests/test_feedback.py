@@ -4,7 +4,9 @@ import math
 import pytest
 import torch
 
+from codec_helpers import encode
 from thinwire.compress import CodecError, Coder, Key, Moment, SlotCounts, parse
+from thinwire.compress.codec import tensor_bytes
 from thinwire.compress.feedback import check_channel
 from thinwire.compress.memory import MemoryStore
 
@@ -51,7 +53,7 @@ class Pair:
         x = x.to(self.dtype)
         before = x.clone()
         self.sender.encode(x, payload, key, moment)
-        sent = payload.clone()
+        self.sent = sent = payload.clone()
         self.sender.settle(x, payload, key, moment)
         assert torch.equal(payload, sent), "settle wrote into a frame that may be on its way"
         assert torch.equal(x, before), "the tensor sent was changed"
@@ -158,6 +160,17 @@ def test_the_first_visit_of_a_sample_goes_in_full_and_later_ones_do_not():
     assert not torch.equal(mixed[[0, 2]], x[[0, 2]])
     pair.carry(x, [8, 9, 0, 1], step=2)
     assert pair.nbytes == ROWS * coded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_full_come_first_in_a_payload_and_the_codecs_of_the_others_follow(dtype):
+    pair = Pair("aqsgd(q(4))", dtype=dtype)
+    first, x = random(0).to(dtype), random(1).to(dtype)
+    pair.carry(first, [0, 1, 2, 3])
+    pair.carry(x, [2, 8, 0, 9], step=1)
+    in_full = tensor_bytes(x[[1, 3]])
+    assert torch.equal(pair.sent[: len(in_full)], in_full)
+    assert torch.equal(pair.sent[len(in_full) :], encode("q(4)", x[[0, 2]].float() - first[[2, 0]].float()))
 
 
 def test_the_model_computes_with_the_unrounded_sum_and_the_next_difference_is_to_the_stored_one():
