@@ -38,9 +38,15 @@ def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
     assert abs(scores["on"].loss - expected.item()) > 1e-3
 
 
-def test_evaluation_changes_nothing_of_training(alone):
+@pytest.mark.parametrize(
+    ("activations", "gradients"),
+    [("none", "none"), ("aqsgd(topk(0.25))", "reuse"), ("ef21(lowrank(1))", "ef(topk(0.25))"), ("lowrank(1)", "q(8)")],
+)
+def test_evaluation_changes_nothing_of_training(activations, gradients, alone):
+    compression = {"activations": activations, "gradients": gradients}
+
     def losses(evaluating):
-        trainer = make_trainer(0, num_stages=2, simulated=True, dropout=0.5, steps=3)
+        trainer = make_trainer(0, num_stages=2, simulated=True, dropout=0.5, steps=5, compression=compression)
         found = []
 
         def after_step(record):
