@@ -126,9 +126,10 @@ def expression_of(described: object) -> str:
 
 
 def require_floating(codec: Codec, dtype: torch.dtype) -> None:
-    """Raise :class:`CodecError` unless ``dtype`` is a floating one, which is all that lossy codecs take."""
-    if not dtype.is_floating_point:
-        raise CodecError(f"{codec} compresses floating-point tensors, got {dtype}; send this tensor with none")
+    """Raise :class:`CodecError` unless ``dtype`` is a floating one of at least 16 bits: all that lossy codecs take."""
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        wanted = "floating-point tensors of at least 16 bits"
+        raise CodecError(f"{codec} compresses {wanted}, got {dtype}; send this tensor with none")
 
 
 def require_int(codec: Codec, argument: str, value: object, low: int, high: int | None) -> None:

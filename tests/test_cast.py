@@ -56,13 +56,13 @@ def test_bf16_keeps_the_range_of_float32():
     torch.testing.assert_close(roundtrip("bf16", x), x, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize("expression", ["fp16", "bf16"])
-def test_integers_are_refused(expression):
+@pytest.mark.parametrize("expression", ["fp16", "bf16", "q(8)", "dither(4)", "lowrank(2)"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
+def test_integers_and_8_bit_floats_are_refused(expression, dtype):
     with pytest.raises(CodecError) as error:
-        parse(expression).nbytes((3,), torch.int64)
-    assert str(error.value) == (
-        f"{expression} compresses floating-point tensors, got torch.int64; send this tensor with none"
-    )
+        parse(expression).nbytes((3,), dtype)
+    wanted = "floating-point tensors of at least 16 bits"
+    assert str(error.value) == f"{expression} compresses {wanted}, got {dtype}; send this tensor with none"
 
 
 def test_a_payload_is_decoded_to_the_dtype_of_out():

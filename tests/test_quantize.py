@@ -286,5 +286,6 @@ def test_integers_are_refused():
     with pytest.raises(CodecError) as error:
         parse('q(4, per="tensor")').encode(torch.arange(4), torch.empty(4, dtype=torch.uint8), KEY)
     assert str(error.value) == (
-        'q(4, per="tensor") compresses floating-point tensors, got torch.int64; send this tensor with none'
+        'q(4, per="tensor") compresses floating-point tensors of at least 16 bits, got torch.int64; '
+        "send this tensor with none"
     )

@@ -82,12 +82,12 @@ def test_not_a_number_is_no_fraction():
 
 
 @pytest.mark.parametrize("codec", [TopK(0.1), RandK(0.1), BoundReuse(TopK(0.1))])
-def test_integers_are_refused(codec):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e5m2])
+def test_integers_and_8_bit_floats_are_refused(codec, dtype):
     with pytest.raises(CodecError) as error:
-        codec.nbytes((3,), torch.int64)
-    assert str(error.value) == (
-        f"{codec} compresses floating-point tensors, got torch.int64; send this tensor with none"
-    )
+        codec.nbytes((3,), dtype)
+    wanted = "floating-point tensors of at least 16 bits"
+    assert str(error.value) == f"{codec} compresses {wanted}, got {dtype}; send this tensor with none"
 
 
 @pytest.mark.parametrize(
