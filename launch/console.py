@@ -64,13 +64,14 @@ def show_notes(notes: Sequence[str]) -> None:
         Console().print(note, highlight=False, soft_wrap=True, markup=False)
 
 
-def show_stores(stages: Sequence[Mapping[str, int]]) -> None:
-    """Print what the stores of feedback will take once full, a line a process; nothing where there are none."""
+def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
+    """Print what the stores of feedback will take once full, a line a process, by its stages; nothing without any."""
     where = {"memory": "in memory", "disk": "on disk"}
-    for index, taken in enumerate(stages):
+    for stages, taken in processes.items():
         parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
         if parts:
-            said = f"stage {index}: stores for feedback will take {' and '.join(parts)}"
+            here = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+            said = f"{here}: stores for feedback will take {' and '.join(parts)}"
             Console().print(said, highlight=False, soft_wrap=True)
 
 

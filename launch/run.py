@@ -147,16 +147,14 @@ class Run:
 
     def _show_stores(self) -> None:
         """Say what the stores of feedback will take, before they take it."""
-        first = self.trainer.stages[0].stage_index
+        here = tuple(stage.stage_index for stage in self.trainer.stages)
         mine = {
             medium: sum(layout.nbytes for layout, path in self._wire.stores if (path is not None) == (medium == "disk"))
             for medium in ("memory", "disk")
         }
-        gathered = self.assembly.placement.gather(
-            {stage.stage_index: mine if stage.stage_index == first else {} for stage in self.trainer.stages}
-        )
+        gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, mine)))
         if gathered is not None:
-            show_stores(gathered)
+            show_stores(dict(gathered))
 
     def _evaluate(self, done: int) -> None:
         if self._held_out is None:

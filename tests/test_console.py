@@ -69,8 +69,8 @@ def test_a_wide_terminal_has_them_in_the_table(capsys, monkeypatch):
 def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
     """A store of less than half a megabyte once took 0 MB."""
     monkeypatch.setenv("COLUMNS", "80")
-    show_stores([{"memory": 384_000, "disk": 0}, {"memory": 0, "disk": 0}, {"memory": 12, "disk": 1_234_567_890}])
+    show_stores({(0, 3): {"memory": 384_000, "disk": 0}, (1,): {"memory": 0}, (2,): {"memory": 12, "disk": 1234567890}})
     assert capsys.readouterr().out.splitlines() == [
-        "stage 0: stores for feedback will take 384 kB (384000 bytes) in memory",
+        "stages 0, 3: stores for feedback will take 384 kB (384000 bytes) in memory",
         "stage 2: stores for feedback will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
     ]
