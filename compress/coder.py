@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from thinwire.compress.cast import saturating_copy
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.feedback import ActivationDifference, Feedback, Method, codec_of
 from thinwire.compress.sparse import Reuse, Sparse
@@ -264,6 +265,8 @@ class Coder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember what `state_dict` returned, exactly."""
         self._sides = dict(state["sides"])
+        for purpose in self._stores.keys() - state["stores"].keys():
+            self._stores.pop(purpose).close()
         for purpose, saved in state["stores"].items():
             self._store(purpose).load_state_dict(saved)
 
@@ -417,6 +420,8 @@ def _sparse(companion: Coder | None) -> Sparse:
 
 def _put(out: Tensor, mask: Tensor, rows: Tensor) -> None:
     if mask.all():
-        out.copy_(rows.view(out.shape))
+        saturating_copy(rows.view(out.shape), out)
     else:
-        out[mask] = rows.to(out.dtype)
+        written = torch.empty(rows.shape, dtype=out.dtype)
+        saturating_copy(rows, written)
+        out[mask] = written

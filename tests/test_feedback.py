@@ -359,6 +359,26 @@ def test_state_comes_back_exactly():
     assert torch.equal(resumed.carry(random(9), ids, step=3), pair.carry(random(9), ids, step=3))
 
 
+def test_state_replaces_what_was_remembered():
+    pair, fresh, ids = Pair("aqsgd(topk(0.25))"), Pair("aqsgd(topk(0.25))"), [0, 1, 2, 3]
+    pair.carry(random(0), ids)
+    pair.carry(random(1), ids, mode="eval")
+    for end, saved in ((pair.sender, fresh.sender), (pair.receiver, fresh.receiver)):
+        end.load_state_dict(saved.state_dict())
+        assert end.digests() == {}
+    assert torch.equal(pair.carry(random(2), ids, step=1), random(2)), "first visits again"
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_sum_beyond_fp16_is_cut_as_codecs_cut(mixed):
+    pair = Pair("aqsgd(q(2))", dtype=torch.float16)
+    ids = [0, 1, 2, 3]
+    pair.carry(torch.full((ROWS, WIDTH), 6e4), ids)
+    x = random(0).sign() * 3e4 + 3e4  # from 0 to 6e4: two bits overshoot
+    out = pair.carry(x, [0, 1, 2, 9] if mixed else ids, step=1)
+    assert out.isfinite().all() and out.max() == torch.finfo(torch.float16).max
+
+
 @pytest.mark.parametrize("expression", ["lowrank(2)", "ef21(lowrank(2))"])
 def test_lowrank_goes_on_from_the_last_training_message_in_its_place(expression):
     pair, evaluated = Pair(expression, positions=2 * ROWS), Pair(expression, positions=2 * ROWS)
@@ -376,6 +396,8 @@ def test_lowrank_goes_on_from_the_last_training_message_in_its_place(expression)
     assert not torch.equal(fresh.carry(x, step=1), again)
     assert (again - x).norm() < (first - x).norm()
     assert torch.equal(pair.carry(x, step=2, start=ROWS), fresh.carry(x, step=2, start=ROWS)), "of another place"
+    unaware = Pair(expression, positions=2 * ROWS)
+    assert not torch.equal(pair.carry(x, step=3, start=ROWS), unaware.carry(x, step=3, start=ROWS)), "of that place"
 
 
 @pytest.mark.parametrize(
