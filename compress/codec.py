@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,11 +41,22 @@ class Key:
     tensor: int = 0
     """The place in the tuple that crosses the boundary."""
 
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return a new generator on ``device``, seeded by a hash of all fields that is the same in every process."""
+    @property
+    def number(self) -> int:
+        """A hash of all fields, of 64 bits and the same in every process."""
         fields = json.dumps(dataclasses.astuple(self)).encode()
-        seed = int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little")
-        return torch.Generator(device).manual_seed(seed)
+        return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little")
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a new generator on ``device``, seeded by the key."""
+        return torch.Generator(device).manual_seed(self.number)
+
+    def words(self, count: int, device: torch.device) -> Tensor:
+        """Return ``count`` random words of 64 bits, int64: NumPy's on a CPU, where torch draws half as fast."""
+        if device.type == "cpu":
+            return torch.from_numpy(np.random.PCG64(self.number).random_raw(count).view(np.int64))
+        words = torch.empty(count, dtype=torch.int64, device=device)
+        return words.random_(-(2**63), None, generator=self.generator(device))
 
 
 class Named(Protocol):

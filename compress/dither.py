@@ -84,7 +84,6 @@ class Dither(Scaled):
 
 
 def _random_mantissas(like: Tensor, key: Key) -> Tensor:
-    """Return random int32 of 23 bits in the shape of ``like``, two cut from each 64-bit draw."""
-    draws = torch.empty((like.numel() + 1) // 2, dtype=torch.int64, device=like.device)
-    draws.random_(-(2**63), None, generator=key.generator(like.device))
-    return draws.view(torch.int32)[: like.numel()].view(like.shape).bitwise_and_((1 << _MANTISSA_BITS) - 1)
+    """Return random int32 of 23 bits in the shape of ``like``, two cut from each 64-bit word."""
+    words = key.words((like.numel() + 1) // 2, like.device)
+    return words.view(torch.int32)[: like.numel()].view(like.shape).bitwise_and_((1 << _MANTISSA_BITS) - 1)

@@ -156,8 +156,7 @@ def _levels(grid: Grid, device: torch.device) -> ValueTable:
 def _noise(like: Tensor, key: Key) -> Tensor:
     """Return 16-bit noise, uniform in (-1/2, 1/2), in the shape of ``like``.
 
-    Four values are cut from each 64-bit draw: torch makes random floats on a CPU one by one, three times as slowly.
+    Four values are cut from each 64-bit word: torch makes random floats on a CPU one by one, six times as slowly.
     """
-    draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
-    draws.random_(-(2**63), None, generator=key.generator(like.device))
-    return draws.view(torch.int16)[: like.numel()].view(like.shape).float().add_(0.5).mul_(2.0**-16)
+    words = key.words((like.numel() + 3) // 4, like.device)
+    return words.view(torch.int16)[: like.numel()].view(like.shape).float().add_(0.5).mul_(2.0**-16)

@@ -219,7 +219,7 @@ class RandK(Sparse):
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
         samples, n = samples_of(shape)
         # Drawn on the CPU whatever the device, so that both ends draw the same.
-        return random_positions(key.generator().initial_seed(), samples, n, self.count(n)).to(device)
+        return random_positions(key.number, samples, n, self.count(n)).to(device)
 
     def _positions_size(self, shape: Sequence[int]) -> int:
         return 0

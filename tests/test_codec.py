@@ -176,13 +176,15 @@ def test_a_payload_or_a_tensor_of_the_wrong_kind_is_our_own_error(expression):
 
 
 def test_a_key_seeds_alike_in_every_process():
-    assert KEY.generator().initial_seed() == 14401802116347193703
+    cpu = torch.device("cpu")
+    assert KEY.number == KEY.generator().initial_seed() == 14401802116347193703
     assert_identical(torch.rand(4, generator=KEY.generator()), torch.rand(4, generator=KEY.generator()))
+    assert_identical(KEY.words(3, cpu), KEY.words(5, cpu)[:3])
 
 
 def test_every_field_of_a_key_matters():
     others = [
         dataclasses.replace(KEY, **{field.name: "x" if field.type is str else 9}) for field in dataclasses.fields(Key)
     ]
-    seeds = {key.generator().initial_seed() for key in [KEY, *others]}
-    assert len(seeds) == 1 + len(dataclasses.fields(Key))
+    numbers = {key.number for key in [KEY, *others]}
+    assert len(numbers) == 1 + len(dataclasses.fields(Key))
