@@ -27,9 +27,9 @@ from thinwire.compress.sparse import TopK, samples_of
 
 MEMCPY_BYTES = 2**28
 GIVEN_BACK_BYTES = 30 * 10**6
-UNTIMED_CALLS = 3
-"""Before each timed one: a cache that keeps what others throw out fills only from call to call. After memcpy, the first
-six of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
+CALLS = 4
+"""Of each act in its turn, the last one timed: a cache that keeps what others throw out fills only from call to call.
+After memcpy, the first six of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,18 +119,20 @@ class Trial:
 
 
 class FeedbackTrial:
-    """Feedback at both ends of a channel, whose slots were all visited before.
+    """Feedback at both ends of a channel, whose slots were all visited before, and its codec alone.
 
-    A slot is visited with two tensors by turns: the same again and again would leave no difference to send.
+    A slot is visited with two tensors by turns: the same again and again would leave no difference to send. So is the
+    codec, which else would find its tensor in a cache where feedback does not.
     """
 
     def __init__(self, method: Feedback, messages: Sequence[Tensor]) -> None:
-        self.codec = Trial(method.inner, [message.float() for message in messages])
         self._visits = [messages, [message.roll(1, -1) for message in messages]]
+        self._codec = [Trial(method.inner, [message.float() for message in visit]) for visit in self._visits]
+        self._codec[1].decoded = self._codec[0].decoded  # feedback decodes both to one place too
         self._decoded = [torch.empty_like(message) for message in messages]
         self._ends = [[_end(method, message, sends) for message in messages] for sends in (True, False)]
         self._moments = [_moment(len(message)) for message in messages]
-        self._turns = {"encode": 0, "decode": 0}
+        self._calls = dict.fromkeys(("encode", "decode", "codec encode", "codec decode"), 0)
         for _ in self._visits:  # an end's first visits may be longer, and its second ones tell what later ones are
             self._payloads = self._new_payloads()
             self.encode()
@@ -144,25 +146,34 @@ class FeedbackTrial:
 
     def encode(self) -> None:
         """Do all that the sender does, for every message."""
-        visit = self._turn("encode")
+        visit, payloads = self._next("encode")
         for index, (sender, moment) in enumerate(zip(self._ends[0], self._moments, strict=True)):
-            message, payload = self._visits[visit][index], self._payloads[visit][index]
+            message, payload = self._visits[visit][index], payloads[index]
             sender.encode(message, payload, _key(index), moment)
             sender.settle(message, payload, _key(index), moment)
 
     def decode(self) -> None:
         """Do all that the receiver does, for every message, in the order they were encoded."""
-        visit = self._turn("decode")
+        _, payloads = self._next("decode")
         for index, (receiver, moment) in enumerate(zip(self._ends[1], self._moments, strict=True)):
-            receiver.decode(self._payloads[visit][index], self._decoded[index], _key(index), moment)
+            receiver.decode(payloads[index], self._decoded[index], _key(index), moment)
 
-    def _turn(self, act: str) -> int:
-        self._turns[act] += 1
-        return self._turns[act] % len(self._visits)
+    def encode_alone(self) -> None:
+        """Encode every message of a visit with the codec alone."""
+        self._codec[self._next("codec encode")[0]].encode()
+
+    def decode_alone(self) -> None:
+        """Decode what `encode_alone` made of a visit."""
+        self._codec[self._next("codec decode")[0]].decode()
+
+    def _next(self, act: str) -> tuple[int, list[Tensor]]:
+        """Return which visit an act is at, and that call's payloads: the receiver must get all, in their order."""
+        self._calls[act] += 1
+        return self._calls[act] % len(self._visits), self._payloads[self._calls[act] % CALLS]
 
     def _new_payloads(self) -> list[list[Tensor]]:
         sizes = [end.nbytes(moment) for end, moment in zip(self._ends[0], self._moments, strict=True)]
-        return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in self._visits]
+        return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in range(CALLS)]
 
 
 def entropy_bits(codec: Codec, message: Tensor, payload: Tensor) -> float:
@@ -235,7 +246,7 @@ def feedback_speeds(
 ) -> list[FeedbackSpeed]:
     """Time both ends of every rule, and its codec alone, in turns with memcpy, as `speeds` does."""
     trials = [FeedbackTrial(method, messages) for method in methods]
-    acts = [act for trial in trials for part in (trial, trial.codec) for act in (part.encode, part.decode)]
+    acts = [act for trial in trials for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone)]
     memcpy, seconds = _timed(acts, place, rounds)
     found, size = [], _size(messages)
     for encode, decode, codec_encode, codec_decode in zip(*(seconds[start::4] for start in range(4)), strict=True):
@@ -332,7 +343,7 @@ def _in_turns(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -
     seconds: list[list[float]] = [[] for _ in acts]
     for _ in range(rounds):
         for act, times in zip(acts, seconds, strict=True):
-            for _ in range(UNTIMED_CALLS):
+            for _ in range(CALLS - 1):
                 act()
             _synchronize(place)
             started = clock()

@@ -194,10 +194,9 @@ def test_feedback_is_measured_at_later_visits_of_two_ends_that_agree(expression)
     method, messages = parse(expression), [gaussian(2**14), 3 * gaussian(2**13)]
     trial = FeedbackTrial(method, messages)
     assert trial.nbytes == sum(method.codec.nbytes(message.shape, torch.float32) for message in messages)
-    for _ in range(2):  # as it is timed: each act twice
-        trial.encode()
-    for _ in range(2):
-        trial.decode()
+    for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone) * 2:  # as they are timed
+        for _ in range(codec_trial.CALLS):
+            act()
     for sender, receiver in zip(*trial._ends, strict=True):
         assert sender.digests() == receiver.digests()
 
