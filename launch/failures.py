@@ -43,7 +43,10 @@ class Report:
         if folder is None:
             os.write(2, f"{self.line()}\n".encode())
         else:
-            Path(folder, f"{self.rank}.json").write_text(json.dumps(asdict(self)))
+            # at once: the process may be killed any time, and half a report could not be read
+            written = Path(folder, f"{self.rank}.part")
+            written.write_text(json.dumps(asdict(self)))
+            written.rename(Path(folder, f"{self.rank}.json"))
 
     def line(self) -> str:
         """The report in words."""
@@ -94,6 +97,19 @@ def _merged(reports: Iterable[Report]) -> list[Report]:
             report if before is None else replace(before, stages=sorted(before.stages + report.stages))
         )
     return list(merged.values())
+
+
+def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
+    """`leave` for whoever calls first; others wait until it is done: a failure and a signal may come together."""
+    lock, reports = threading.Lock(), list[Report]()
+
+    def first(report: Report) -> None:
+        with lock:
+            if not reports:
+                reports.append(report)
+                leave(report)
+
+    return first
 
 
 def stop_on_signals(stopping: Callable[[], None], signals: Iterable[signal.Signals]) -> None:

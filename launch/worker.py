@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from thinwire.launch.assembly import Prepared, real_placement
-from thinwire.launch.failures import Report, report_of, stop_on_signals
+from thinwire.launch.failures import Report, once, report_of, stop_on_signals
 from thinwire.launch.run import Run
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.transport import reaching
@@ -22,6 +22,7 @@ def work(prepared: Prepared) -> int:
     stages = where.stages_of(rank)
     run: Run | None = None
 
+    @once
     def leave(report: Report) -> None:
         if run is not None:
             run.discard_stores()  # first, for a report needs room on a disk too

@@ -3,12 +3,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
 from thinwire.compress import CodecError
 from thinwire.launch import failures
-from thinwire.launch.failures import FOLDER_VARIABLE, STOPPED, Report, read_reports, report_of, tell
+from thinwire.launch.failures import FOLDER_VARIABLE, STOPPED, Report, once, read_reports, report_of, tell
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import (
     MismatchError,
@@ -26,6 +27,38 @@ def report(rank, kind, text="something", time=0.0, stages=None):
 
 def told(*reports, exit_codes, stages_of=lambda rank: [rank]):
     return tell({report.rank: report for report in reports}, exit_codes, stages_of).splitlines()
+
+
+def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    one = report(1, "own", "x" * 1_000_000)
+    writer = threading.Thread(target=lambda: [one.save() for _ in range(40)])
+    writer.start()
+    while writer.is_alive():
+        assert read_reports(tmp_path) in ({}, {1: one})
+    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
+
+
+def test_who_leaves_first_is_told_and_others_wait_for_it():
+    told, started, going_on = [], threading.Event(), threading.Event()
+
+    @once
+    def leave(report):
+        started.set()
+        assert going_on.wait(10)
+        told.append(report.kind)
+
+    failing = threading.Thread(target=leave, args=[report(0, "own")])
+    failing.start()
+    assert started.wait(10)
+    stopped = threading.Thread(target=leave, args=[report(0, "stopped")])
+    stopped.start()
+    stopped.join(0.05)
+    assert stopped.is_alive() and not told
+    going_on.set()
+    failing.join()
+    stopped.join()
+    assert told == ["own"]
 
 
 # --- the order of the telling -------------------------------------------------------------------------------------

@@ -268,7 +268,8 @@ def test_a_stage_that_raises_is_told_first(folder):
     diverging = ["--optimizer.lr", "1e30", "--optimizer.max_grad_norm", "null", "--output", "diverged"]
     command = completed([*THINWIRE, "train", "tiny.yaml", *diverging], folder)
     assert command.status == 1
-    cause, other = command.stderr.splitlines()
+    cause, other, *more = command.stderr.splitlines()
+    assert not more, command.stderr
     assert cause == (
         "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train step 1, over boundary "
         "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
