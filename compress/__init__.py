@@ -4,6 +4,6 @@ from thinwire.compress.codec import Codec, CodecError, Key
 from thinwire.compress.coder import Coder, Moment, SlotCounts
 from thinwire.compress.expression import parse
 from thinwire.compress.feedback import Feedback, Method
-from thinwire.compress.store import StoreError
+from thinwire.compress.stores.store import StoreError
 
 __all__ = ["Codec", "CodecError", "Coder", "Feedback", "Key", "Method", "Moment", "SlotCounts", "StoreError", "parse"]

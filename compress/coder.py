@@ -20,11 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.compress.cast import saturating_copy
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
+from thinwire.compress.codecs.cast import saturating_copy
+from thinwire.compress.codecs.sparse import Reuse, Sparse
 from thinwire.compress.feedback import ActivationDifference, Feedback, Method, codec_of
-from thinwire.compress.sparse import Reuse, Sparse
-from thinwire.compress.store import Loan, Store, StoreLayout
+from thinwire.compress.stores.store import Loan, Store, StoreLayout
 
 Mode = Literal["train", "warmup", "eval", "off"]
 Purpose = Literal["train", "eval"]

@@ -11,9 +11,13 @@ import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from thinwire.compress.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codec import Codec, CodecError
-from thinwire.compress.dither import Dither
+from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
+from thinwire.compress.codecs.dither import Dither
+from thinwire.compress.codecs.fp8 import Float8
+from thinwire.compress.codecs.lowrank import LowRank
+from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
 from thinwire.compress.feedback import (
     ActivationDifference,
     DifferenceFeedback,
@@ -22,10 +26,6 @@ from thinwire.compress.feedback import (
     Method,
     MixedErrorFeedback,
 )
-from thinwire.compress.fp8 import Float8
-from thinwire.compress.lowrank import LowRank
-from thinwire.compress.quantize import Quantize
-from thinwire.compress.sparse import RandK, Reuse, TopK
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
     {

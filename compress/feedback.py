@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, expression_of, require_choice
-from thinwire.compress.sparse import Reuse, Sparse, TopK, mixed_positions, samples_of
-from thinwire.compress.store import FORMATS, Loan
+from thinwire.compress.codecs.sparse import Reuse, Sparse, TopK, mixed_positions, samples_of
+from thinwire.compress.stores.store import FORMATS, Loan
 
 Slot = Literal["position", "sample"]
 Medium = Literal["memory", "disk"]

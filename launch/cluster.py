@@ -19,12 +19,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from thinwire.launch import crew, failures, network, recipe, scratch
-from thinwire.launch.arguments import Parser
-from thinwire.launch.assembly import prepare, real_placement
-from thinwire.launch.hosts import Cluster, ClusterError, missing, remove_orphans
-from thinwire.launch.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
-from thinwire.launch.recipe import Recipe
+from thinwire.launch.hosts import crew, network
+from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
+from thinwire.launch.run import failures, recipe
+from thinwire.launch.run.assembly import prepare, real_placement
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 

@@ -1,41 +1,26 @@
 """What this machine can do for Thinwire, and what is missing for what: `thinwire doctor`.
 
 Training needs little; its extras need network namespaces, kernel modules, Docker, or an interface that other hosts can
-reach, and each of them fails late and obscurely. Every probe here is small, leaves nothing behind and cannot stop the
-others: an exception, or a probe that hangs, becomes a row of the table.
+reach, and each of them fails late and obscurely. No probe can stop the others: an exception, or a probe that hangs,
+becomes a row of the table.
 """
 
 import argparse
-import fcntl
 import json
-import os
-import platform
-import re
-import resource
-import shutil
-import socket
-import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from ipaddress import IPv6Address, ip_address
-from pathlib import Path
-from typing import Literal, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-Verdict = Literal["ok", "limited", "missing"]
+from thinwire.launch.shared import probes
+from thinwire.launch.shared.probes import Finding, Verdict
 
-# As in setup.cfg's install_requires; a test compares the two.
-TORCH_OLDEST, TORCH_NEWEST = (2, 11), (2, 15)
-COMMAND_SECONDS, PROBE_SECONDS = 5.0, 60.0
-GIB = 2**30
+PROBE_SECONDS = 60.0
 COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
@@ -50,207 +35,22 @@ class Check:
     advice: str
 
 
-class Finding(NamedTuple):
-    """What a probe answers: a Check without the fields that `PROBES` holds."""
-
-    found: str
-    verdict: Verdict = "ok"
-    advice: str = ""
-
-
-def enough(condition: bool, found: str, advice: str) -> Finding:
-    """The finding `ok` where there is enough, else `limited` with the advice."""
-    return Finding(found) if condition else Finding(found, "limited", advice)
-
-
-def run(command: str) -> tuple[int, str]:
-    """Run a command without a shell: its status and the last line it wrote. Neither raises nor waits for ever."""
-    try:
-        result = subprocess.run(
-            command.split(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return 124, f"no answer from `{command}` within {COMMAND_SECONDS:g} s"
-    except OSError as error:
-        return 127, f"{command.split()[0]}: {error.strerror}"
-    lines = (result.stdout + result.stderr).strip().splitlines()
-    return result.returncode, lines[-1] if lines else ""
-
-
-def probe_python() -> Finding:
-    """The interpreter; one older than setup.cfg allows cannot have installed this module."""
-    return Finding(f"{platform.python_version()}, {platform.system()} {platform.machine()}")
-
-
-def probe_torch() -> Finding:
-    """Whether torch can be imported, in a version that the pipeline's hooks were checked on."""
-    wanted = "install torch {}.{} to {}.{}".format(*TORCH_OLDEST, *TORCH_NEWEST)
-    try:
-        import torch
-    except Exception as error:
-        return Finding(f"{type(error).__name__}: {error}", "missing", wanted)
-    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
-    if TORCH_OLDEST <= version <= TORCH_NEWEST:
-        return Finding(torch.__version__)
-    return Finding(torch.__version__, "missing", wanted)
-
-
-def probe_gloo() -> Finding:
-    """Whether torch was built with gloo."""
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_gloo_available():
-        return Finding("in torch")
-    return Finding("not in this torch", "missing", "install one of torch's published wheels")
-
-
-def probe_nccl() -> Finding:
-    """Whether torch was built with NCCL and has a GPU to use it on."""
-    from torch import cuda, distributed
-
-    if not (distributed.is_available() and distributed.is_nccl_available()):
-        return Finding("not in this torch", "missing", "use gloo, or a CUDA build of torch")
-    return Finding("in torch") if cuda.is_available() else Finding("in torch, no GPU", "limited", "use gloo")
-
-
-def probe_gpus() -> Finding:
-    """The CUDA devices that torch can use."""
-    from torch import cuda, version
-
-    if cuda.is_available():
-        devices = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
-        return Finding(", ".join(f"{device.name} {device.total_memory / GIB:.0f} GiB" for device in devices))
-    if version.cuda is None:
-        return Finding("none, torch has no CUDA", "missing", "use the CPU, or a CUDA build of torch")
-    return Finding("none", "missing", "use the CPU, or see what nvidia-smi says")
-
-
-def probe_cores() -> Finding:
-    """The CPU cores this process may use."""
-    usable = len(os.sched_getaffinity(0))
-    return enough(usable > 1, f"{usable} of {os.cpu_count()}", "stages take turns: mistrust timings")
-
-
-def probe_memory() -> Finding:
-    """Memory that can be had without swapping."""
-    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available, total = (2**10 * int(rows[key].split()[0]) / GIB for key in ("MemAvailable", "MemTotal"))
-    return enough(available >= 2, f"{available:.1f} of {total:.1f} GiB", "a stage takes 0.7 GiB before its weights")
-
-
-def probe_disk() -> Finding:
-    """Free space where a run writes by default: below the current folder."""
-    free = shutil.disk_usage(Path.cwd()).free / GIB
-    return enough(free >= 1, f"{free:.1f} GiB free here", "start from a folder on a larger disk")
-
-
-def probe_open_files() -> Finding:
-    """The number of files and sockets that a process may hold open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = soft == resource.RLIM_INFINITY
-    return enough(unlimited or soft >= 1024, "no limit" if unlimited else str(soft), "ulimit -n 1024")
-
-
-def probe_user() -> Finding:
-    """Whether we are root, which network namespaces and traffic control need."""
-    uid = os.geteuid()
-    return enough(uid == 0, "root" if uid == 0 else f"user {uid}, not root", "run as root for throttled links")
-
-
-def probe_namespace(*qdiscs: str) -> Finding:
-    """Make a network namespace with a virtual cable, put queueing disciplines on the cable, and delete it all."""
-    if tools := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
-        return Finding(f"no {', no '.join(tools)}", "missing", "install iproute2")
-    if os.geteuid() != 0:
-        return Finding("not tried", "limited", "needs root")
-    ns = f"thinwire-doctor-{os.getpid()}"
-    commands = [f"ip netns add {ns}", f"ip -n {ns} link add wire type veth peer name end"]
-    commands += [f"tc -n {ns} qdisc add dev wire root {qdisc}" for qdisc in qdiscs]
-    try:
-        for command in commands:
-            status, answer = run(command)
-            if status != 0:
-                return Finding(answer, "missing", "not in this kernel, or not allowed here")
-    finally:
-        run(f"ip netns del {ns}")
-    return Finding("works")
-
-
-def probe_docker() -> Finding:
-    """Whether a Docker engine answers, which its client alone does not show."""
-    if not shutil.which("docker"):
-        return Finding("no docker", "missing", "install Docker, or use namespaces")
-    status, answer = run("docker version --format {{.Server.Version}}")
-    if status != 0:
-        return Finding(f"client only: {answer}", "missing", "start the engine, or use namespaces")
-    return Finding(f"engine {answer}")
-
-
-def interface_addresses() -> dict[str, list[str]]:
-    """The addresses of every network interface that has one, its IPv4 address first, as gloo looks for them (Linux)."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    siocgifaddr = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name, addresses in found.items():
-            with suppress(OSError):  # no IPv4 address
-                answer = fcntl.ioctl(any_socket.fileno(), siocgifaddr, struct.pack("256s", name.encode()))
-                addresses.append(socket.inet_ntoa(answer[20:24]))
-    with suppress(OSError):  # no IPv6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, *_, name = line.split()
-            found.setdefault(name, []).append(str(IPv6Address(int(digits, 16))))
-    return {name: addresses for name, addresses in found.items() if addresses}
-
-
-def host_address() -> str:
-    """The address gloo takes by default: the first of the host name's that can be bound, else loopback."""
-    with suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
-                trial.bind(address)
-                return str(address[0]).partition("%")[0]
-    return "127.0.0.1"
-
-
-def probe_interface() -> Finding:
-    """The interface and address at which the other stages will look for this host's."""
-    known = interface_addresses()
-    asked = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if len(asked) > 1:  # torch ignores a single letter
-        names = asked.split(",")
-        if strangers := [name for name in names if name not in known]:
-            advice = f"set GLOO_SOCKET_IFNAME to {' or '.join(known)}"
-            return Finding(f"no address on {', '.join(strangers)}", "missing", advice)
-        chosen = {name: known[name][0] for name in names}
-    else:
-        address = host_address()
-        loopback = "lo" if ip_address(address).is_loopback else "interface unknown"
-        chosen = {next((name for name, addresses in known.items() if address in addresses), loopback): address}
-    found = ", ".join(f"{name} {address}" for name, address in chosen.items())
-    if any(ip_address(address).is_loopback for address in chosen.values()):
-        others = [name for name, addresses in known.items() if not ip_address(addresses[0]).is_loopback]
-        advice = f"on every host set GLOO_SOCKET_IFNAME, here to {' or '.join(others)}" if others else "join a network"
-        return Finding(f"{found}: this host only", "limited", advice)
-    return Finding(found, advice="for another set GLOO_SOCKET_IFNAME")
-
-
 PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
-    "Python": ("everything", probe_python),
-    "torch": ("everything", probe_torch),
-    "gloo": ("stages in processes", probe_gloo),
-    "NCCL": ("boundaries from GPU to GPU", probe_nccl),
-    "GPUs": ("stages on GPUs", probe_gpus),
-    "CPU cores": ("stages at the same time", probe_cores),
-    "memory": ("stages on this host", probe_memory),
-    "disk": ("checkpoints, AQ-SGD's store", probe_disk),
-    "open files": ("many stages in a process", probe_open_files),
-    "user": ("namespaces, tc", probe_user),
-    "namespaces": ("throttled links on one host", probe_namespace),
-    "tc tbf": ("a link's bandwidth", lambda: probe_namespace("tbf rate 10mbit burst 32kb latency 50ms")),
-    "tc netem": ("a link's latency", lambda: probe_namespace("netem delay 1ms")),
-    "Docker": ("stages in containers", probe_docker),
-    "interface": ("several hosts: each must reach every other at this address, over gloo", probe_interface),
+    "Python": ("everything", probes.probe_python),
+    "torch": ("everything", probes.probe_torch),
+    "gloo": ("stages in processes", probes.probe_gloo),
+    "NCCL": ("boundaries from GPU to GPU", probes.probe_nccl),
+    "GPUs": ("stages on GPUs", probes.probe_gpus),
+    "CPU cores": ("stages at the same time", probes.probe_cores),
+    "memory": ("stages on this host", probes.probe_memory),
+    "disk": ("checkpoints, AQ-SGD's store", probes.probe_disk),
+    "open files": ("many stages in a process", probes.probe_open_files),
+    "user": ("namespaces, tc", probes.probe_user),
+    "namespaces": ("throttled links on one host", probes.probe_namespace),
+    "tc tbf": ("a link's bandwidth", lambda: probes.probe_namespace("tbf rate 10mbit burst 32kb latency 50ms")),
+    "tc netem": ("a link's latency", lambda: probes.probe_namespace("netem delay 1ms")),
+    "Docker": ("stages in containers", probes.probe_docker),
+    "interface": ("several hosts: each must reach every other at this address, over gloo", probes.probe_interface),
 }
 
 

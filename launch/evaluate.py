@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from thinwire.launch import recipe
-from thinwire.launch.arguments import Parser
-from thinwire.launch.assembly import Prepared, assemble, prepare, simulated_placement
-from thinwire.launch.export import weights_of
-from thinwire.launch.recipe import Recipe
-from thinwire.launch.tables import Table, document, show
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import Prepared, assemble, prepare, simulated_placement
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.saved import weights_of
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.tables import Table, document, show
+from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.errors import ModelError
-from thinwire.models.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.evaluation import Mode, Score, evaluate

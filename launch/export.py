@@ -9,27 +9,23 @@ DIR/
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 
-from thinwire.launch import recipe
-from thinwire.launch.arguments import Parser
-from thinwire.launch.assembly import make_blueprint
-from thinwire.launch.recipe import Recipe, dump
-from thinwire.models.data import load
-from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.launch.run.assembly import make_blueprint
+from thinwire.launch.run.recipe import Recipe, dump
+from thinwire.launch.run.saved import Ended, read_run, weights_of
+from thinwire.launch.shared.arguments import Parser
+from thinwire.models.data.load import load
+from thinwire.models.data.sources import DIGITS, PYDOC, Place, evaluation_place
+from thinwire.models.data.tokenizer import BYTES
 from thinwire.models.errors import ModelError
 from thinwire.models.file_mode import follow_umask
-from thinwire.models.model import PRETRAINED, ModelOptions, library_code
-from thinwire.models.sources import DIGITS, PYDOC, Place, evaluation_place
-from thinwire.models.tokenizer import BYTES
+from thinwire.models.model import library_code
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire export"
@@ -37,44 +33,17 @@ NEEDS_CODEC = 0.01
 """The share by which the held-out loss must rise without compression for inference to need it."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that has ended: its recipe, what it measured, and its weights by full name."""
-
-    recipe: Recipe
-    summary: Mapping[str, Any]
-    weights: dict[str, Tensor]
-
-
 def main(argv: Sequence[str]) -> int:
     """Export a run; the exit status."""
     try:
         options = _parser().parse_args(argv)
-        ended = read_run(Path(options.run))
+        ended = read_run(Path(options.run), PROG)
         export(ended, Path(options.to))
     except (OptionsError, ModelError) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"{len(ended.weights)} tensors of {ended.recipe.name} are in {options.to}; see its README.md")
     return 0
-
-
-def read_run(folder: Path) -> Ended:
-    """Read what a run left. OptionsError with everything that is missing, or does not belong together."""
-    needed = [folder / "recipe.yaml", folder / "summary.json"]
-    if missing := [str(path) for path in needed if not path.is_file()]:
-        raise OptionsError([f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing"])
-    found = recipe.parse([str(needed[0])], prog=PROG)
-    summary = json.loads(needed[1].read_text())
-    weights = _read_weights(folder, found.pipeline.num_stages)
-    if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
-        raise OptionsError(
-            [
-                f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
-                f"files of all stages from the same run"
-            ]
-        )
-    return Ended(found, summary, weights)
 
 
 def export(ended: Ended, folder: Path) -> None:
@@ -164,14 +133,6 @@ def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     return f"Inference does not need the codec: {change}."
 
 
-def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
-    """The model of a recipe with the weights that an export holds, wherever it was moved to."""
-    place = str(folder.resolve())
-    if (folder / "config.json").exists():
-        return replace(model, name=place, weights=PRETRAINED, config={})
-    return replace(model, weights=place)
-
-
 def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
     """The recipe with the weights that are exported, the codecs that auto chose, and paths that hold from anywhere."""
     trained = ended.recipe
@@ -198,22 +159,6 @@ def _resolved(name: str) -> str:
     """A path as it is known from anywhere; what is none stays."""
     path = Path(name).expanduser()
     return str(path.resolve()) if name not in (PYDOC, DIGITS, BYTES) and path.exists() else name
-
-
-def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
-    files = [folder / "weights" / f"stage-{stage}.safetensors" for stage in range(num_stages)]
-    if missing := [path.name for path in files if not path.is_file()]:
-        raise OptionsError(
-            [
-                f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "
-                f"missing; copy it from the machine that held the stage"
-            ]
-        )
-    weights: dict[str, Tensor] = {}
-    for path in files:
-        with safe_open(path, framework="pt") as opened:
-            weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    return weights
 
 
 def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import CodecError
-from thinwire.launch import recipe
-from thinwire.launch.arguments import Parser
-from thinwire.launch.assembly import Prepared, prepare
-from thinwire.launch.links import parse_bandwidth
-from thinwire.launch.tables import Cell, Table, document, show
-from thinwire.launch.workload import codec_pair, frame_bytes
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import Prepared, prepare
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.links import parse_bandwidth
+from thinwire.launch.shared.tables import Cell, Table, document, show
+from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import stage_output_examples

@@ -17,10 +17,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.compress import CodecError
-from thinwire.launch import aqsgd, recipe, tables
-from thinwire.launch.arguments import Parser, positive, share
-from thinwire.launch.links import parse_bandwidth, parse_latency
-from thinwire.launch.prediction import (
+from thinwire.launch.run import recipe
+from thinwire.launch.shared import tables
+from thinwire.launch.shared.arguments import Parser, positive, share
+from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.shared.tables import document
+from thinwire.launch.timing import published as aqsgd
+from thinwire.launch.timing.prediction import (
     HIDDEN,
     UNCOMPRESSED,
     Prediction,
@@ -31,8 +34,7 @@ from thinwire.launch.prediction import (
     predict_each,
     verdict,
 )
-from thinwire.launch.tables import document
-from thinwire.launch.workload import Link, Network, Workload, codec_pair, label
+from thinwire.launch.timing.workload import Link, Network, Workload, codec_pair, label
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
@@ -99,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
-    from thinwire.launch.stopwatch import from_recipe
+    from thinwire.launch.timing.profile import from_recipe
 
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     if wanted.pipeline.num_stages < 2:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.launch.recipe import packaged
+from thinwire.launch.run.recipe import packaged
 
 
 def main(argv: Sequence[str]) -> int:

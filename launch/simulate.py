@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from thinwire.compress import CodecError, StoreError
-from thinwire.launch import recipe
-from thinwire.launch.assembly import Prepared, check_output, prepare, simulated_placement
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import Prepared, check_output, prepare, simulated_placement
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PipelineError
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 def simulate(prepared: Prepared) -> None:
     """Train all stages in this process, which must not have a default process group."""
-    from thinwire.launch.run import Run
+    from thinwire.launch.run.run import Run
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from thinwire.launch import failures, recipe, scratch
-from thinwire.launch.assembly import check_output, prepare, real_placement
-from thinwire.launch.recipe import Recipe
+from thinwire.launch.run import failures, recipe
+from thinwire.launch.run.assembly import check_output, prepare, real_placement
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared import scratch
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if "RANK" in os.environ:
-        from thinwire.launch.worker import work
+        from thinwire.launch.run.worker import work
 
         return work(prepared)
     return launch(wanted, arguments)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from thinwire.models.data.sources import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
-from thinwire.models.sources import local_path
 
 if TYPE_CHECKING:
-    from thinwire.models.families import Family
+    from thinwire.models.architectures.families import Family
 
 FRESH, PRETRAINED = "fresh", "pretrained"
 TaskName = Literal["causal-lm", "classification"]
@@ -71,7 +71,7 @@ def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], chann
 
 def _reads(options: ModelOptions) -> Literal["text", "images"]:
     """What a model that is no factory's reads."""
-    from thinwire.models.vision import VISION
+    from thinwire.models.architectures.vision import VISION
 
     return "images" if options.name in VISION else "text"
 
@@ -89,10 +89,10 @@ def blueprint(
         ModelError: if there is no such model, it does not do this task, or its library refuses the configuration.
     """
     if _is_factory(options):
-        from thinwire.models.sequential import factory_blueprint
+        from thinwire.models.architectures.sequential import factory_blueprint
 
         return _with_weights(factory_blueprint(options.name, options.config), options)
-    from thinwire.models.vision import VISION, vision_blueprint
+    from thinwire.models.architectures.vision import VISION, vision_blueprint
 
     if options.name in VISION:
         return _with_weights(vision_blueprint(options.name, options.config, num_labels), options, num_labels)
@@ -101,7 +101,7 @@ def blueprint(
 
 def library_code(options: ModelOptions, num_labels: int | None) -> str:
     """Return the lines of Python that make the unsplit model, named `model`, of a model that transformers lacks."""
-    from thinwire.models.vision import VISION, library_lines
+    from thinwire.models.architectures.vision import VISION, library_lines
 
     if options.name in VISION:
         return library_lines(options.name, options.config, num_labels)
@@ -136,9 +136,9 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
 
 def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None = None) -> Blueprint:
     """The same model, not one of transformers, with the weights that the options ask for."""
+    from thinwire.models.architectures.vision import HEADS, TORCHVISION_CLASSES, VISION
+    from thinwire.models.architectures.vision_weights import weights_folder
     from thinwire.models.checkpoint import open_checkpoint
-    from thinwire.models.vision import HEADS, TORCHVISION_CLASSES, VISION
-    from thinwire.models.vision_weights import weights_folder
 
     if options.weights == FRESH:
         return made
@@ -157,7 +157,7 @@ def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None
 
 
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
-    from thinwire.models.families import FAMILIES, take_apart
+    from thinwire.models.architectures.families import FAMILIES, take_apart
 
     config, source = _config(options), _source(options)
     family = _family(config)
@@ -170,7 +170,7 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
 
 
 def _family(config: Any) -> "Family":
-    from thinwire.models.families import FAMILIES
+    from thinwire.models.architectures.families import FAMILIES
 
     if config.model_type not in FAMILIES:
         raise ModelError(_no_such_type(config.model_type))
@@ -197,7 +197,7 @@ def _config(options: ModelOptions) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from thinwire.models.families import FAMILIES
+    from thinwire.models.architectures.families import FAMILIES
 
     if options.name in CONFIG_MAPPING and options.name not in FAMILIES and not Path(options.name).is_dir():
         raise ModelError(_no_such_type(options.name))
@@ -222,7 +222,7 @@ def _config(options: ModelOptions) -> Any:
 
 
 def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
-    from thinwire.models.families import FAMILIES
+    from thinwire.models.architectures.families import FAMILIES
 
     unlisted = FAMILIES[config.model_type].unlisted if config.model_type in FAMILIES else ()
     known = {*config.to_dict(), *config.attribute_map, "num_labels", *unlisted}
@@ -248,7 +248,7 @@ def _no_such_type(model_type: str) -> str:
 
 
 def _supported() -> str:
-    from thinwire.models.families import FAMILIES
+    from thinwire.models.architectures.families import FAMILIES
 
     return (
         f"families: {', '.join(FAMILIES)}; any other model can be given as module:factory, a function that returns "

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Coder, Feedback, Key, Method, Moment, parse
+from thinwire.compress.codecs.sparse import Reuse
 from thinwire.compress.feedback import check_channel, codec_of
-from thinwire.compress.sparse import Reuse
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, checksum
 from thinwire.pipeline.meters import Meter, Route, Traffic, count

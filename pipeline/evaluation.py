@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.models.data import Samples
+from thinwire.models.data.load import Samples
 from thinwire.pipeline.trainer import Trainer
 
 Mode = Literal["on", "off"]

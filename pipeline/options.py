@@ -10,8 +10,8 @@ from functools import cache
 from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
+from thinwire.compress.codecs.sparse import Reuse, Sparse
 from thinwire.compress.feedback import check_channel, codec_of
-from thinwire.compress.sparse import Reuse, Sparse
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.models.data import Samples
+from thinwire.models.data.load import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm

@@ -23,9 +23,9 @@ from torch import Tensor
 from thinwire.compress import Coder, Feedback, Method, SlotCounts
 from thinwire.compress.coder import Purpose
 from thinwire.compress.contraction import contraction
-from thinwire.compress.disk import DiskStore
-from thinwire.compress.memory import MemoryStore
-from thinwire.compress.store import Store, StoreError, StoreLayout
+from thinwire.compress.stores.disk import DiskStore
+from thinwire.compress.stores.memory import MemoryStore
+from thinwire.compress.stores.store import Store, StoreError, StoreLayout
 from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Receiver, Sender
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName

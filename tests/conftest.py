@@ -31,8 +31,8 @@ def hub_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="session")
 def can_make_hosts():
     """Skip, with the reason, where there can be no network namespaces with tc."""
-    from thinwire.launch.hosts import missing
-    from thinwire.launch.links import Links
+    from thinwire.launch.hosts.namespaces import missing
+    from thinwire.launch.shared.links import Links
 
     if reason := missing(Links(bandwidth=100, overrides={(0, 1): 100})):
         pytest.skip(reason)

@@ -1,0 +1,1 @@
+"""The codecs, a file each, and what they share."""

@@ -1,0 +1,89 @@
+"""The codec dither: each element a sign and a power of two, up or down by chance."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Key, require_int
+from thinwire.compress.codecs.scaled import Scaled, bfloat16_above
+
+_MANTISSA_BITS = 23
+_EXPONENT_BIAS = 127
+_LEAST_NORMAL_EXPONENT = -126
+_SMALLEST_SCALE = 2.0**-118
+
+
+@dataclass(frozen=True, repr=False)
+class Dither(Scaled):
+    """``dither(bits)``: exponential dithering, in its plainest form natural compression (1905.10988).
+
+    The points of a block are 0 and +-s * 2**(c-m), c from 1 to m = 2**(bits-1) - 1, where s is max|x| of the block as
+    bf16, rounded up. A code is c, 0 standing for zero, with the sign as its highest bit. Of the two points around it, a
+    value becomes either by chance, so that its expectation is the value itself (as exactly as float32 holds x/s), and
+
+        E|x - C(x)|**2 <= |x|**2 / 8       for |x| at or above the least point that is not zero, p = s * 2**(1-m)
+                       <= p**2 / 4         below
+
+    No element is off by more than |x|, or p if that is more. Decoded, a point is one that float32 holds exactly.
+
+    To stay clear of denormal numbers, m is less where p would be below 2**-126, and a block whose s would be below
+    2**-118 is decoded as zeros. With NaN or infinity in a block, nothing decoded from it is finite.
+    """
+
+    name: ClassVar[str] = "dither"
+
+    bits: int
+    """Bits a code, 2 to 8."""
+
+    def __post_init__(self) -> None:
+        require_int(self, "bits", self.bits, 2, 8)
+        super().__post_init__()
+
+    @property
+    def _code_bits(self) -> int:
+        return self.bits
+
+    @property
+    def _top(self) -> int:
+        """The largest code without its sign."""
+        return (1 << (self.bits - 1)) - 1
+
+    def _scales(self, largest: Tensor) -> Tensor:
+        scales = bfloat16_above(largest)
+        return scales.masked_fill_(scales < _SMALLEST_SCALE, 0.0)
+
+    def _units(self, scales: Tensor) -> Tensor:
+        # The code _top stands for 1, and where m is less, m has to stand for s.
+        exponents = (scales.view(torch.int32) >> _MANTISSA_BITS) - _EXPONENT_BIAS
+        unused = (self._top - 1 + _LEAST_NORMAL_EXPONENT - exponents).clamp_(0, self._top - 1)
+        return torch.ldexp(scales, unused)
+
+    def _codes(self, values: Tensor, units: Tensor, key: Key) -> Tensor:
+        least = 2.0 ** (1 - self._top)
+        ratios = (values / units.masked_fill(units == 0, torch.inf)).abs_()
+        draws = _random_mantissas(ratios, key)
+        # A float's exponent goes up if random bits added to its mantissa carry: as likely as the value is far from the
+        # power of two below it. Under the least point, where that is zero, the point itself is added before and after.
+        below = ratios.clamp(max=least).add_(least).view(torch.int32).add_(draws).bitwise_right_shift_(_MANTISSA_BITS)
+        above = ratios.clamp_(min=least).view(torch.int32).add_(draws).bitwise_right_shift_(_MANTISSA_BITS)
+        codes = above.add_(below).sub_(2 * (_EXPONENT_BIAS - self._top) + 2)
+        sign = (values.view(torch.int32) >> 31).bitwise_and_(1 << (self.bits - 1))
+        # Masked, because NaN becomes any integer, and must not run into the codes of another block.
+        return codes.bitwise_and_(self._top).bitwise_or_(sign).to(torch.uint8)
+
+    def _table(self) -> Tensor:
+        points = torch.ldexp(torch.ones(self._top), torch.arange(1 - self._top, 1))
+        positive = torch.cat([torch.zeros(1), points])
+        return torch.cat([positive, -positive])
+
+    def _bound(self, magnitude: Tensor, units: Tensor) -> Tensor:
+        least = units * 2.0 ** (1 - self._top)
+        return torch.maximum(magnitude, least) * (1 + 2.0**-20)
+
+
+def _random_mantissas(like: Tensor, key: Key) -> Tensor:
+    """Return random int32 of 23 bits in the shape of ``like``, two cut from each 64-bit word."""
+    words = key.words((like.numel() + 1) // 2, like.device)
+    return words.view(torch.int32)[: like.numel()].view(like.shape).bitwise_and_((1 << _MANTISSA_BITS) - 1)

@@ -1,0 +1,148 @@
+"""The two grids of q: which values a block's codes stand for, given the block's scale.
+
+Values come as float32 [A, C, B], one block for each index of C (see granularity.py). An encoder may round as it likes;
+what a decoder computes is one multiplication, and for minmax one addition after it, never fused: every machine gets
+the same bits. With NaN or infinity in a block, its scale is not finite and neither is anything decoded from it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codecs.cast import rounding_bound
+
+_OVER_BLOCK = (0, 2)
+
+
+@dataclass(frozen=True)
+class Grid(ABC):
+    """2**bits evenly spaced values in each block."""
+
+    bits: int
+    stochastic: bool
+
+    scale_bytes: ClassVar[int]
+    """The size of one block's scale in a payload."""
+    scale_dtype: ClassVar[torch.dtype]
+    """What a scale consists of: one or more numbers of this type."""
+
+    @property
+    def last(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
+
+    @abstractmethod
+    def measure(self, values: Tensor) -> Tensor:
+        """Return the scales of ``values`` as sent: scale_dtype [C, numbers a scale]."""
+
+    @abstractmethod
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """Return the codes of ``values`` as uint8 [A, C, B].
+
+        ``noise``, uniform in (-1/2, 1/2) and of the same shape, is added in units of the grid before rounding.
+        """
+
+    @abstractmethod
+    def evaluate(self, codes: Tensor) -> None:
+        """Turn ``codes``, given as float32 of any shape, into the levels they stand for before scaling, in place."""
+
+    @abstractmethod
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Turn ``levels`` [A, C, B] into the values they stand for in blocks of these scales, in place."""
+
+    @abstractmethod
+    def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each block's largest error, float32 arithmetic included, and largest magnitude: float32 [C]."""
+
+
+class AbsMaxGrid(Grid):
+    """Mid-rise: [-s, s] cut into 2**b intervals, code k standing for the middle of the k-th.
+
+    The scale is s = max|x| of the block as bf16, rounded up, so that no value lies outside. Decoded, code k is
+    (2k + 1 - 2**b) * s/2**b, which float32 holds exactly. A block whose s would be below 2**-118 (3.0e-36) is sent
+    with s = 0 and decoded as zeros, to stay clear of denormal numbers.
+
+    Stochastic rounding keeps the expectation only between two points of the grid, so s is first multiplied by
+    2**b/(2**b-1), which puts the outermost points at +-max|x|.
+    """
+
+    scale_bytes = 2
+    scale_dtype = torch.bfloat16
+    smallest_scale: ClassVar[float] = 2.0**-118
+
+    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+        largest = torch.maximum(values.amax(_OVER_BLOCK), values.amin(_OVER_BLOCK).neg_())
+        if self.stochastic:
+            largest *= (self.last + 1) / self.last
+        sent = largest.bfloat16()
+        sent = torch.where(sent < largest, torch.nextafter(sent, torch.full_like(sent, torch.inf)), sent)
+        return sent.masked_fill_(sent < self.smallest_scale, 0.0).unsqueeze(1)
+
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+        half = (self.last + 1) // 2
+        # A hair more than s/half, so that x = s falls into the last interval and nothing needs clamping.
+        step = scales.float() * ((1 + 2**-22) / half)
+        positions = values / step.masked_fill_(step == 0, torch.inf)
+        if noise is not None:
+            positions += noise
+        signed = positions.floor_().to(torch.int8)
+        # Masked, because NaN becomes any integer, and must not run into the codes of another block.
+        return signed.view(torch.uint8).add_(half).bitwise_and_(self.last)
+
+    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+        codes.sub_(self.last / 2)
+
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+        levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
+
+    def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        largest = scales.float().squeeze(1)
+        step = largest * 2.0 ** (1 - self.bits)
+        error = (step if self.stochastic else step / 2) + _float32_slack(largest)
+        return error.clamp(min=self.smallest_scale), largest
+
+
+class MinMaxGrid(Grid):
+    """2**b points from min to max of the block, both ends included.
+
+    Encoded, code = round(z * (2**b-1)) with z = (x-min)/(max-min), ties to even; decoded, code/(2**b-1) * (max-min) +
+    min. The scale is min and max-min, as float32. A block of equal values is decoded exactly; one whose max-min is
+    beyond float32 is not finite.
+    """
+
+    scale_bytes = 8
+    scale_dtype = torch.float32
+
+    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+        lowest, highest = values.amin(_OVER_BLOCK), values.amax(_OVER_BLOCK)
+        return torch.stack([lowest, highest - lowest], 1)
+
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+        lowest, extent = scales[:, :1], scales[:, 1:]
+        positions = (values - lowest).div_(extent.masked_fill(extent == 0, 1.0)).mul_(self.last)
+        if noise is not None:
+            positions.add_(noise).clamp_(0, self.last)
+        return positions.round_().to(torch.uint8).bitwise_and_(self.last)
+
+    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+        # By a tensor of the same device: CUDA multiplies by the reciprocal of a Python number instead.
+        codes.div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
+
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+        lowest, extent = scales[:, :1], scales[:, 1:]
+        levels.mul_(extent).add_(lowest)
+
+    def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        lowest, extent = scales.unbind(1)
+        largest = torch.maximum(lowest.abs(), (lowest + extent).abs())
+        step = extent / self.last
+        addition = rounding_bound(largest, torch.float32)
+        return (step if self.stochastic else step / 2) + _float32_slack(extent) + addition, largest
+
+
+def _float32_slack(magnitude: Tensor) -> Tensor:
+    """Return more than a few float32 operations on numbers up to ``magnitude`` can be off."""
+    return 8 * rounding_bound(magnitude, torch.float32)

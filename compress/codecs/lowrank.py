@@ -1,0 +1,145 @@
+"""The codec lowrank: a matrix sent as two thin ones, after PowerSGD (1905.13727).
+
+payload     | scale, float32 | P [rows, r], row-major | Q [columns, r], row-major |
+
+A tensor is seen as the matrix whose rows are what ``per="row"`` means: [B, T, C] is [B*T, C], [N, C, H, W] is
+[N*C, H*W], a matrix is itself, and what has fewer than two dimensions is one row.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod, sqrt
+from types import MappingProxyType
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, Key, require_choice, require_floating, require_int, tensor_bytes
+from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
+from thinwire.compress.codecs.granularity import blocks_per
+
+Values = Literal["fp16", "bf16", "fp32"]
+_FORMATS: Mapping[Values, torch.dtype] = MappingProxyType(
+    {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+)
+_SCALE_BYTES = 4
+_SMALLEST_EXPONENT = -118
+
+
+@dataclass(frozen=True, repr=False)
+class LowRank(Codec):
+    """``lowrank(rank)``: M [rows, columns] as P Q^T with r = min(rank, rows, columns) columns each.
+
+        P = orthonormal basis of M Q0,    Q = M^T P,    decoded P Q^T
+
+    Q0 is the message's ``side``: the Q of the last message in its place, which makes this one step of the power
+    iteration toward M's r strongest directions. Without one, or with one that is all zeros, not finite or of another
+    shape, Q0 is drawn from the key: Gaussian. Only the encoder needs it; `next_side` reads it from the payload.
+
+    P Q^T is M projected on the basis, so the error is at most |M|, and nothing but rounding where M's rank is at most
+    r. A tensor with NaN or infinity is decoded without a finite element.
+
+    Arithmetic is in float32. Q is divided by the power of two above its largest element, so that no magnitude is lost
+    to fp16; if that element is below 2**-118, zeros are decoded, and nothing finite if it is 2**127 or more.
+
+    With ``values="fp16"`` the decoded tensor is the same on every machine: elements of both are multiples of 2**-24 and
+    at most 1, products multiples of 2**-48, and float64 holds every sum of them exactly, in any order, fused or not.
+    With the other formats sums depend on the order, and so on the machine, in float32's last bit. That is harmless
+    where only the receiver uses them, but a buffer kept by two unlike machines (ef21, aqsgd) would drift apart.
+    """
+
+    name: ClassVar[str] = "lowrank"
+
+    rank: int
+    """Columns of P and Q, 1 to 512."""
+    values: Values = field(default="fp16", kw_only=True)
+    """How elements of P and Q are sent."""
+
+    def __post_init__(self) -> None:
+        require_int(self, "rank", self.rank, 1, 512)
+        require_choice(self, "values", self.values, get_args(Values))
+
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the size of the scale, P and Q; 0 for a tensor without elements."""
+        require_floating(self, dtype)
+        if not prod(shape):
+            return 0
+        rows, columns, rank = self._sizes(shape)
+        return _SCALE_BYTES + (rows + columns) * rank * self._format.itemsize
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Return the norm of each column of M, and what rounding adds: no projection moves a column further."""
+        if not x.numel():
+            return torch.zeros(x.shape, device=x.device)
+        rows, columns, rank = self._sizes(x.shape)
+        matrix = x.detach().reshape(rows, columns).double()
+        norms = torch.linalg.vector_norm(matrix, dim=0)
+        total = torch.linalg.vector_norm(norms)
+        # P's columns, once rounded, are orthonormal to sqrt(r) * eps; the computed P and Q add float32's own rounding.
+        of_format = 2 * sqrt(rank) * torch.finfo(self._format).eps
+        of_float32 = 4 * sqrt(rows + columns) * torch.finfo(torch.float32).eps
+        # Neither is any bound finite if any element is not.
+        bound: Tensor = norms + total * (of_format + of_float32) + (total - total)
+        bound = bound + rounding_bound(2 * bound, x.dtype)
+        return bound.float().expand(rows, columns).reshape(x.shape)
+
+    def next_side(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return the payload's Q as float32 [columns, r]; None for a tensor without elements."""
+        if not prod(shape):
+            return None
+        scale, _, right = self._read(payload, shape)
+        return (right.double() * scale).float()
+
+    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+        rows, columns, rank = self._sizes(x.shape)
+        matrix = x.reshape(rows, columns).float()
+        left = _orthonormal(matrix @ self._start(side, matrix, rank, key)).to(self._format)
+        right = matrix.t() @ left.float()
+        scale = _power_of_two_above(right.abs().amax())
+        scaled = (right.double() / scale.masked_fill(scale == 0, torch.inf)).to(self._format)
+        out.copy_(torch.cat([tensor_bytes(part) for part in (scale.float(), left, scaled)]))
+
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+        scale, left, right = self._read(payload, out.shape)
+        product = torch.mm(left.double(), right.double().t()).mul_(scale)
+        saturating_copy(product.view(out.shape), out)
+
+    def _read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scale, float64 [], and P and Q as sent."""
+        rows, columns, rank = self._sizes(shape)
+        aligned = torch.empty(len(payload), dtype=torch.uint8, device=payload.device).copy_(payload)
+        values = aligned[_SCALE_BYTES:].view(self._format).view(rows + columns, rank)
+        return aligned[:_SCALE_BYTES].view(torch.float32).squeeze(0).double(), values[:rows], values[rows:]
+
+    def _start(self, side: object, matrix: Tensor, rank: int, key: Key) -> Tensor:
+        """Return Q0, float32 [columns, r], of a magnitude at which M Q0 overflows no sooner than M."""
+        shape = (matrix.shape[1], rank)
+        if isinstance(side, Tensor) and side.shape == shape:
+            largest = side.abs().amax()
+            if largest.isfinite() and largest > 0:
+                return side / largest
+        return torch.randn(shape, generator=key.generator(matrix.device), device=matrix.device)
+
+    def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return rows, columns and r of a non-empty tensor of ``shape``."""
+        row = blocks_per("row", shape)
+        return row.c, row.b, min(self.rank, row.c, row.b)
+
+    @property
+    def _format(self) -> torch.dtype:
+        return _FORMATS[self.values]
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """Return an orthonormal basis [rows, r] of the columns of ``matrix``, each pointing as R's diagonal is positive."""
+    basis, triangle = torch.linalg.qr(matrix)
+    oriented: Tensor = basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
+    return oriented
+
+
+def _power_of_two_above(x: Tensor) -> Tensor:
+    """Return the least power of two above ``x``, as float64; 0 if ``x`` is too small, NaN if it is not finite."""
+    exponent = torch.frexp(x.double()).exponent
+    power = torch.ldexp(torch.ones_like(x, dtype=torch.float64), exponent)
+    return torch.where(exponent < _SMALLEST_EXPONENT, 0.0, power) + (x - x)

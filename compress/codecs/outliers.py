@@ -1,0 +1,93 @@
+"""q's option outliers=F: the largest elements of each row kept apart, after LLM.int8 (2208.07339).
+
+payload     | outliers, bf16 | their positions | payload of the rest |        positions.py says how those are packed
+
+A row is what ``per="row"`` means; of its n elements the max(1, round(F*n)) of largest magnitude are outliers, the first
+of equals. They are sent in bf16 and not in fp16 for its range: a gradient's outliers may lie below what fp16 can tell
+from zero, an activation's above 65504. Their places in the rest are filled with what widens no grid: the value nearest
+to zero between the least and the largest of the block's rest.
+
+NaN is larger than any number. So as long as a row has no more NaN and infinities than outliers, they come back as they
+are and spoil nothing around them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Key, tensor_bytes
+from thinwire.compress.codecs.cast import rounding_bound
+from thinwire.compress.codecs.granularity import Blocks, blocks_per
+from thinwire.compress.codecs.indices import (
+    largest_magnitudes,
+    pack_positions,
+    positions_size,
+    put_values,
+    unpack_positions,
+    values_at,
+)
+from thinwire.compress.codecs.quantizer import Around
+
+
+@dataclass(frozen=True)
+class OutliersApart(Around):
+    """A quantizer of what is left of each row without its outliers."""
+
+    fraction: float
+    """The share of each row's elements that are outliers."""
+    blocks: Callable[[Sequence[int]], Blocks]
+    """What shares one scale in the inner quantizer."""
+
+    def count(self, n: int) -> int:
+        """Return how many of a row's ``n`` elements are outliers."""
+        return max(1, round(self.fraction * n))
+
+    def nbytes(self, shape: Sequence[int]) -> int:  # noqa: D102
+        return sum(self._sizes(shape)) + self.inner.nbytes(shape)
+
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:  # noqa: D102
+        rest, positions, outliers = self._split(x)
+        values_size, positions_size = self._sizes(x.shape)
+        values, places, inner = out.tensor_split([values_size, values_size + positions_size])
+        values.copy_(tensor_bytes(outliers.bfloat16()))
+        pack_positions(positions, rest.shape[1], places)
+        self.inner.encode(rest.view(x.shape), inner, key)
+
+    def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
+        row = blocks_per("row", values.shape)
+        values_size, positions_size = self._sizes(values.shape)
+        sent, places, inner = payload.tensor_split([values_size, values_size + positions_size])
+        self.inner.decode(inner, values)
+        outliers = torch.empty(row.c, self.count(row.b), dtype=torch.bfloat16, device=values.device)
+        tensor_bytes(outliers).copy_(sent)
+        positions = unpack_positions(places, row.c, row.b, self.count(row.b))
+        put_values(outliers.float(), positions, values)
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Return the inner quantizer's bound of the rest, and bf16's of outliers."""
+        rest, positions, outliers = self._split(x)
+        bound = self.inner.error_bound(rest.view(x.shape)).reshape(rest.shape)
+        bound = put_values(rounding_bound(outliers.abs(), torch.bfloat16), positions, bound.clone())
+        bound += rounding_bound(put_values(outliers, positions, rest).abs() + bound, x.dtype)
+        return bound.view(x.shape)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rest [R, n], outliers' places filled, and their positions and values [R, k]."""
+        row, blocks = blocks_per("row", x.shape), self.blocks(x.shape)
+        values = x.detach().reshape(row.c, row.b).float().contiguous()
+        positions = largest_magnitudes(values, self.count(row.b))
+        outliers = values_at(positions, values)
+        rest = put_values(torch.full_like(outliers, torch.inf), positions, values.clone())
+        least = blocks.view(rest).amin((0, 2))
+        most = blocks.view(put_values(torch.full_like(outliers, -torch.inf), positions, rest)).amax((0, 2))
+        fill = torch.zeros_like(least).clamp_(least, most).masked_fill_(least > most, 0)
+        fill = values_at(positions, blocks.spread(fill, rest.shape))
+        return put_values(fill, positions, rest), positions, outliers
+
+    def _sizes(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return the sizes of the outliers' values and of their positions."""
+        row = blocks_per("row", shape)
+        k = self.count(row.b)
+        return 2 * row.c * k, positions_size(row.c, row.b, k)

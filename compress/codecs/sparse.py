@@ -1,0 +1,332 @@
+"""The sparse codecs: topk, randk and reuse send k elements of each sample and let the others be zeros.
+
+payload     | positions (topk only) | values |      positions.py says how positions are packed
+
+A sample is one index of the first dimension, flattened; a tensor of less than two dimensions is one sample.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating
+from thinwire.compress.codecs.cast import BFloat16, Cast, Float16, Uncompressed, rounding_bound, saturating_copy
+from thinwire.compress.codecs.indices import (
+    largest,
+    largest_magnitudes,
+    magnitude_bits,
+    pack_positions,
+    positions_size,
+    put_values,
+    random_positions,
+    unpack_positions,
+    values_at,
+)
+from thinwire.compress.codecs.quantize import Quantize
+
+Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)"]
+
+
+@dataclass(frozen=True, repr=False)
+class _Float32(Cast):
+    """float32, which is no codec that one would ask for by itself."""
+
+    name: ClassVar[str] = "fp32"
+    wire: ClassVar[torch.dtype] = torch.float32
+
+
+_VALUES: Mapping[Values, Codec] = MappingProxyType(
+    {"fp32": _Float32(), "fp16": Float16(), "bf16": BFloat16(), "q(8)": Quantize(8), "q(4)": Quantize(4)}
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Sparse(Codec):
+    """Some elements of each sample; what ``topk`` and ``randk`` have in common, and what feedback asks of them."""
+
+    fraction: float
+    """The share of each sample's elements that is sent, above 0 and at most 1."""
+    values: Values = field(default="fp32", kw_only=True)
+    """How their values are sent; a tensor whose own elements are no larger sends them as they are."""
+
+    def __post_init__(self) -> None:
+        if type(self.fraction) not in (int, float) or not 0 < self.fraction <= 1:
+            raise CodecError(f"{self.name}'s fraction must be above 0 and at most 1, got {self.fraction!r}")
+        object.__setattr__(self, "fraction", float(self.fraction))
+        require_choice(self, "values", self.values, get_args(Values))
+
+    def count(self, n: int) -> int:
+        """Return how many of ``n`` elements are sent: round(fraction * n), half to even, and at least 1 of any."""
+        return min(n, max(1, round(self.fraction * n)))
+
+    @abstractmethod
+    def select(self, x: Tensor, key: Key) -> Tensor:
+        """Return the positions that ``encode`` would send: int64 [N, k], ascending, among the elements of ``x``."""
+
+    @abstractmethod
+    def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
+        """Return the positions [N, k] of the values in a payload, or those that follow from ``key``."""
+
+    def encode_at(self, x: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
+        """Write a payload as ``encode`` does, with ``positions`` [N, k] instead of its own choice.
+
+        Where positions are not sent, they have to be those of ``key``.
+        """
+        self._check_payload(out, x)
+        if x.numel():
+            size = self._positions_size(x.shape)
+            self._write_positions(positions, x.shape, out[:size])
+            self.encode_values(x.detach(), positions, out[size:], key)
+
+    def unscaled(self) -> "Sparse":
+        """Return the same codec without scaling: what feedback needs, since it sends later what is left out now."""
+        return self
+
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the size of positions, if they are sent, and values; 0 for a tensor without elements."""
+        require_floating(self, dtype)
+        return self._positions_size(shape) + self.values_size(shape, dtype)
+
+    def values_size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the size of the values alone."""
+        samples, n = samples_of(shape)
+        return self._values_codec(dtype).nbytes((samples, self.count(n)), dtype)
+
+    def encode_values(self, x: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
+        """Write the values of ``x``, not empty, at ``positions`` [N, k] into ``out``: uint8 [values_size]."""
+        self._values_codec(x.dtype).encode(values_at(positions, x), out, key)
+
+    def decode_values(self, payload: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
+        """Write zeros into ``out``, not empty and contiguous, and a payload's values at ``positions`` [N, k]."""
+        kept = torch.empty(positions.shape, dtype=out.dtype, device=out.device)
+        self._values_codec(out.dtype).decode(payload, kept, key)
+        scale = self._scale(samples_of(out.shape)[1])
+        if scale != 1:
+            saturating_copy(kept.to(torch.promote_types(out.dtype, torch.float32)) * scale, kept)
+        put_values(kept, positions, out.zero_())
+
+    def bound_at_any_positions(self, x: Tensor) -> Tensor:
+        """Return the largest error of each element, whichever positions are sent."""
+        samples, n = samples_of(x.shape)
+        values, scale = x.detach().reshape(samples, n), self._scale(n)
+        magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound(values)
+        if_sent = magnitude * (scale - 1) + scale * of_value
+        if scale != 1:
+            decoded = scale * (magnitude + of_value)
+            if_sent += rounding_bound(decoded, x.dtype) + rounding_bound(decoded, torch.float32)
+        return torch.maximum(magnitude, if_sent).view(x.shape)
+
+    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+        self.encode_at(x, self.select(x, key), out, key)
+
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+        positions = self.positions(payload, out.shape, out.dtype, key)
+        self.decode_values(payload[self._positions_size(out.shape) :], positions, out, key)
+
+    @abstractmethod
+    def _positions_size(self, shape: Sequence[int]) -> int: ...
+
+    @abstractmethod
+    def _write_positions(self, positions: Tensor, shape: Sequence[int], out: Tensor) -> None: ...
+
+    def _scale(self, n: int) -> float:
+        return 1.0
+
+    def _values_codec(self, dtype: torch.dtype) -> Codec:
+        codec = _VALUES[self.values]
+        as_it_is = isinstance(codec, Cast) and dtype.itemsize <= codec.wire.itemsize
+        return Uncompressed() if as_it_is else codec
+
+
+@dataclass(frozen=True, repr=False)
+class TopK(Sparse):
+    """``topk(fraction)``: the elements of largest magnitude; of equals the first, and NaN before all others.
+
+    Exactly k = max(1, round(fraction * n)) of each sample's n. No element is off by more than the least magnitude kept,
+    or by the error of the values' own format, and |x - C(x)|**2 <= (1 - k/n) * |x|**2 where values are exact.
+    """
+
+    name: ClassVar[str] = "topk"
+
+    def select(self, x: Tensor, key: Key) -> Tensor:
+        """Return the positions of the k largest magnitudes: int64 [N, k]."""
+        samples, n = samples_of(x.shape)
+        return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
+
+    def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
+        """Return the positions [N, k] that the payload begins with."""
+        samples, n = samples_of(shape)
+        return unpack_positions(payload[: self._positions_size(shape)], samples, n, self.count(n))
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Return the least magnitude kept of each sample, or what the values' format adds if that is more."""
+        if not x.numel():
+            return torch.zeros(x.shape, device=x.device)
+        samples, n = samples_of(x.shape)
+        sent = largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
+        kept = values_at(sent, x.detach())
+        least = _magnitude(kept).nan_to_num(nan=torch.inf, posinf=torch.inf).amin(1, keepdim=True)
+        of_value = self._values_codec(x.dtype).error_bound(kept).expand(kept.shape)
+        return put_values(torch.maximum(least, of_value), sent, least.repeat(1, n)).view(x.shape)
+
+    def _positions_size(self, shape: Sequence[int]) -> int:
+        samples, n = samples_of(shape)
+        return positions_size(samples, n, self.count(n))
+
+    def _write_positions(self, positions: Tensor, shape: Sequence[int], out: Tensor) -> None:
+        pack_positions(positions, samples_of(shape)[1], out)
+
+
+@dataclass(frozen=True, repr=False)
+class RandK(Sparse):
+    """``randk(fraction)``: elements drawn at random from the message's key, so that no position is sent.
+
+    Standing alone, what is sent counts n/k times: the expectation over keys is x, as exactly as the values are sent.
+    """
+
+    name: ClassVar[str] = "randk"
+
+    scaled: bool = field(default=True, kw_only=True)
+    """Whether decoded values are multiplied by n/k; feedback asks for the codec without."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.scaled) is not bool:
+            raise CodecError(f"randk's scaled must be True or False, got {self.scaled!r}")
+
+    def unscaled(self) -> Sparse:
+        """Return the codec that does not multiply."""
+        return replace(self, scaled=False)
+
+    def select(self, x: Tensor, key: Key) -> Tensor:
+        """Return the positions [N, k] that follow from ``key``."""
+        return self._drawn(x.shape, x.device, key)
+
+    def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
+        """Return the positions [N, k] that follow from ``key``."""
+        return self._drawn(shape, payload.device, key)
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Return the larger of ``|x|`` and ``|x| * (n/k - 1)``, or ``|x|`` if unscaled, and the values' own error."""
+        return self.bound_at_any_positions(x)
+
+    def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
+        samples, n = samples_of(shape)
+        # Drawn on the CPU whatever the device, so that both ends draw the same.
+        return random_positions(key.number, samples, n, self.count(n)).to(device)
+
+    def _positions_size(self, shape: Sequence[int]) -> int:
+        return 0
+
+    def _write_positions(self, positions: Tensor, shape: Sequence[int], out: Tensor) -> None:
+        pass
+
+    def _scale(self, n: int) -> float:
+        return n / self.count(n) if self.scaled and n else 1.0
+
+
+@dataclass(frozen=True, repr=False)
+class Reuse(Codec):
+    """``reuse``: for gradients, the values at the positions of the activation of the same micro-batch.
+
+    It is usable once it is bound to the activations' codec; until then every use is a :class:`CodecError`.
+    """
+
+    name: ClassVar[str] = "reuse"
+
+    def bound_to(self, activations: Codec) -> "BoundReuse":
+        """Return the codec for gradients at the positions of ``activations``, which has to be topk or randk."""
+        if not isinstance(activations, Sparse):
+            raise _needs_positions()
+        return BoundReuse(activations)
+
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Raise :class:`CodecError`."""
+        raise _needs_positions()
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Raise :class:`CodecError`."""
+        raise _needs_positions()
+
+    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+        raise _needs_positions()
+
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+        raise _needs_positions()
+
+
+@dataclass(frozen=True, repr=False)
+class BoundReuse(Codec):
+    """``reuse`` at the positions of ``activations``, which are the ``side`` of each message: int64 [N, k].
+
+    Values have the format and the scale that they have there: this is the derivative of the activations' codec with
+    its positions held fixed, applied to the gradient.
+    """
+
+    name: ClassVar[str] = "reuse"
+
+    activations: Sparse
+    """The codec of the activations."""
+
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the size of the values."""
+        require_floating(self, dtype)
+        return self.activations.values_size(shape, dtype)
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Return ``|x|``, more where the activations' codec scales, and the values' own error."""
+        return self.activations.bound_at_any_positions(x)
+
+    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+        self.activations.encode_values(x, self._positions(side, x), out, key)
+
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+        self.activations.decode_values(payload, self._positions(side, out), out, key)
+
+    def _positions(self, side: object, x: Tensor) -> Tensor:
+        samples, n = samples_of(x.shape)
+        expected = (samples, self.activations.count(n))
+        assert isinstance(side, Tensor) and side.shape == expected, f"reuse needs positions of shape {expected}"
+        return side
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+
+def samples_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many samples a tensor of ``shape`` has, and how many elements each: (N, n)."""
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
+
+
+def mixed_positions(x: Tensor, error: Tensor, k: int) -> Tensor:
+    """Return which positions EF-mixed sends of ``x + error``, two floating tensors of one shape: int64 [N, k].
+
+    P is the ceil(k/2) largest of |x| united with the floor(k/2) largest of |error|, filled up to k with the largest of
+    |x + error| outside P; of equals the first (after 2401.07788, which says no more than "at most k").
+    """
+    grid = samples_of(x.shape)
+    x, error = x.detach().reshape(grid), error.detach().reshape(grid)
+    total = magnitude_bits(x + error)
+    first = torch.iinfo(total.dtype).max
+    total.clamp_(max=first - 1)  # so that not even a NaN comes before P
+    for part, count in ((x, (k + 1) // 2), (error, k // 2)):
+        total.view(-1)[largest_magnitudes(part, count).view(-1)] = first
+    return largest(total, k)
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    """Return ``|x|`` as float32, and not less for what float64 adds."""
+    magnitude = x.float().abs()
+    return magnitude + rounding_bound(magnitude, torch.float32)
+
+
+def _needs_positions() -> CodecError:
+    return CodecError("reuse needs topk or randk on the activations of the same boundary")

@@ -1,0 +1,266 @@
+"""A store in a file on the stage's own disk, which reads ahead and writes behind.
+
+Two threads stand between the caller and the file; the caller waits for the disk only where it reads a row that nobody
+announced, or writes faster than the disk for long:
+
+    write ──► pending ──────────────────► writer ──► file       at most `pending_bytes`; then a write waits
+    prefetch ──► wanted ──► reader ──► ready                    at most `ahead_bytes`; then the reader waits
+    read ◄── ready, or else pending, or else the file
+
+Each of these is a dict by slot, in order of arrival, behind one lock. The rules that keep them true to each other:
+
+- A slot's bytes are those in `pending`, if it is there, and those in the file otherwise: the writer takes a row out
+  only after the file has it, and only if nobody wrote the slot meanwhile.
+- What is `ready` is what a read of the slot would find. So a write replaces it, and whatever the reader brings for a
+  slot that was written meanwhile is dropped.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.stores.slot_file import SlotFile
+from thinwire.compress.stores.store import Store, StoreError, StoreLayout
+
+
+class DiskStore(Store):
+    """Rows in one file at ``path``, which stays there when the store is closed.
+
+    An error of the disk in the background is raised by the next call, whichever it is, and by all after it: then rows
+    may be missing, and only a checkpoint helps.
+
+    Which slots are known is not in the file but in `state_dict`, so a file opened with ``resume`` counts as empty until
+    `load_state_dict`. A store larger than memory is saved as ``state_dict(rows=False)`` and, before the next write, a
+    copy of the file; it goes on when that copy is put back, opened with ``resume``, and compared while loading.
+    """
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        path: Path | str,
+        *,
+        resume: bool = False,
+        pending_bytes: int = 64 << 20,
+        ahead_bytes: int = 64 << 20,
+        open_file: Callable[..., SlotFile] = SlotFile,
+    ) -> None:
+        """Hold at most ``pending_bytes`` on the way to the disk and ``ahead_bytes`` read ahead, or one row of each."""
+        super().__init__(layout)
+        self._file = open_file(Path(path), layout.nbytes, resume=resume)
+        self._max_pending = max(1, pending_bytes // layout.row_bytes)
+        self._max_ahead = max(1, ahead_bytes // layout.row_bytes)
+        self._calls = threading.Lock()  # one caller at a time, held while waiting for the disk
+        self._changed = threading.Condition()  # guards everything below, never held while waiting for the disk
+        self._pending: dict[int, Tensor] = {}
+        self._wanted: dict[int, int] = {}  # slot -> which call of prefetch wants it
+        self._reading: dict[int, int] = {}  # the same for the one slot that the reader is at
+        self._ready: dict[int, tuple[int, Tensor]] = {}  # the same, with its bytes
+        self._prefetches = 0  # calls of prefetch so far
+        self._reached = 0  # the last of them of which something was read
+        self._failure: StoreError | None = None
+        self._reported = False
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(loop,), name=f"{loop.__name__} {path}", daemon=True)
+            for loop in (self._write_behind, self._read_ahead)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def flush(self) -> None:
+        """Wait until the disk itself has everything written."""
+        with self._calls:
+            self._drain()
+            self._do(self._file.sync)
+
+    def drop_cache(self) -> None:
+        """Flush, and have the system forget what it holds of the file: reads then come from the disk. Linux only."""
+        with self._calls:
+            self._drain()
+            self._do(self._file.drop_cache)
+
+    def close(self, timeout_seconds: float = 60.0) -> None:
+        """Write what is pending, end both threads and close the file; a failure that no call has raised yet is raised.
+
+        After ``timeout_seconds`` a disk that does not answer is given up.
+        """
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout_seconds
+        idle = self._calls.acquire(timeout=timeout_seconds)  # whoever calls from here on is turned away
+        if idle:
+            self._calls.release()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if idle and not any(thread.is_alive() for thread in self._threads):
+            self._file.close()
+        else:
+            # The file is left open: a thread still in a call to the system would find another one under its number.
+            self._fail(
+                StoreError(
+                    f"{self._file.path} did not answer within {timeout_seconds} s of closing; check the disk, then "
+                    f"start the run again"
+                )
+            )
+        if self._failure and not self._reported:
+            raise self._report(self._failure)
+
+    def _load(self, slots: list[int]) -> Tensor:
+        rows = torch.empty(len(slots), self.layout.row_bytes, dtype=torch.uint8)
+        with self._calls:
+            for slot, out in zip(slots, rows, strict=True):
+                with self._changed:
+                    self._require_usable()
+                    row = self._pending.get(slot)
+                self._copy(slot, row, out)
+        return rows
+
+    def _take(self, slots: list[int]) -> Tensor:
+        rows = torch.empty(len(slots), self.layout.row_bytes, dtype=torch.uint8)
+        with self._calls:
+            for slot, out in zip(slots, rows, strict=True):
+                self._copy(slot, self._take_one(slot), out)
+        return rows
+
+    def _take_one(self, slot: int) -> Tensor | None:
+        """Return a slot's bytes if they are in memory, and count what was prefetched for it as used."""
+        with self._changed:
+            # Nothing is read twice: what the reader is at will be there sooner than if read here as well.
+            self._wait_for(lambda: slot not in self._reading)
+            call, row = self._ready.pop(slot, (0, None))
+            if row is None:
+                call, row = self._wanted.pop(slot, 0), self._pending.get(slot)
+            self._reached = max(self._reached, call)
+            self._changed.notify_all()
+            return row
+
+    def _copy(self, slot: int, row: Tensor | None, out: Tensor) -> None:
+        if row is None:
+            self._do(lambda: self._file.read(slot * self.layout.row_bytes, out))
+        else:
+            out.copy_(row)
+
+    def _put(self, slots: list[int], rows: Tensor) -> None:
+        with self._calls:
+            for slot, row in zip(slots, rows, strict=True):
+                self._put_one(slot, row.clone())
+
+    def _put_one(self, slot: int, row: Tensor) -> None:
+        with self._changed:
+            self._wait_for(lambda: slot in self._pending or len(self._pending) < self._max_pending)
+            self._pending[slot] = row
+            if slot in self._ready:
+                self._ready[slot] = (self._ready[slot][0], row)
+            elif slot in self._reading:
+                self._ready[slot] = (self._reading.pop(slot), row)
+            elif slot in self._wanted and self._has_room():
+                self._make_room()
+                self._ready[slot] = (self._wanted.pop(slot), row)
+            self._changed.notify_all()
+
+    def _expect(self, slots: list[int]) -> None:
+        with self._changed:
+            self._require_usable()
+            self._prefetches += 1
+            for slot in slots:
+                if slot in self._ready:
+                    self._ready[slot] = (self._prefetches, self._ready.pop(slot)[1])
+                else:
+                    (self._reading if slot in self._reading else self._wanted)[slot] = self._prefetches
+            self._changed.notify_all()
+
+    def _drain(self) -> None:
+        with self._changed:
+            self._wait_for(lambda: not self._pending)
+
+    def _write_behind(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closing or self._failure)
+                if self._failure or not self._pending:
+                    return
+                slot, row = next(iter(self._pending.items()))
+            self._file.write(slot * self.layout.row_bytes, row)
+            with self._changed:
+                if self._pending[slot] is row:
+                    del self._pending[slot]
+                self._changed.notify_all()
+
+    def _read_ahead(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: (self._wanted and self._has_room()) or self._closing or self._failure)
+                if self._closing or self._failure:
+                    return
+                slot = next(iter(self._wanted))
+                call, row = self._wanted.pop(slot), self._pending.get(slot)
+                self._make_room()
+                if row is not None:
+                    self._ready[slot] = (call, row)
+                    continue
+                self._reading[slot] = call
+            row = torch.empty(self.layout.row_bytes, dtype=torch.uint8)
+            self._file.read(slot * self.layout.row_bytes, row)
+            with self._changed:
+                if slot in self._reading:
+                    self._ready[slot] = (self._reading.pop(slot), row)
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._ready) + len(self._reading) < self._max_ahead or self._oldest_is_stale()
+
+    def _oldest_is_stale(self) -> bool:
+        """Whether the oldest row that is ready was skipped: rows of a later prefetch are being read already."""
+        return bool(self._ready) and next(iter(self._ready.values()))[0] < self._reached
+
+    def _make_room(self) -> None:
+        if len(self._ready) + len(self._reading) >= self._max_ahead:
+            del self._ready[next(iter(self._ready))]
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        """Run one thread's loop; whatever ends it is kept for the next call, so that nobody waits for the thread."""
+        try:
+            loop()
+        except StoreError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(StoreError(f"the store in {self._file.path} failed: {error!r}"), error)
+
+    def _do(self, access: Callable[[], None]) -> None:
+        """Access the file from the caller's thread; a failure there counts like one in the background."""
+        try:
+            access()
+        except StoreError as error:
+            self._fail(error)
+            self._reported = True
+            raise
+
+    def _fail(self, failure: StoreError, cause: Exception | None = None) -> None:
+        failure.__cause__ = failure.__cause__ or cause
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._closing or self._failure or condition())
+        self._require_usable()
+
+    def _require_usable(self) -> None:
+        if self._failure:
+            raise self._report(self._failure)
+        if self._closing:
+            raise StoreError(f"the store in {self._file.path} is closed")
+
+    def _report(self, failure: StoreError) -> StoreError:
+        """A new exception of the same words: one that is raised twice would gather the tracebacks of both."""
+        self._reported = True
+        again = StoreError(*failure.args)
+        again.__cause__ = failure.__cause__
+        return again

@@ -1,0 +1,128 @@
+"""The one file of a disk store: of a fixed size, sparse, and looked after at every access.
+
+An open file can be deleted or cut short without its owner noticing: writes go nowhere and holes read as zeros, so a
+run would go on with wrong rows. Every access therefore asks the file system first, which takes less than a microsecond.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from thinwire.compress.stores.store import StoreError
+
+
+class SlotFile:
+    """A file of ``nbytes``, read and written at offsets, by any thread.
+
+    It is created if it is not there, and takes room on the disk only as it is written. A file that has content is
+    refused unless ``resume``, then it must be of this size; nothing is ever deleted. While it is open, no other
+    process can open it. Every method may raise :class:`StoreError`, which names the file and what to do.
+    """
+
+    def __init__(self, path: Path, nbytes: int, *, resume: bool = False) -> None:
+        self.path, self.nbytes = path, nbytes
+        with self._explained("open"):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._claim(resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, offset: int, into: Tensor) -> None:
+        """Fill ``into``, contiguous uint8, with what lies at ``offset``."""
+        with self._explained("read"):
+            self._move(self.pread, offset, into)
+
+    def write(self, offset: int, row: Tensor) -> None:
+        """Put ``row``, contiguous uint8, at ``offset``."""
+        with self._explained("write"):
+            self._move(self.pwrite, offset, row)
+
+    def sync(self) -> None:
+        """Wait until the disk has everything written so far."""
+        with self._explained("write"):
+            os.fsync(self._fd)
+            self._check()
+
+    def drop_cache(self) -> None:
+        """Write everything, and have the system forget what it holds of the file; Linux only."""
+        self.sync()
+        with self._explained("read"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the file; it stays where it is."""
+        os.close(self._fd)
+
+    def pread(self, buffer: memoryview, offset: int) -> int:
+        """Read into ``buffer`` what lies at ``offset``, and return how many bytes came; to be replaced in tests."""
+        return os.preadv(self._fd, [buffer], offset)
+
+    def pwrite(self, buffer: memoryview, offset: int) -> int:
+        """Write ``buffer`` at ``offset``, and return how many bytes went; to be replaced in tests."""
+        return os.pwrite(self._fd, buffer, offset)
+
+    def _move(self, transfer: Callable[[memoryview, int], int], offset: int, row: Tensor) -> None:
+        self._check()
+        buffer, done = row.numpy().data, 0
+        while done < len(buffer):
+            moved = transfer(buffer[done:], offset + done)
+            if not moved:
+                self._check()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            done += moved
+
+    def _claim(self, resume: bool) -> None:
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError(f"{self.path} is not a regular file; name one that is, or a new one, for the store")
+        with self._explained("lock"):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StoreError(f"{self.path} is in use by another store; give each store its own file") from error
+        if status.st_size == 0:
+            with self._explained(f"reserve {self.nbytes} bytes for"):
+                os.ftruncate(self._fd, self.nbytes)
+        elif not resume:
+            raise StoreError(
+                f"{self.path} exists and holds {status.st_size} bytes, which a new store will not overwrite; "
+                f"move it away, or name another file"
+            )
+        elif status.st_size != self.nbytes:
+            raise StoreError(
+                f"{self.path} holds {status.st_size} bytes and not the {self.nbytes} of this store; open it with "
+                f"the settings it was made with"
+            )
+
+    def _check(self) -> None:
+        status = os.fstat(self._fd)
+        if status.st_nlink == 0:
+            raise StoreError(
+                f"{self.path} was deleted while the store was using it, and its rows with it; keep other programs "
+                f"away from it and start the run again"
+            )
+        if status.st_size < self.nbytes:
+            raise StoreError(
+                f"{self.path} was cut from {self.nbytes} to {status.st_size} bytes while the store was using it; keep "
+                f"other programs away from it and start the run again"
+            )
+
+    @contextlib.contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
+        """Turn the system's errors into the sentence that says which file, and what to do."""
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "free some space there or name a file on a larger disk" if full else "check the path and the disk"
+            raise StoreError(
+                f"cannot {verb} {self.path}: {error.strerror}; {remedy}, then start the run again"
+            ) from error

@@ -1,0 +1,91 @@
+"""Whether disks have room for the stores that will fill them, those of other processes on the same disk included.
+
+Each process says what its own stores need (`space_needs`); once one knows what all of them need, it checks the sums.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.compress.stores.store import StoreError, StoreLayout
+
+
+@dataclass(frozen=True)
+class SpaceNeed:
+    """What the stores of one process will still take of one file system."""
+
+    disk: tuple[str, int]
+    """The machine and its number of the file system: the same for all processes that share it."""
+    folder: str
+    """Where the first of the stores is to lie."""
+    nbytes: int
+    free: int
+    """Bytes the file system has free."""
+
+
+def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
+    """What these stores will take once full, an entry a file system; what their files take already is not needed."""
+    machine = _machine()
+    needed: defaultdict[int, int] = defaultdict(int)
+    first: dict[int, tuple[Path, Path]] = {}
+    for layout, path in stores:
+        place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+        device = place.stat().st_dev
+        taken = path.stat().st_blocks * 512 if path.exists() else 0
+        needed[device] += max(0, layout.nbytes - taken)
+        first.setdefault(device, (path.parent, place))
+    return [
+        SpaceNeed((machine, device), str(folder), needed[device], _free(place))
+        for device, (folder, place) in first.items()
+    ]
+
+
+def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
+    """Raise one :class:`StoreError` unless every file system has room for the stores of all processes, full.
+
+    To be called before training, for then every file is still almost empty, and the disk would run full much later.
+    """
+    by_disk: defaultdict[tuple[str, int], list[SpaceNeed]] = defaultdict(list)
+    for needs in processes:
+        for need in needs:
+            by_disk[need.disk].append(need)
+    short = [sentence for needs in by_disk.values() if (sentence := _shortage(needs))]
+    if short:
+        raise StoreError(
+            f"disks must have room for all stores before training: {'; '.join(short)}; free some space, name a folder "
+            f"on a larger disk as compression.store_folder, or keep fewer bits a value with store_bits"
+        )
+
+
+def in_words(nbytes: int) -> str:
+    """Return a size rounded, and exactly."""
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
+    return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"
+
+
+def _shortage(needs: Sequence[SpaceNeed]) -> str | None:
+    """What is wrong with one file system, given what each process needs of it; None where it has room."""
+    needed, free = sum(need.nbytes for need in needs), min(need.free for need in needs)
+    if needed <= free:
+        return None
+    processes = f"{len(needs)} processes" if len(needs) > 1 else "1 process"
+    folders = ", ".join(dict.fromkeys(need.folder for need in needs))
+    room = f"will take {in_words(needed)} more, but the disk has {in_words(free)} free"
+    return f"those of {processes} in {folders} {room}"
+
+
+def _machine() -> str:
+    """A name that all processes of this machine find alike, in containers too."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else socket.gethostname()
+
+
+def _free(place: Path) -> int:
+    system = os.statvfs(place)
+    return system.f_bavail * system.f_frsize

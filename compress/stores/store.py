@@ -1,0 +1,289 @@
+"""What a store is: where feedback keeps one tensor a slot, in memory or on disk, alike to the last bit.
+
+A slot is a position in the batch or a sample id. Both ends of a stateful channel keep a store, write the same values
+and must read back the same ones, for ever: so a row is rounded once, when it is written, and `write` returns what was
+kept. Where the bytes lie (memory.py, disk.py) changes none of them.
+
+    row of 32 or 16 bits   | values, row-major |
+    row of 8 or 4 bits     | bf16 scales | codes |      the payload of q(8) or q(4) for the row alone
+"""
+
+import dataclasses
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, Key, tensor_bytes
+from thinwire.compress.codecs.bits import packed_size
+from thinwire.compress.codecs.quantize import Quantize
+
+FORMATS: Mapping[int, torch.dtype | Codec] = MappingProxyType(
+    {32: torch.float32, 16: torch.bfloat16, 8: Quantize(8), 4: Quantize(4)}
+)
+"""How a row is kept, by its bits a value.
+
+16 bits are bf16 and not fp16 for its range: what a store holds is subtracted from activations for the rest of the
+run, and a single value beyond 65504 would be wrong for just as long.
+"""
+
+_KEY = Key(seed=0, boundary=0, channel="activations", phase="store", step=0, microbatch=0)  # nearest: nothing is drawn
+
+
+class StoreError(RuntimeError):
+    """A store cannot keep or give a row: no room, a file that is gone, a slot that is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreLayout:
+    """How many rows a store has, and what one is. Raises :class:`StoreError` for what cannot be stored."""
+
+    num_slots: int
+    """Slots are numbered from 0 to ``num_slots - 1``."""
+    row_shape: tuple[int, ...]
+    """The shape of one slot's tensor, without the dimension of the batch."""
+    bits: int = 32
+    """Bits a value: 32 (float32), 16 (bf16), 8 or 4 (q, a scale for each row or channel map of the tensor)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row_shape", tuple(self.row_shape))
+        if self.bits not in FORMATS:
+            raise StoreError(f"a store keeps {', '.join(map(str, FORMATS))} bits a value, got {self.bits}")
+        if self.num_slots < 1 or min(self.row_shape, default=1) < 1:
+            raise StoreError(
+                f"a store needs at least one slot, and rows with at least one value, got num_slots={self.num_slots} "
+                f"and row_shape={self.row_shape}"
+            )
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one slot."""
+        form = FORMATS[self.bits]
+        if isinstance(form, torch.dtype):
+            return prod(self.row_shape) * form.itemsize
+        return form.nbytes(self._batch(1), torch.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.row_bytes
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Return the bytes of contiguous float32 ``values`` [R, *row_shape] as uint8 [R, row_bytes].
+
+        Each row's bytes depend on that row alone. At 32 bits the result is a view of ``values``.
+        """
+        form, count = FORMATS[self.bits], len(values)
+        if isinstance(form, torch.dtype):
+            return tensor_bytes(values.to(form)).view(count, self.row_bytes)
+        rows = torch.empty(count, self.row_bytes, dtype=torch.uint8)
+        batch = values.view(self._batch(count))
+        if self._splits:
+            payload = torch.empty(rows.numel(), dtype=torch.uint8)
+            form.encode(batch, payload, _KEY)
+            scales, codes = payload.tensor_split([count * self._scale_bytes])
+            rows[:, : self._scale_bytes] = scales.view(count, self._scale_bytes)
+            rows[:, self._scale_bytes :] = codes.view(count, self.row_bytes - self._scale_bytes)
+        else:
+            for index in range(count):
+                form.encode(batch[index : index + 1], rows[index], _KEY)
+        return rows
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Return the values in contiguous ``rows`` as float32 [R, *row_shape]; at 32 bits a view of ``rows``."""
+        form, count = FORMATS[self.bits], len(rows)
+        if isinstance(form, torch.dtype):
+            return rows.view(form).float().view(count, *self.row_shape)
+        batch = torch.empty(self._batch(count))
+        if self._splits:
+            parts = rows[:, : self._scale_bytes], rows[:, self._scale_bytes :]
+            form.decode(torch.cat([part.reshape(-1) for part in parts]), batch, _KEY)
+        else:
+            for index in range(count):
+                form.decode(rows[index], batch[index : index + 1], _KEY)
+        return batch.view(count, *self.row_shape)
+
+    def _batch(self, count: int) -> tuple[int, ...]:
+        """The shape in which a codec is given ``count`` rows: of at least two dimensions, so no scale is shared."""
+        return (count, *(self.row_shape or (1,)))
+
+    @cached_property
+    def _scale_bytes(self) -> int:
+        return self.row_bytes - packed_size(prod(self.row_shape), self.bits)
+
+    @property
+    def _splits(self) -> bool:
+        """Whether the payload of many rows can be cut into those of each: no byte holds codes of two."""
+        return prod(self.row_shape) * self.bits % 8 == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Loan:
+    """What some slots hold, for the borrower to change in place and then give to `Store.keep`."""
+
+    slots: Tensor
+    """int64 [R]."""
+    parts: tuple[Tensor, ...]
+    """Contiguous float32 [r, *row_shape], rows in the order of the slots, R in all."""
+    live: bool = False
+    """Whether the parts are the store's own memory, where a change is there at once."""
+
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return ``rows`` [R, ..] cut into views as the parts are."""
+        return rows.split_with_sizes(self._sizes)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [part.shape[0] for part in self.parts]
+
+
+class Store(ABC):
+    """One tensor a slot, the same bytes whatever the medium.
+
+    Slots are given as int64 [R], values as floating-point [R, *row_shape] on the CPU. A store has one owner: threads
+    may share it, but not touch one slot at the same time. Every method may raise :class:`StoreError`.
+    """
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.layout = layout
+        self._known = torch.zeros(layout.num_slots, dtype=torch.bool)
+
+    def known(self, slots: Tensor) -> Tensor:
+        """Return which of ``slots`` were ever written, as bool [R]."""
+        self._check(slots)
+        return self._known.index_select(0, slots)
+
+    def read(self, slots: Tensor) -> Tensor:
+        """Return what ``slots`` hold as new float32 [R, *row_shape]: zeros where nothing was written."""
+        known = self.known(slots)
+        if known.all():
+            return self.layout.decode(self._take(slots.tolist()))
+        values = torch.zeros(len(slots), *self.layout.row_shape)
+        if known.any():
+            values[known] = self.layout.decode(self._take(slots[known].tolist()))
+        return values
+
+    def write(self, slots: Tensor, values: Tensor) -> Tensor:
+        """Keep ``values`` [R, *row_shape], and return as float32 exactly what `read` will give.
+
+        ``values`` are copied before this returns. At 32 bits the result is ``values`` itself where it is contiguous
+        float32. No slot may be named twice. With NaN or infinity in a row of 8 or 4 bits, everything under the same
+        scale becomes NaN or infinite, and nothing else.
+        """
+        indices = self._check(slots)
+        if len(set(indices)) < len(indices):
+            raise StoreError(f"a write must name each slot once, got {indices}: a batch holds no sample twice")
+        assert values.shape == (len(indices), *self.layout.row_shape), f"{tuple(values.shape)} is not {self.layout}"
+        assert values.device.type == "cpu", "a store's own memory is the host's"
+        values = values.detach().float().contiguous()
+        rows = self.layout.encode(values)
+        self._put(indices, rows)
+        self._known[slots] = True
+        return self.layout.decode(rows)
+
+    def borrow(self, slots: Tensor) -> Loan:
+        """Return what `read` does, without a copy where that can be; until it is kept, these slots are the borrower's.
+
+        To be changed only by who keeps it.
+        """
+        return Loan(slots, (self.read(slots),))
+
+    def keep(self, loan: Loan) -> None:
+        """Do as `write` does with what became of a loan."""
+        if not loan.live:
+            (values,) = loan.parts
+            self.write(loan.slots, values)
+
+    def prefetch(self, slots: Tensor) -> None:
+        """Expect a `read` of ``slots`` soon, in this order; those never written are passed over. Does not wait."""
+        self._check(slots)
+        self._expect(slots[self._known[slots]].tolist())
+
+    def digests(self) -> dict[int, str]:
+        """Return the SHA-256, in hex, of the bytes of each slot that was written."""
+        slots: list[int] = self._known.nonzero().flatten().tolist()
+        return {slot: hashlib.sha256(self._load([slot]).numpy().data).hexdigest() for slot in slots}
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        """Return the store's content, for a store of the same layout on any medium; flushes first.
+
+        This copies every row that was written into memory. ``rows=False`` leaves them out and takes their digests
+        instead, for a disk store whose file is saved as well.
+        """
+        self.flush()
+        state = {"layout": dataclasses.asdict(self.layout), "known": self._known.clone()}
+        if not rows:
+            return state | {"digests": self.digests()}
+        return state | {"rows": self._load(self._known.nonzero().flatten().tolist())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the store's content by what `state_dict` returned.
+
+        A state without rows is compared with the rows that are here; if one differs, the store is left empty.
+        """
+        layout = StoreLayout(**state["layout"])
+        if layout != self.layout:
+            raise StoreError(
+                f"the saved store is {layout}, and this one is {self.layout}; open it with the saved settings"
+            )
+        slots: list[int] = state["known"].nonzero().flatten().tolist()
+        if "rows" in state:
+            self._put(slots, state["rows"])
+            self._known.copy_(state["known"])
+            return
+        self._known.copy_(state["known"])
+        found, saved = self.digests(), state["digests"]
+        if differing := [slot for slot in slots if found[slot] != saved[slot]]:
+            self._known.zero_()
+            raise StoreError(
+                f"{len(differing)} of {len(slots)} rows, slot {differing[0]} the first, are not those of the "
+                f"checkpoint, which holds none itself; put back the store's file as it was when the checkpoint was made"
+            )
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Wait until everything written has reached the medium."""
+
+    @abstractmethod
+    def drop_cache(self) -> None:
+        """Have the next reads come from the medium itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is still to be written, and leave the medium; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check(self, slots: Tensor) -> list[int]:
+        assert slots.dtype == torch.int64 and slots.dim() == 1, f"slots are int64 [R], got {slots.dtype}"
+        indices: list[int] = slots.tolist()
+        if outside := [slot for slot in indices if not 0 <= slot < self.layout.num_slots]:
+            raise StoreError(f"slots go from 0 to {self.layout.num_slots - 1}, got {outside[0]}")
+        return indices
+
+    @abstractmethod
+    def _load(self, slots: list[int]) -> Tensor:
+        """Return the bytes of written ``slots`` as new uint8 [R, row_bytes]."""
+
+    @abstractmethod
+    def _put(self, slots: list[int], rows: Tensor) -> None:
+        """Keep a copy of ``rows``, uint8 [R, row_bytes]."""
+
+    def _take(self, slots: list[int]) -> Tensor:
+        """Do as `_load` does, and may use up what was prefetched."""
+        return self._load(slots)
+
+    @abstractmethod
+    def _expect(self, slots: list[int]) -> None:
+        """Prepare for a `_take` of written ``slots``."""

@@ -1,0 +1,1 @@
+"""`thinwire bench`: what is measured on this machine."""

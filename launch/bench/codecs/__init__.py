@@ -1,0 +1,1 @@
+"""`thinwire bench codecs`: bits, noise and speed of each codec."""

@@ -1,0 +1,255 @@
+"""`thinwire bench codecs`: how many bits each codec takes, how close it stays, and how fast it is on this machine.
+
+On Gaussian data, where theory is at hand, and on what crosses the boundaries of a recipe, where it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from thinwire.compress import Codec, CodecError, Feedback, parse
+from thinwire.compress.expression import CODECS
+from thinwire.launch.bench.codecs.capture import capture
+from thinwire.launch.bench.codecs.page import page
+from thinwire.launch.bench.codecs.trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
+from thinwire.launch.bench.environment import cores, environment
+from thinwire.launch.run import recipe
+from thinwire.launch.shared import tables
+from thinwire.launch.shared.arguments import Parser, at_least_one
+from thinwire.launch.shared.tables import Cell, document
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.frames import CHANNELS
+
+PROG = "thinwire bench codecs"
+EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "none": ("none",),
+        "fp16": ("fp16",),
+        "bf16": ("bf16",),
+        "fp8": ("fp8",),
+        "q": (
+            *(f"q({bits})" for bits in (8, 6, 4, 3, 2, 1)),
+            'q(4, scale="minmax")',
+            'q(4, per="channel")',
+            "q(4, group=64)",
+            'q(4, round="stochastic")',
+            'q(4, rotate="hadamard")',
+            "q(4, outliers=0.01)",
+        ),
+        "dither": ("dither(4)",),
+        "topk": ("topk(0.3)", "topk(0.1)", 'topk(0.1, values="fp16")', 'topk(0.1, values="q(8)")', "topk(0.02)"),
+        "randk": ("randk(0.1)",),
+        "lowrank": ("lowrank(8)",),
+    }
+)
+"""What is measured of each codec where nobody asks for others; ``reuse`` means nothing without an activation."""
+
+FEEDBACK_EXAMPLES = ("aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))")
+"""What is measured of feedback where nobody asks for others."""
+
+SAMPLES, ROW = 8, 1024
+_OWN = "own: what feedback does at both ends beside its codec, over what the codec does there"
+
+
+def default_codecs() -> list[str]:
+    """Expressions of every codec there is."""
+    return [expression for name in CODECS for expression in EXAMPLES.get(name, ())]
+
+
+def parse_method(expression: str) -> Codec | Feedback:
+    """The codec or feedback of an expression; CodecError if there is none, or if it cannot be measured by itself."""
+    method = parse(expression)
+    codec = method.codec if isinstance(method, Feedback) else method
+    codec.nbytes((1, 1), torch.float32)
+    return method
+
+
+def gaussian(elements: int) -> Tensor:
+    """Standard normal float32 [8, elements / 8192, 1024]."""
+    return torch.randn(SAMPLES, elements // (SAMPLES * ROW), ROW, generator=torch.Generator().manual_seed(0))
+
+
+def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
+    """The messages of both channels in the last of ``steps`` of recipes trained without compression.
+
+    Keys are the channels, behind the recipe's name where there are several recipes.
+    """
+    found = {}
+    for name in names:
+        wanted = recipe.parse([name], prog=PROG)
+        passages = capture(wanted, steps)
+        for channel in CHANNELS:
+            key = f"{wanted.name} {channel}" if len(names) > 1 else channel
+            found[key] = [tensor for passage, tensor in passages.items() if passage.channel == channel]
+    return found
+
+
+def heading(name: str, messages: Sequence[Tensor], speeds: Sequence[Speed]) -> str:
+    """What results on one kind of data were measured on, and beside which memcpy."""
+    shape = "x".join(map(str, messages[0].shape))
+    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.place}" for speed in speeds)
+    return f"{name}: {len(messages)} of {shape}; memcpy {memcpy}"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """The results on one kind of data, for people."""
+    places = [speed.place for speed in results[0].speeds]
+    rows = Table(box=SIMPLE_HEAD, padding=0)
+    rows.add_column("codec", overflow="fold")
+    for header in ("bits", "x bound", "SNR dB", *(f"{act}\n{place}" for place in places for act in ("enc", "dec"))):
+        rows.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        rows.add_row(
+            escape(result.codec),
+            f"{result.quality.bits_per_element:.2f}",
+            f"{result.quality.of_entropy:.3f}",
+            "exact" if result.quality.snr_db is None else f"{result.quality.snr_db:.1f}",
+            *(
+                f"{rate:.2f} {rate / speed.memcpy:3.0%}"
+                for speed in result.speeds
+                for rate in (speed.encode, speed.decode)
+            ),
+        )
+    return rows
+
+
+def feedback_table(results: Sequence[FeedbackResult]) -> Table:
+    """The results of feedback on one kind of data, for people."""
+    rows = Table(box=SIMPLE_HEAD, padding=0)
+    rows.add_column("feedback", overflow="fold")
+    headers = (f"{act}\n{speed.place}" for speed in results[0].speeds for act in ("enc", "dec", "own"))
+    for header in ("bits", *headers):
+        rows.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        cells = [
+            (
+                f"{speed.encode:.2f} {speed.encode / speed.memcpy:3.0%}",
+                f"{speed.decode:.2f} {speed.decode / speed.memcpy:3.0%}",
+                f"{speed.own:.2f}",
+            )
+            for speed in result.speeds
+        ]
+        rows.add_row(escape(result.method), f"{result.bits_per_element:.2f}", *(cell for of in cells for cell in of))
+    return rows
+
+
+def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> list[tables.Table]:
+    """Everything with all digits, a row for what was measured on one kind of data (at one place, where it has one)."""
+    speed_columns = ("with", "encode, GB/s", "decode, GB/s", "memcpy, GB/s", "encode of memcpy", "decode of memcpy")
+    qualities: list[list[Cell]] = [
+        [one.data, one.codec, one.quality.bits_per_element, one.quality.of_entropy, one.quality.snr_db]
+        for one in results
+    ]
+    speeds: list[list[Cell]] = [[one.data, one.codec, *_cells(speed)] for one in results for speed in one.speeds]
+    rules: list[list[Cell]] = [
+        [one.data, one.method, one.bits_per_element, *_cells(speed), speed.own]
+        for one in feedback
+        for speed in one.speeds
+    ]
+    shown = [
+        tables.Table("codecs: bits and noise", ("data", "codec", "bits", "x bound", "SNR, dB"), qualities),
+        tables.Table("codecs: speed", ("data", "codec", *speed_columns), speeds, "GB/s of the tensor"),
+        tables.Table("feedback", ("data", "feedback", "bits", *speed_columns, "own"), rules, _OWN),
+    ]
+    return [table for table in shown if table.rows]
+
+
+def _cells(speed: Speed) -> list[Cell]:
+    rates = (speed.encode, speed.decode)
+    return [str(speed.place), *rates, speed.memcpy, *(rate / speed.memcpy for rate in rates)]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print a table for each kind of data, or JSON; the exit status."""
+    try:
+        options = _options(argv)
+        wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
+        methods = [parse_method(expression) for expression in wanted]
+        codecs = [method for method in methods if isinstance(method, Codec)]
+        rules = [method for method in methods if isinstance(method, Feedback)]
+        found = environment(shlex.join([*PROG.split(), *argv]))
+        aside = Console(stderr=True)
+        with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
+            data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
+        aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
+        results = measure(codecs, data, _places(options.threads), options.rounds)
+        feedback = measure_feedback(rules, data, _places(options.threads), options.rounds)
+    except (CodecError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        told = document("bench of codecs", documented(results, feedback), **found)
+        print(json.dumps(told, indent=2, allow_nan=False))
+        return 0
+    if options.markdown:
+        print(page(found, results, feedback))
+        return 0
+    console, machine = Console(), found["machine"]
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
+    for name, messages in data.items():
+        of_data = [result for result in results if result.data == name]
+        of_feedback = [result for result in feedback if result.data == name]
+        if of_data or of_feedback:
+            speeds = (of_data or of_feedback)[0].speeds
+            console.print(heading(name, messages, speeds), highlight=False, soft_wrap=True)
+        if of_data:
+            console.print(table(of_data))
+        if of_feedback:
+            console.print(feedback_table(of_feedback))
+    console.print("enc, dec: GB/s of the tensor, share of memcpy; x bound: bytes over the entropy bound")
+    if rules:
+        console.print(_OWN)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog=PROG, description="Measure codecs on Gaussian data and on what crosses in a recipe.")
+    add = parser.add_argument
+    add(
+        "--codec",
+        nargs="+",
+        action="extend",
+        metavar="EXPR",
+        help="codecs, or feedback around them (default: all families)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print the tables of docs/bench-codecs.md")
+    add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
+    add("--elements", type=at_least_one, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
+    add("--recipe", nargs="+", default=["quickstart"], help="whose tensors are captured (default: quickstart)")
+    add("--steps", type=at_least_one, default=40, help="it is trained for before (default: %(default)s)")
+    add("--rounds", type=at_least_one, default=9, help="of which medians are taken (default: %(default)s)")
+    options = parser.parse_args(argv)
+    if options.elements % (SAMPLES * ROW):
+        parser.error(
+            f"--elements must be a multiple of {SAMPLES * ROW}, {SAMPLES} samples in rows of {ROW}, "
+            f"got {options.elements}"
+        )
+    return options
+
+
+def _thread_counts(text: str) -> list[int]:
+    counts = [cores() if part == "all" else at_least_one(part) for part in text.split(",")]
+    return list(dict.fromkeys(counts))
+
+
+def _places(threads: Sequence[int]) -> list[Place]:
+    gpu = [Place(device="cuda")] if torch.cuda.is_available() else []
+    return [*(Place(device="cpu", threads=count) for count in threads), *gpu]

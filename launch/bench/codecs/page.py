@@ -1,0 +1,87 @@
+"""The tables of docs/bench-codecs.md, so that a run on another machine can replace them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from thinwire.launch.bench.codecs.trial import FeedbackResult, Place, Result, Speed
+
+
+def page(found: Mapping[str, Any], results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> str:
+    """Return what was measured as Markdown: where, how good, and for each place how fast."""
+    parts = [_rows(_environment(found))]
+    if results:
+        parts.append(_rows(_qualities(results)))
+    for place in (speed.place for speed in (results or feedback)[0].speeds):
+        parts.append(f"With {place}:")
+        for measured in (results, feedback):
+            if any(speed.place == place for result in measured for speed in result.speeds):
+                parts.append(_rows(_speeds(measured, place)))
+    return "\n\n".join(parts)
+
+
+def _environment(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    machine = found["machine"]
+    yield ["", ""]
+    yield ["command", f"`{found['command']}`"]
+    yield ["machine", f"{machine['cpu']}, {machine['cores']} cores"]
+    yield ["load before", f"{machine['load']:.1f}"]
+    yield ["software", f"torch {found['torch']}, Python {found['python']}, {machine['system']}"]
+    yield ["GPU", machine["gpu"] or "none"]
+
+
+def _qualities(results: Sequence[Result]) -> Iterator[list[str]]:
+    by_codec = _grouped(results)
+    data = list(dict.fromkeys(result.data for result in results))
+    yield ["codec", "bits", "x bound", *(f"SNR, dB: {name}" for name in data)]
+    for codec, found in by_codec.items():
+        first = found[data[0]].quality
+        bound = f"{first.of_entropy:.3f}"
+        noise = [found[name].quality.snr_db for name in data]
+        yield [
+            f"`{codec}`",
+            f"{first.bits_per_element:.2f}",
+            bound,
+            *("exact" if snr is None else f"{snr:.1f}" for snr in noise),
+        ]
+
+
+def _speeds(measured: Sequence[Result] | Sequence[FeedbackResult], place: Place) -> Iterator[list[str]]:
+    data = list(dict.fromkeys(result.data for result in measured))
+    columns = ["encode", "decode", *(["own"] if isinstance(measured[0], FeedbackResult) else [])]
+    yield ["GB/s", *(f"{name}: {column}" for name in data for column in columns)]
+    for method, found in _grouped(measured).items():
+        cells = (_cells(found[name], place) if name in found else [""] * len(columns) for name in data)
+        yield [f"`{method}`", *(cell for of_data in cells for cell in of_data)]
+    firsts = (next(result for result in measured if result.data == name) for name in data)
+    memcpy = ([f"{_at(first, place).memcpy:.1f}", *[""] * (len(columns) - 1)] for first in firsts)
+    yield ["memcpy", *(cell for of_data in memcpy for cell in of_data)]
+
+
+def _cells(result: Result | FeedbackResult, place: Place) -> list[str]:
+    speed = _at(result, place)
+    rates = [f"{rate:.2f} ({rate / speed.memcpy:.0%})" for rate in (speed.encode, speed.decode)]
+    if isinstance(result, FeedbackResult):
+        rates += [f"{found.own:.2f}" for found in result.speeds if found.place == place]
+    return rates
+
+
+def _at(result: Result | FeedbackResult, place: Place) -> Speed:
+    return next(speed for speed in result.speeds if speed.place == place)
+
+
+def _grouped(
+    measured: Sequence[Result] | Sequence[FeedbackResult],
+) -> dict[str, dict[str, Any]]:
+    """Results by method, then by data."""
+    grouped: dict[str, dict[str, Any]] = {}
+    for result in measured:
+        method = result.method if isinstance(result, FeedbackResult) else result.codec
+        grouped.setdefault(method, {})[result.data] = result
+    return grouped
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> str:
+    header, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([header, "|" + "---|" * (header.count(" | ") + 1), *others])

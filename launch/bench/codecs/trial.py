@@ -1,0 +1,381 @@
+"""How good and how fast codecs, and feedback around them, are: each encodes and decodes messages in turns with memcpy.
+
+Speed is in GB/s of the tensor, not of the payload, beside that of copying memory in the same minutes: absolute numbers
+say little where other work shares the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import Codec, CodecError, Coder, Feedback, Key, Moment, SlotCounts
+from thinwire.compress.codecs.bits import packed_size, unpack
+from thinwire.compress.codecs.dither import Dither
+from thinwire.compress.codecs.fp8 import Float8
+from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.codecs.sparse import TopK, samples_of
+from thinwire.compress.feedback import check_channel
+from thinwire.compress.stores.memory import MemoryStore
+
+MEMCPY_BYTES = 2**28
+GIVEN_BACK_BYTES = 30 * 10**6
+CALLS = 4
+"""Of each act in its turn, the last one timed: a cache that keeps what others throw out fills only from call to call.
+After memcpy, the first six of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where codecs run."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+    threads: int | None = None
+    """Threads of the CPU; None on a GPU."""
+
+    def __str__(self) -> str:
+        return f"{self.threads} thread{'s' * (self.threads != 1)}" if self.threads else "GPU"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One codec on one kind of data at one place, in GB/s (10**9 bytes) of the tensor."""
+
+    place: Place
+    encode: float
+    decode: float
+    memcpy: float
+    """What copying 256 MiB does, measured in turns with the codecs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """What a codec makes of some data, wherever it runs."""
+
+    bits_per_element: float
+    of_entropy: float
+    """Payload bits over those of `entropy_bits`."""
+    snr_db: float | None
+    """Signal to noise; None where every value comes back exactly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """All that is known about one codec on one kind of data."""
+
+    data: str
+    codec: str
+    quality: Quality
+    speeds: tuple[Speed, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackSpeed(Speed):
+    """The same of feedback: its encoding is all that a sender does, what it remembers included."""
+
+    own: float
+    """What both ends do beside the codec, as a share of what the codec does there: one encode and two decodes, since
+    the sender decodes what it sends to remember the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackResult:
+    """All that is known about one rule on one kind of data, at visits later than the first."""
+
+    data: str
+    method: str
+    bits_per_element: float
+    speeds: tuple[FeedbackSpeed, ...]
+
+
+class Trial:
+    """One codec with messages to encode one after the other, each with buffers of its own."""
+
+    def __init__(self, codec: Codec, messages: Sequence[Tensor]) -> None:
+        self.codec, self.messages = codec, messages
+        self.payloads = [
+            torch.empty(codec.nbytes(message.shape, message.dtype), dtype=torch.uint8, device=message.device)
+            for message in messages
+        ]
+        self.decoded = [torch.empty_like(message) for message in messages]
+
+    def encode(self) -> None:
+        """Encode every message."""
+        for index, (message, payload) in enumerate(zip(self.messages, self.payloads, strict=True)):
+            self.codec.encode(message, payload, _key(index))
+
+    def decode(self) -> None:
+        """Decode every payload."""
+        for index, (payload, decoded) in enumerate(zip(self.payloads, self.decoded, strict=True)):
+            self.codec.decode(payload, decoded, _key(index))
+
+
+class FeedbackTrial:
+    """Feedback at both ends of a channel, whose slots were all visited before, and its codec alone.
+
+    A slot is visited with two tensors by turns: the same again and again would leave no difference to send. So is the
+    codec, which else would find its tensor in a cache where feedback does not.
+    """
+
+    def __init__(self, method: Feedback, messages: Sequence[Tensor]) -> None:
+        self._visits = [messages, [message.roll(1, -1) for message in messages]]
+        self._codec = [Trial(method.inner, [message.float() for message in visit]) for visit in self._visits]
+        self._codec[1].decoded = self._codec[0].decoded  # feedback decodes both to one place too
+        self._decoded = [torch.empty_like(message) for message in messages]
+        self._ends = [[_end(method, message, sends) for message in messages] for sends in (True, False)]
+        self._moments = [_moment(len(message)) for message in messages]
+        self._calls = dict.fromkeys(("encode", "decode", "codec encode", "codec decode"), 0)
+        for _ in self._visits:  # an end's first visits may be longer, and its second ones tell what later ones are
+            self._payloads = self._new_payloads()
+            self.encode()
+            self.decode()
+        self._payloads = self._new_payloads()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all payloads of one visit."""
+        return sum(len(payload) for payload in self._payloads[0])
+
+    def encode(self) -> None:
+        """Do all that the sender does, for every message."""
+        visit, payloads = self._next("encode")
+        for index, (sender, moment) in enumerate(zip(self._ends[0], self._moments, strict=True)):
+            message, payload = self._visits[visit][index], payloads[index]
+            sender.encode(message, payload, _key(index), moment)
+            sender.settle(message, payload, _key(index), moment)
+
+    def decode(self) -> None:
+        """Do all that the receiver does, for every message, in the order they were encoded."""
+        _, payloads = self._next("decode")
+        for index, (receiver, moment) in enumerate(zip(self._ends[1], self._moments, strict=True)):
+            receiver.decode(payloads[index], self._decoded[index], _key(index), moment)
+
+    def encode_alone(self) -> None:
+        """Encode every message of a visit with the codec alone."""
+        self._codec[self._next("codec encode")[0]].encode()
+
+    def decode_alone(self) -> None:
+        """Decode what `encode_alone` made of a visit."""
+        self._codec[self._next("codec decode")[0]].decode()
+
+    def _next(self, act: str) -> tuple[int, list[Tensor]]:
+        """Return which visit an act is at, and that call's payloads: the receiver must get all, in their order."""
+        self._calls[act] += 1
+        return self._calls[act] % len(self._visits), self._payloads[self._calls[act] % CALLS]
+
+    def _new_payloads(self) -> list[list[Tensor]]:
+        sizes = [end.nbytes(moment) for end, moment in zip(self._ends[0], self._moments, strict=True)]
+        return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in range(CALLS)]
+
+
+def entropy_bits(codec: Codec, message: Tensor, payload: Tensor) -> float:
+    """The bits below which no code that looks at one symbol at a time can carry what ``codec`` sends of a message.
+
+    T*H(K/T) for the positions of topk's K among T elements, H the binary entropy; the entropy of codes of up to 8 bits,
+    by how often each stands in the payload; scales, and values and positions beside codes, as they are sent.
+    """
+    if isinstance(codec, TopK):
+        samples, n = samples_of(message.shape)
+        positions = samples * n * _entropy(torch.tensor([codec.count(n), n - codec.count(n)]))
+        return positions + 8 * codec.values_size(message.shape, message.dtype)
+    bits = _code_bits(codec)
+    if bits is None:
+        return 8.0 * len(payload)
+    # codes are the last that a payload holds
+    size = packed_size(message.numel(), bits)
+    counts = unpack(payload[len(payload) - size :], bits, message.numel()).long().bincount()
+    return 8 * (len(payload) - size) + message.numel() * _entropy(counts)
+
+
+def _code_bits(codec: Codec) -> int | None:
+    """Bits of a code, of a codec that sends one of at most 8 for each element."""
+    if isinstance(codec, Float8):
+        return 8
+    return codec.bits if isinstance(codec, Quantize | Dither) else None
+
+
+def _entropy(counts: Tensor) -> float:
+    """Bits a symbol, of symbols that are there so often."""
+    shares = counts[counts > 0].double() / counts.sum()
+    return -float((shares * shares.log2()).sum())
+
+
+def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
+    """What ``codec`` makes of ``messages``, each encoded by itself."""
+    trial = Trial(codec, messages)
+    trial.encode()
+    trial.decode()
+    bits = sum(8 * payload.numel() for payload in trial.payloads)
+    bound = sum(
+        entropy_bits(codec, message, payload) for message, payload in zip(messages, trial.payloads, strict=True)
+    )
+    noise = sum(
+        float((message.double() - decoded.double()).square().sum())
+        for message, decoded in zip(messages, trial.decoded, strict=True)
+    )
+    signal = sum(float(message.double().square().sum()) for message in messages)
+    return Quality(
+        bits_per_element=bits / sum(message.numel() for message in messages),
+        of_entropy=bits / bound,
+        snr_db=10 * math.log10(signal / noise) if noise else None,
+    )
+
+
+def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], place: Place, rounds: int) -> list[Speed]:
+    """Time every codec at a place: medians of ``rounds``, in each of which memcpy and all codecs have their turn."""
+    trials = [Trial(codec, [message.to(place.device) for message in messages]) for codec in codecs]
+    acts = [act for trial in trials for act in (trial.encode, trial.decode)]
+    memcpy, seconds = _timed(acts, place, rounds)
+    size = _size(messages)
+    return [
+        Speed(place=place, encode=size / encode, decode=size / decode, memcpy=memcpy)
+        for encode, decode in zip(seconds[::2], seconds[1::2], strict=True)
+    ]
+
+
+def feedback_speeds(
+    methods: Sequence[Feedback], messages: Sequence[Tensor], place: Place, rounds: int
+) -> list[FeedbackSpeed]:
+    """Time both ends of every rule, and its codec alone, in turns with memcpy, as `speeds` does."""
+    trials = [FeedbackTrial(method, messages) for method in methods]
+    acts = [act for trial in trials for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone)]
+    memcpy, seconds = _timed(acts, place, rounds)
+    found, size = [], _size(messages)
+    for encode, decode, codec_encode, codec_decode in zip(*(seconds[start::4] for start in range(4)), strict=True):
+        codec = codec_encode + 2 * codec_decode
+        own = (encode + decode - codec) / codec
+        found.append(FeedbackSpeed(place=place, encode=size / encode, decode=size / decode, memcpy=memcpy, own=own))
+    return found
+
+
+def measure(
+    codecs: Sequence[Codec], data: Mapping[str, Sequence[Tensor]], places: Sequence[Place], rounds: int
+) -> list[Result]:
+    """Measure every codec on every kind of data at every place."""
+    _warm_allocator()
+    results = []
+    for name, messages in data.items():
+        at_places = [speeds(codecs, messages, place, rounds) for place in places]
+        results += [
+            Result(data=name, codec=str(codec), quality=quality(codec, messages), speeds=tuple(found))
+            for codec, *found in zip(codecs, *at_places, strict=True)
+        ]
+    return results
+
+
+def measure_feedback(
+    methods: Sequence[Feedback], data: Mapping[str, Sequence[Tensor]], places: Sequence[Place], rounds: int
+) -> list[FeedbackResult]:
+    """Measure every rule on every kind of data that it may be used for; on a CPU, where stores are."""
+    _warm_allocator()
+    results = []
+    for name, messages in data.items():
+        usable = [method for method in methods if _fits(method, name)]
+        at_places = [feedback_speeds(usable, messages, place, rounds) for place in places if place.device == "cpu"]
+        elements = sum(message.numel() for message in messages)
+        results += [
+            FeedbackResult(
+                data=name,
+                method=str(method),
+                bits_per_element=8 * FeedbackTrial(method, messages).nbytes / elements,
+                speeds=tuple(found),
+            )
+            for method, *found in zip(usable, *at_places, strict=True)
+        ]
+    return results
+
+
+def _fits(method: Feedback, data: str) -> bool:
+    try:
+        check_channel(method, data.split()[-1])  # the recipe may stand before the channel
+    except CodecError:
+        return False
+    return True
+
+
+def _end(method: Feedback, message: Tensor, sends: bool) -> Coder:
+    rows = len(message)
+    return Coder(
+        method,
+        message,
+        sends=sends,
+        counts=SlotCounts(positions=rows, samples=rows),
+        make_store=lambda layout, purpose: MemoryStore(layout),
+    )
+
+
+def _moment(rows: int) -> Moment:
+    """A moment of training: samples in any order, as a sampler gives them."""
+    samples = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    return Moment("train", torch.arange(rows), samples)
+
+
+def _size(messages: Sequence[Tensor]) -> float:
+    """Gigabytes of the messages."""
+    return sum(message.numel() * message.element_size() for message in messages) / 1e9
+
+
+def _timed(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -> tuple[float, list[float]]:
+    """Return memcpy's GB/s and the median seconds of each act, all of them in turns."""
+    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=place.device)
+    target = torch.ones_like(source)
+    with _threads(place.threads):
+        times = _in_turns([lambda: target.copy_(source), *acts], place, rounds)
+    memcpy, *seconds = [statistics.median(found) for found in times]
+    return MEMCPY_BYTES / memcpy / 1e9, seconds
+
+
+def _in_turns(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -> list[list[float]]:
+    """Seconds of each act in each round, in calls that find caches as they leave them.
+
+    One thread is charged with its processor time. Without other work that is the time that passes; with it, long calls
+    are interrupted and short ones often not, which would set memcpy back against codecs.
+    """
+    clock = time.process_time if place.threads == 1 else time.perf_counter
+    seconds: list[list[float]] = [[] for _ in acts]
+    for _ in range(rounds):
+        for act, times in zip(acts, seconds, strict=True):
+            for _ in range(CALLS - 1):
+                act()
+            _synchronize(place)
+            started = clock()
+            act()
+            _synchronize(place)
+            times.append(clock() - started)
+    return seconds
+
+
+def _synchronize(place: Place) -> None:
+    if place.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _warm_allocator() -> None:
+    """Have glibc keep memory that is given back, as it does in any process that trains.
+
+    In a fresh one each large temporary is mapped anew and pays for its page faults, until one of almost 32 MB, the most
+    that glibc learns from, is freed.
+    """
+    torch.ones(GIVEN_BACK_BYTES, dtype=torch.uint8)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _key(index: int) -> Key:
+    return Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=index)

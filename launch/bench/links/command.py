@@ -1,0 +1,242 @@
+"""`thinwire bench RECIPE`: what each codec gives over slow links, beside plain torch and the LIMIT.
+
+One host a process, each on a core of its own, joined by links whose bandwidth changes while all contenders take turns.
+The order of things is: links unshaped, then one bandwidth after the other, slowest last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import torch.distributed as dist
+from rich.console import Console
+
+from thinwire.compress import CodecError
+from thinwire.launch.bench.environment import environment
+from thinwire.launch.bench.links.contenders import PEERS, Codecs
+from thinwire.launch.bench.links.results import UNCOMPRESSED, Contest, as_document
+from thinwire.launch.bench.links.worker import Plan, measured, shaped
+from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
+from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import Prepared, prepare
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.links import Links, parse_bandwidth
+from thinwire.launch.shared.tables import Table, show, text_of
+from thinwire.launch.timing.published import RATIOS
+from thinwire.launch.timing.workload import codec_pair, label
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+PROG = "thinwire bench"
+DEFAULT_CODECS = ("q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
+DEFAULT_BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
+_POLL_SECONDS = 0.05
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print tables or JSON; the exit status."""
+    signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
+    try:
+        options, rest = _parser().parse_known_args(argv)
+        contests, prepared = bench(rest, options)
+    except (CodecError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (ClusterError, BenchError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    where = environment(shlex.join([*PROG.split(), *argv]))
+    found = as_document(contests, prepared, RATIOS if options.like else {}, where)
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(map(Table.from_json, found["tables"]))
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+class BenchError(RuntimeError):
+    """A process of the bench ended before its work was done."""
+
+
+def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
+    """Run all contenders at all bandwidths; needs root. What was measured, and the recipe of `arguments`."""
+    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth or DEFAULT_BANDWIDTHS)
+    wanted = recipe.parse(arguments, prog=PROG)
+    _check(wanted, options)
+    processes = wanted.pipeline.num_processes
+    shapes = [_links(processes, rate) for rate in (None, *bandwidths)]
+    if reason := missing(shapes[-1]):
+        raise ClusterError(reason)
+    prepared = prepare(wanted)
+    aside, contests = Console(stderr=True), list[Contest]()
+    with scratch.folder() as folder:
+        plan = Plan(
+            arguments=list(arguments),
+            contenders=contenders,
+            cells=1 + (len(RATIOS) if options.like else len(bandwidths)),
+            repetitions=options.repetitions,
+            steps=options.steps,
+            store=str(Path(folder, "store")),
+            folder=folder,
+        )
+        plan.write(Path(folder, "plan.json"))
+        aside.print(
+            f"{', '.join(contenders)} take {plan.repetitions} turns each, on {processes} hosts", highlight=False
+        )
+        cluster = Cluster(Links(num_hosts=processes))
+        with cluster as hosts, _Crew(plan, hosts) as crew:
+            for cell in range(plan.cells):
+                if options.like and cell == 1:
+                    bandwidths = _like_aqsgd(contests[0])
+                rate = bandwidths[cell - 1] if cell else None
+                links = "as they are" if rate is None else f"of {text_of(rate)} Mbit/s"
+                aside.print(f"{cell + 1} of {plan.cells}: links {links}", highlight=False)
+                cluster.reshape(_links(processes, rate))
+                crew.measure(cell)
+                contests.append(Contest.read(Path(folder), cell, processes, rate))
+    return contests, prepared
+
+
+def _check(wanted: Recipe, options: argparse.Namespace) -> None:
+    """Raise OptionsError, listing all that keeps a bench from measuring anything."""
+    pipeline = wanted.pipeline
+    rules = [
+        (pipeline.accumulation == 1, "a bench measures one pass a step; set pipeline.accumulation to 1"),
+        (
+            pipeline.num_processes > 1,
+            "a bench needs links: pipeline.num_stages must make at least two processes, got 1",
+        ),
+        (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
+        (
+            options.like is None or options.bandwidth is None,
+            f"--like {options.like} takes bandwidths of its own; leave --bandwidth away",
+        ),
+        (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
+    ]
+    if mistakes := [sentence for holds, sentence in rules if not holds]:
+        raise OptionsError(mistakes)
+
+
+def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
+    """Uncompressed, the pairs of codecs, and plain torch, by name."""
+    wanted = {label(pair): pair for pair in map(codec_pair, (UNCOMPRESSED, *pairs))}
+    ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
+    return {**ours, **dict.fromkeys(PEERS)}
+
+
+def _bandwidths(listed: str) -> list[float]:
+    """The Mbit/s of "1gbit,100mbit"; links as they are always come before."""
+    rates = [parse_bandwidth(text) for text in listed.split(",")]
+    return [rate for rate in rates if rate is not None]
+
+
+def _links(processes: int, bandwidth: float | None) -> Links:
+    """A link of its own between every two neighbours, so that a stage's two do not share one interface's bandwidth."""
+    pairs = [pair for low in range(processes - 1) for pair in ((low, low + 1), (low + 1, low))]
+    return Links(num_hosts=processes, overrides={} if bandwidth is None else dict.fromkeys(pairs, bandwidth))
+
+
+class _Crew:
+    """A process on every host, each on a core of its own as long as there are cores."""
+
+    def __init__(self, plan: Plan, hosts: Sequence[Host]) -> None:
+        self._plan, self._hosts = plan, hosts
+        self._store = dist.FileStore(plan.store, -1)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> _Crew:
+        cores = sorted(os.sched_getaffinity(0))
+        for rank, host in enumerate(self._hosts):
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(len(self._hosts)),
+                "MASTER_ADDR": self._hosts[0].address,
+                "MASTER_PORT": "29500",
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                "OMP_NUM_THREADS": "1",
+            }
+            command = [
+                sys.executable,
+                "-m",
+                "thinwire.launch.bench.links.worker",
+                str(Path(self._plan.folder, "plan.json")),
+            ]
+            pinned = ["taskset", "-c", str(cores[rank % len(cores)]), *command]
+            output = Path(self._plan.folder, f"output-{rank}").open("wb")
+            with output:
+                self._processes.append(
+                    subprocess.Popen(
+                        host.command(pinned),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env={**os.environ, **environment},
+                    )
+                )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def measure(self, cell: int) -> None:
+        """Have a cell measured, on links that are shaped for it. BenchError if a process ends before."""
+        self._store.set(shaped(cell), "")
+        keys = [measured(cell, rank) for rank in range(len(self._hosts))]
+        while not self._store.check(keys):
+            for rank, process in enumerate(self._processes):
+                if process.poll():
+                    said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
+                    raise BenchError(f"process {rank} of the bench ended with {process.returncode}:\n{said}")
+            time.sleep(_POLL_SECONDS)
+
+
+def _like_aqsgd(unshaped: Contest) -> list[float]:
+    """The bandwidths in Mbit/s at which an uncompressed activation takes what Table 2 says of its forward compute."""
+    compute, frames = unshaped.compute(), unshaped.frames(UNCOMPRESSED)
+    forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
+    count, nbytes = frames[0, "activations"]
+    return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} RECIPE [--bandwidth 1gbit,100mbit] [--codec q(4)/q(8) ...] [--json] [options of the recipe]",
+        description="Measure a recipe over slow links between network namespaces: every codec, uncompressed, and plain "
+        "torch.distributed.pipelining in turns, beside the LIMIT of what was measured. Needs root.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--bandwidth", help=f"of every host (default: {DEFAULT_BANDWIDTHS})")
+    parser.add_argument(
+        "--codec", nargs="+", default=list(DEFAULT_CODECS), help="activations/gradients (default: %(default)s)"
+    )
+    parser.add_argument("--repetitions", type=int, default=5, help="turns of each contender (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps of a turn (default: %(default)s)")
+    parser.add_argument(
+        "--like",
+        choices=["aqsgd"],
+        help="take the bandwidths at which compute and wire are as in Table 2 of 2206.01299",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser

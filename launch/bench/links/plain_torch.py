@@ -1,0 +1,111 @@
+"""The pipeline a user would take instead: torch's own PipelineStage, the same model, schedule and micro-batches.
+
+Uncompressed, in fp32 or with bf16 on the wire; measured beside Thinwire, in the same processes and over the same links.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from thinwire.launch.run.assembly import Prepared
+from thinwire.models.layers import Stage
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.optimization import clip, make_optimizer, squared_norm
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.schedules import build
+from thinwire.pipeline.trainer import WholeBatchLoss
+
+
+class CastAtBoundaries(nn.Module):
+    """A stage that computes in fp32 and hands over, and takes over, another dtype."""
+
+    def __init__(self, stage: Stage, dtype: torch.dtype, *, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.stage, self._dtype, self._is_first, self._is_last = stage, dtype, is_first, is_last
+
+    def forward(self, *tensors: Tensor, **side: Tensor) -> Any:
+        """Run the stage between two casts."""
+        arriving = tensors if self._is_first else tuple(_cast(tensor, torch.float32) for tensor in tensors)
+        leaving = self.stage(*arriving, **side)
+        if self._is_last:
+            return leaving
+        if isinstance(leaving, tuple):
+            return tuple(_cast(tensor, self._dtype) for tensor in leaving)
+        return _cast(leaving, self._dtype)
+
+
+class PlainPipeline:
+    """This process's stages on plain torch.distributed.pipelining. Collective over the default process group.
+
+    Weights that several stages hold are trained apart here, for torch knows nothing of them.
+
+    Args:
+        prepared: the recipe, and what crosses its boundaries.
+        modules: stage -> its module.
+        where: where all stages live.
+        dtype: of floating-point tensors on the wire.
+    """
+
+    def __init__(
+        self, prepared: Prepared, modules: dict[int, Stage], where: Placement, dtype: torch.dtype = torch.float32
+    ) -> None:
+        recipe = prepared.recipe
+        self._recipe, self._data, self._placement = recipe, prepared.data, where
+        count = recipe.pipeline.num_stages
+        outputs = [tuple(_example(tensor, dtype) for tensor in output) for output in prepared.outputs]
+        inputs = [(torch.empty_like(prepared.inputs, device="cpu"),), *outputs[:-1]]
+        self.stages = [
+            PipelineStage(
+                CastAtBoundaries(module, dtype, is_first=index == 0, is_last=index == count - 1),
+                index,
+                count,
+                torch.device("cpu"),
+                input_args=inputs[index],
+                output_args=outputs[index],
+            )
+            for index, module in modules.items()
+        ]
+        self.has_first, self.has_last = 0 in modules, count - 1 in modules
+        self._optimizers = {
+            index: make_optimizer(module.parameters(), recipe.optimizer) for index, module in modules.items()
+        }
+        self._modules = modules
+        self._loss = WholeBatchLoss(prepared.data.task, Meter())
+        self._schedule = build(recipe.pipeline.schedule, self.stages, recipe.pipeline.num_microbatches, self._loss)
+
+    def step(self, ids: Tensor) -> None:
+        """One optimizer step on the samples `ids`, all in one pass through the pipeline."""
+        samples = self._data.training
+        args = (samples.inputs(ids, 0),) if self.has_first else ()
+        kwargs: dict[str, Any] = {}
+        if self.has_last:
+            targets = samples.targets(ids)
+            self._loss.denominator = max(1, self._data.task.num_valid(targets))
+            kwargs = {"target": targets, "losses": []}
+        self._schedule.step(*args, **kwargs, **samples.side(ids))
+        self._update()
+
+    def _update(self) -> None:
+        options = self._recipe.optimizer
+        if options.max_grad_norm is not None:
+            squares = {index: squared_norm(module.parameters()) for index, module in self._modules.items()}
+            norm = sum(self._placement.gather_numbers(squares)) ** 0.5
+            for module in self._modules.values():
+                clip(module.parameters(), norm, options.max_grad_norm)
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _example(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor in place of a meta one; torch takes from it whether a gradient comes back."""
+    kind = dtype if tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=kind, requires_grad=tensor.requires_grad)

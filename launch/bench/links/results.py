@@ -1,0 +1,281 @@
+"""What the processes of a link bench measured, as numbers people compare: speeds, ratios, bytes, time splits, LIMIT."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.shared.tables import Cell, Table, document
+from thinwire.launch.timing.published import THROUGHPUT
+from thinwire.launch.timing.simulator import Channel, Compute, simulate
+from thinwire.launch.timing.timetable import timetable
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.probe import LinkSpeed
+
+UNCOMPRESSED = "none"
+_TASKS = ("forward", "backward", "optimizer")
+EPOCHS = 10
+"""What a whole run is reckoned with, where first visits cost more than later ones."""
+
+
+_HERE = LinkSpeed(goodput=float("inf"), latency=0.0)
+"""Between two stages of one process."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All that was measured at one bandwidth, by every process, in rank order."""
+
+    bandwidth: float | None
+    """Mbit/s that the links were given; None left them as they are."""
+    processes: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path, cell: int, num_processes: int, bandwidth: float | None) -> Contest:
+        """What the processes left of one bandwidth."""
+        files = [folder / f"cell-{cell}-{rank}.json" for rank in range(num_processes)]
+        return cls(bandwidth, [json.loads(file.read_text()) for file in files])
+
+    @property
+    def contenders(self) -> list[str]:
+        """Who took part, in the order of turns."""
+        return list(dict.fromkeys(turn["contender"] for turn in self.processes[0]["turns"]))
+
+    def seconds(self, contender: str, visit: str = "later") -> float:
+        """Median seconds of a step, of the slowest process each: of samples seen before, or of `first` visits."""
+        by_process = [
+            [step["seconds"] for step in self._steps(process, contender, visit)] for process in self.processes
+        ]
+        return float(statistics.median(max(step) for step in zip(*by_process, strict=True)))
+
+    def sections(self, contender: str) -> list[dict[str, float]]:
+        """Median seconds a step by section, a dict a process; empty for plain torch."""
+        return [
+            {name: statistics.median(step["sections"][name] for step in steps) for name in steps[0]["sections"]}
+            for process in self.processes
+            if (steps := list(self._steps(process, contender)))
+        ]
+
+    def compute(self) -> dict[tuple[int, str], float]:
+        """Seconds of (stage, task): medians of each of Thinwire's contenders, and of these the least.
+
+        What a contender sends slows its own compute on the same core, so the one that is slowed least has it purest;
+        and what else the machine does changes from one bandwidth to the next, so each has its own.
+        """
+        least: dict[tuple[int, str], float] = {}
+        for process in self.processes:
+            for contender in self.contenders:
+                found: dict[tuple[int, str], list[float]] = {}
+                for step in self._steps(process, contender):
+                    for stage, task, seconds in step["compute"]:
+                        found.setdefault((stage, task), []).append(seconds)
+                for key, values in found.items():
+                    least[key] = min(statistics.median(values), least.get(key, float("inf")))
+        return least
+
+    def frames(self, contender: str) -> dict[tuple[int, str], tuple[int, int]]:
+        """Frames and bytes a step of (boundary, channel), on samples seen before; empty for plain torch."""
+        return {
+            (boundary, channel): (frames, nbytes)
+            for process in self.processes
+            for boundary, channel, frames, nbytes in list(self._steps(process, contender))[-1]["frames"]
+        }
+
+    def links(self) -> dict[tuple[int, int], LinkSpeed]:
+        """Every direction of every link, by the process that sends and the one that receives."""
+        return {
+            (link["source"], link["target"]): LinkSpeed(**{field.name: link[field.name] for field in fields(LinkSpeed)})
+            for link in self.processes[0]["links"]
+        }
+
+    def _steps(self, process: Mapping[str, Any], contender: str, visit: str = "later") -> Iterable[Mapping[str, Any]]:
+        for turn in process["turns"]:
+            if turn["contender"] == contender:
+                yield from turn["later"] if visit == "later" else [turn["first"]]
+
+
+def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dict[str, float]:
+    """Seconds of a step of each of Thinwire's contenders, by the simulation, on links as good as measured.
+
+    With `free_codecs` that is the LIMIT; else codecs take what they took. The loss belongs to the last stage's forward.
+    Behind the last backward of all comes the slowest optimizer.
+    """
+    pipeline, compute = prepared.recipe.pipeline, contest.compute()
+    stages = range(pipeline.num_stages)
+    table = timetable(pipeline.schedule, len(stages), pipeline.num_microbatches)
+    spent = Compute(
+        forward=[compute[stage, "forward"] + compute.get((stage, "loss"), 0.0) for stage in stages],
+        backward=[compute[stage, "backward"] + compute.get((stage, "weights"), 0.0) for stage in stages],
+    )
+    optimizer = max(compute[stage, "optimizer"] for stage in stages)
+    found = {}
+    for contender in contest.contenders:
+        if contest.frames(contender):
+            channels = [_channel(contest, contender, name, prepared, free_codecs) for name in CHANNELS]
+            found[contender] = simulate(table, spent, *channels).seconds + optimizer
+    return found
+
+
+def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prepared, free_codecs: bool) -> Channel:
+    """One direction over all boundaries: frames, links and codecs as measured."""
+    frames, links = contest.frames(contender), contest.links()
+    where = real_placement(prepared.recipe).process_of
+    boundaries = range(prepared.recipe.num_boundaries)
+    ends = [(where[low], where[low + 1]) for low in boundaries]
+    ends = ends if name == "activations" else [pair[::-1] for pair in ends]
+    across = [links.get(pair, _HERE) for pair in ends]
+    encode, decode = [[0.0] * len(where)] * 2 if free_codecs else _codec_seconds(contest, contender, prepared)
+    return Channel(
+        nbytes=[frames[low, name][1] / frames[low, name][0] for low in boundaries],
+        bandwidth=[8 * link.goodput for link in across],
+        latency=[link.latency for link in across],
+        duplex=[link.duplex for link in across],
+        encode=[encode[source] for source, _ in ends],
+        decode=[decode[target] for _, target in ends],
+    )
+
+
+def _codec_seconds(contest: Contest, contender: str, prepared: Prepared) -> list[list[float]]:
+    """Seconds that encoding and decoding a frame took on each process, whichever channel it was of."""
+    where, frames = real_placement(prepared.recipe).process_of, contest.frames(contender)
+    sent, received = [0] * len(contest.processes), [0] * len(contest.processes)
+    for (boundary, name), (count, _) in frames.items():
+        low, high = where[boundary], where[boundary + 1]
+        source, target = (low, high) if name == "activations" else (high, low)
+        sent[source] += count
+        received[target] += count
+    sections = contest.sections(contender)
+    return [
+        [spent[section] / max(1, count) for spent, count in zip(sections, counts, strict=True)]
+        for section, counts in (("encode", sent), ("decode", received))
+    ]
+
+
+def as_document(
+    contests: Sequence[Contest], prepared: Prepared, ratios: Mapping[float, float], environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything as tables; `ratios` are those of Table 2 of 2206.01299, which the contests after the first follow."""
+    limits, predicted = (
+        [simulated(contest, prepared, free_codecs=free) for contest in contests] for free in (True, False)
+    )
+    named = [f"as at {bandwidth / 1e6:g} Mbps" for bandwidth in ratios]
+    names = ["unshaped", *(named or [f"{contest.bandwidth:g} Mbit/s" for contest in contests[1:]])]
+    results = dict(zip(names, contests, strict=True))
+    tables = [
+        _speeds(prepared, results, limits, predicted),
+        _sections(results),
+        _visits(results, prepared.recipe.pipeline.batch_size),
+        _beside_table_2(contests[1:], ratios),
+        _conditions(results),
+    ]
+    raw = [{"bandwidth": contest.bandwidth, "processes": contest.processes} for contest in contests]
+    shown = [table for table in tables if table.rows]
+    return document(f"bench of {prepared.recipe.name}", shown, **environment, measured=raw)
+
+
+def _speeds(
+    prepared: Prepared,
+    results: Mapping[str, Contest],
+    limits: Sequence[Mapping[str, float]],
+    predicted: Sequence[Mapping[str, float]],
+) -> Table:
+    samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(UNCOMPRESSED)
+    rows: list[list[Cell]] = []
+    for (name, contest), limit, simulation in zip(results.items(), limits, predicted, strict=True):
+        for contender in contest.contenders:
+            seconds, least, guess = contest.seconds(contender), limit.get(contender), simulation.get(contender)
+            sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
+            rows.append(
+                [
+                    *(name, contender, samples / seconds, contest.seconds(UNCOMPRESSED) / seconds, free / seconds),
+                    samples / least if least else None,
+                    least / seconds if least else None,
+                    guess / seconds if guess else None,
+                    sent / 1e6 if sent else None,
+                ]
+            )
+    return Table(
+        f"{prepared.recipe.name}: {prepared.recipe.pipeline.schedule}, {samples} samples a step",
+        ["links", "who", "samples/s", "x none", "of unshaped", "LIMIT", "of LIMIT", "predicted", "MB a step"],
+        rows,
+        note="medians. x none: over Thinwire uncompressed. of unshaped: of that on free links. LIMIT (samples/s): "
+        "the schedule at the compute and goodput measured here, with codecs that cost nothing. predicted: seconds that "
+        "the simulation says, with codecs as measured, over the seconds it took",
+    )
+
+
+def _sections(results: Mapping[str, Contest]) -> Table:
+    rows: list[list[Cell]] = [
+        [name, contender, process, *(1e3 * spent[section] for section in SECTIONS), 1e3 * (total - sum(spent.values()))]
+        for name, contest in results.items()
+        for contender in contest.contenders
+        for total in [contest.seconds(contender)]
+        for process, spent in enumerate(contest.sections(contender))
+        if spent
+    ]
+    columns = ["links", "who", "process", *SECTIONS, "other"]
+    return Table(
+        "where a step's time goes, ms of each process",
+        columns,
+        rows,
+        note="other: what is left of a step, such as reading samples, clipping and waiting for the slowest process at "
+        "its end",
+    )
+
+
+def _visits(results: Mapping[str, Contest], samples: int) -> Table:
+    rows: list[list[Cell]] = []
+    for name, contest in results.items():
+        for contender in contest.contenders:
+            if "aqsgd" in contender:
+                first, later = (contest.seconds(contender, visit) for visit in ("first", "later"))
+                run = (first + (EPOCHS - 1) * later) / EPOCHS
+                rows.append([name, contender, samples / first, samples / later, samples / run])
+    return Table(
+        f"AQ-SGD, samples/s: first visits, later ones, a run of {EPOCHS} epochs",
+        ["links", "who", "first", "later", "run"],
+        rows,
+    )
+
+
+def _conditions(results: Mapping[str, Contest]) -> Table:
+    stages = sorted({stage for stage, _ in next(iter(results.values())).compute()})
+    columns = [f"stage {stage} {task}, ms" for stage in stages for task in _TASKS]
+    rows: list[list[Cell]] = []
+    for name, contest in results.items():
+        links, compute = contest.links().values(), contest.compute()
+        goodput, latency, duplex = (
+            statistics.median(getattr(link, field.name) for link in links) for field in fields(LinkSpeed)
+        )
+        spent = [1e3 * compute.get((stage, task), 0.0) for stage in stages for task in _TASKS]
+        rows.append([name, 8e-6 * goodput, duplex, 1e3 * latency, *spent])
+    return Table(
+        "what the LIMIT is made of: links, and compute of a micro-batch",
+        ["links", "goodput, Mbit/s", "of it both ways", "latency, ms", *columns],
+        rows,
+    )
+
+
+def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) -> Table:
+    """The speed-ups of 2206.01299 beside ours, where wire and compute are in the same proportion."""
+    ours = {"q(4)/q(8)": "fw4 bw8", "q(3)/q(6)": "fw3 bw6"}
+    rows: list[list[Cell]] = []
+    for network, contest in zip(ratios, contests, strict=bool(ratios)):
+        for contender in contest.contenders:
+            published = THROUGHPUT[network]
+            paper = published.get(ours.get(contender, ""))
+            if paper is not None:
+                mine = contest.seconds(UNCOMPRESSED) / contest.seconds(contender)
+                rows.append([network / 1e6, ratios[network], contender, paper / published["fp32"], mine])
+    return Table(
+        "beside Table 2 of 2206.01299: times as fast as uncompressed",
+        ["Mbps there", "wire over forward", "codec", "published", "here"],
+        rows,
+        note="published with 8 stages of GPT2-1.5B and 32 micro-batches, its uncompressed run slower than its own wire",
+    )

@@ -1,0 +1,149 @@
+"""One process of `thinwire bench RECIPE`: all contenders in turns, at one bandwidth after the other.
+
+The bench that started it shapes the links between two bandwidths; both wait for each other through keys of a store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.launch.bench.links.contenders import Codecs, Contender, Step, make
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import Prepared, prepare, real_placement
+from thinwire.launch.run.worker import join
+from thinwire.pipeline.probe import probe, probe_both
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a bench asks of its processes."""
+
+    arguments: list[str]
+    """The recipe and its options."""
+    contenders: dict[str, Codecs | None]
+    """By name; None for plain torch."""
+    cells: int
+    """How many bandwidths there will be."""
+    repetitions: int
+    """Turns of every contender at each bandwidth."""
+    steps: int
+    """Steps of a turn that count; the one before them does not."""
+    store: str
+    """File of the store that bench and processes share."""
+    folder: str
+    """Where each process leaves what it measured, and keeps stores."""
+
+    def write(self, path: Path) -> None:
+        """Save the plan."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan that was saved."""
+        values = json.loads(path.read_text())
+        contenders = {name: Codecs(**codecs) if codecs else None for name, codecs in values.pop("contenders").items()}
+        return cls(**values, contenders=contenders)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what a plan asks for; the exit status."""
+    plan, rank = Plan.read(Path(argv[0])), int(os.environ["RANK"])
+    prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"))
+    join(prepared, rank)
+    where = real_placement(prepared.recipe)
+    store = dist.FileStore(plan.store, -1)
+    store.set_timeout(timedelta(days=1))
+    contenders = {
+        name: make(name, codecs, prepared, where, rank, Path(plan.folder, f"stores-{index}"))
+        for index, (name, codecs) in enumerate(plan.contenders.items())
+    }
+    batches = _Batches(prepared)
+    for cell in range(plan.cells):
+        store.wait([shaped(cell)])
+        found = {"links": _probe_links(), "turns": _take_turns(contenders, plan, batches)}
+        Path(plan.folder, f"cell-{cell}-{rank}.json").write_text(json.dumps(found))
+        dist.barrier()
+        store.set(measured(cell, rank), "")
+    for contender in contenders.values():
+        contender.close()
+    dist.destroy_process_group()
+    return 0
+
+
+def shaped(cell: int) -> str:
+    """The key that the bench sets once the links have a cell's bandwidth."""
+    return f"shaped {cell}"
+
+
+def measured(cell: int, rank: int) -> str:
+    """The key that a process sets once it has left what it measured of a cell."""
+    return f"measured {cell} {rank}"
+
+
+class _Batches:
+    """Batches of samples nobody has visited yet, as long as there are some; the same in every process."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._size, self._count = prepared.recipe.pipeline.batch_size, len(prepared.data.training)
+        self._taken = 0
+
+    def next(self) -> Tensor:
+        """The ids of the next batch."""
+        first, self._taken = self._taken, self._taken + self._size
+        return (first + torch.arange(self._size)) % self._count
+
+
+def _take_turns(contenders: dict[str, Contender], plan: Plan, batches: _Batches) -> list[dict[str, Any]]:
+    """Every contender's turns: a first step on samples that are new, then steps on the same samples again."""
+    turns = []
+    for _ in range(plan.repetitions):
+        ids = batches.next()
+        for name, contender in contenders.items():
+            first = _timed(contender, ids)
+            later = [_timed(contender, ids) for _ in range(plan.steps)]
+            turns.append({"contender": name, "first": first, "later": later})
+    return turns
+
+
+def _timed(contender: Contender, ids: Tensor) -> dict[str, Any]:
+    """One step, from all processes' start to all processes' end; what is kept on disk has to be read from there."""
+    contender.forget_cache()
+    taken: list[Step] = []
+    seconds = _between_barriers(lambda: taken.append(contender.step(ids)))
+    return {"seconds": seconds, **asdict(taken[0])}
+
+
+def _between_barriers(act: Callable[[], object]) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    act()
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+def _probe_links() -> list[dict[str, float]]:
+    """Every link from a process to the next and back, one link after the other, all processes taking part."""
+    found = []
+    for low in range(dist.get_world_size() - 1):
+        ends = [(low, low + 1), (low + 1, low)]
+        speeds, both = [probe(*end) for end in ends], probe_both(low, low + 1)
+        for (source, target), speed in zip(ends, speeds, strict=True):
+            speed = replace(speed, duplex=min(1.0, both / speed.goodput))
+            found.append({"source": source, "target": target, **asdict(speed)})
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""Hosts without machines: network namespaces joined by links of a chosen speed, made, measured and removed.
+
+Names carry the process that made them, with the time it started, so that whatever a killed one left can be told from
+what is in use, and removed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+
+from thinwire.launch.hosts import network
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.links import Links
+from thinwire.launch.shared.probes import probe_namespace
+
+PREFIX = "thinwire-cluster"
+_serial = itertools.count()
+
+
+class ClusterError(RuntimeError):
+    """This machine cannot be a cluster, or not this one; the message says what to do."""
+
+
+class Host:
+    """One network namespace; its only way out is its cable to the switch."""
+
+    def __init__(self, name: str, index: int) -> None:
+        self.name, self.index, self.address = name, index, network.address(index)
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments that run a command there."""
+        return ["ip", "netns", "exec", self.name, *arguments]
+
+
+class Cluster:
+    """Hosts that reach each other only, over links of a chosen speed.
+
+        with Cluster(Links(num_hosts=2, bandwidth=100)) as hosts:
+            subprocess.run(hosts[0].command(["ping", "-c1", hosts[1].address]))
+
+    On leaving, whatever happened, the hosts are removed with every process in them. Entering removes what killed
+    processes left, and raises ClusterError where this machine cannot do what `links` ask.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self._prefix = f"{PREFIX}-{scratch.owner()}-{next(_serial)}"
+
+    def __enter__(self) -> list[Host]:
+        if reason := missing(self.links):
+            raise ClusterError(reason)
+        remove_orphans()
+        try:
+            for command in network.creation(self._prefix, self.links.num_hosts):
+                _run(command)
+            for command in network.shaping(self._prefix, self.links):
+                _run(command)
+        except BaseException:
+            self._remove()
+            raise
+        return [Host(network.name(self._prefix, index), index) for index in range(self.links.num_hosts)]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def reshape(self, links: Links) -> None:
+        """Change bandwidths, latency and loss of the cluster while it exists; what waits in queues is dropped."""
+        if links.num_hosts != self.links.num_hosts:
+            raise ClusterError(f"a cluster keeps its number of hosts, got {self.links.num_hosts} -> {links.num_hosts}")
+        if reason := missing(links):
+            raise ClusterError(reason)
+        for command in network.unshaping(self._prefix, self.links):
+            _run(command)
+        self.links = links
+        for command in network.shaping(self._prefix, links):
+            _run(command)
+
+    def _remove(self) -> None:
+        for name in _namespaces():
+            if name.startswith(f"{self._prefix}-"):
+                _remove(name)
+
+
+def missing(links: Links) -> str:
+    """Why there can be no such cluster here, and what to do; empty when there can."""
+    if os.geteuid() != 0:
+        return "a cluster needs root, for network namespaces and traffic control; start the command with sudo"
+    if absent := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
+        return f"a cluster needs {' and '.join(absent)}; install iproute2"
+    for kind in ("", *network.kinds(links)):
+        finding = probe_namespace(*filter(None, [kind]))
+        if finding.verdict != "ok":
+            return _ADVICE[kind.partition(" ")[0]].format(found=finding.found)
+    return ""
+
+
+_ADVICE = {
+    "": "a cluster needs network namespaces, which cannot be made here ({found}); in a container, add --privileged",
+    "tbf": "a bandwidth needs the kernel's tbf ({found}); load it with `modprobe sch_tbf`, or leave --bandwidth away",
+    "htb": "a link of its own needs the kernel's htb ({found}); load it with `modprobe sch_htb`, or leave --link away",
+    "netem": "latency and loss need the kernel's netem ({found}); load it with `modprobe sch_netem`, or leave "
+    "--latency and --loss away",
+}
+
+
+def remove_orphans() -> list[str]:
+    """Remove the namespaces of processes that are gone, with all that runs there; their names."""
+    orphans = [name for name in _namespaces() if name.startswith(f"{PREFIX}-") and not _in_use(name)]
+    for name in orphans:
+        with suppress(ClusterError):  # another process may be removing it as well
+            _remove(name)
+    return orphans
+
+
+def processes_in(name: str) -> list[int]:
+    """The pids of all processes in a namespace."""
+    return [int(pid) for pid in _run(["ip", "netns", "pids", name]).split()]
+
+
+def _remove(name: str) -> None:
+    while inside := processes_in(name):
+        for pid in inside:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    _run(["ip", "netns", "del", name])
+
+
+def _namespaces() -> set[str]:
+    return {line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines()}
+
+
+def _in_use(name: str) -> bool:
+    pid, started = name.removeprefix(f"{PREFIX}-").split("-")[:2]
+    return scratch.is_alive(f"{pid}-{started}")
+
+
+def _run(command: Sequence[str]) -> str:
+    """What a command prints. It has a process group of its own, so that Ctrl-C cannot stop it half-way."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30, process_group=0).stdout
+    except subprocess.CalledProcessError as error:
+        raise ClusterError(f"`{' '.join(command)}`: {error.stderr.strip()}") from error

@@ -1,0 +1,155 @@
+"""`thinwire trace RUN`: the recorded steps of a run in the Trace Event Format, for ui.perfetto.dev or chrome://tracing.
+
+A stage is a process there, with a lane for its steps, one for what it did (compute, encode, wait and decode exclude
+each other), and one for each direction of each of its boundaries. Arrows lead from a frame's encoding to its decoding.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.report.timeline import Transfer, read_traces, transfers
+from thinwire.launch.shared.arguments import Parser
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.spans import Span
+from thinwire.pipeline.tracer import StageTrace, StepTrace
+
+Event = dict[str, Any]
+
+STEPS, STAGE = 0, 1
+WIRE = {
+    (side, channel): 2 + index
+    for index, (side, channel) in enumerate(
+        (side, channel) for channel in ("activations", "gradients") for side in ("out", "in")
+    )
+}
+LANES = {
+    STEPS: "steps",
+    STAGE: "stage",
+    **{lane: f"wire, {channel} {side}" for (side, channel), lane in WIRE.items()},
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write a run's trace; the exit status."""
+    parser = Parser(
+        prog="thinwire trace",
+        description="Turn what a run recorded with --trace into a trace for Perfetto.",
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")
+    try:
+        options = parser.parse_args(argv)
+        out = options.out or options.run / "trace.json"
+        traces = read_traces(options.run)
+        write(out, json.dumps(chrome_trace(traces)))
+    except OptionsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    steps = ", ".join(str(step.step) for step in traces[0].steps)
+    print(f"{out} has steps {steps} of {len(traces)} stages; open it at ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file; OptionsError where that cannot be done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise OptionsError([f"--out must name a file that can be written, got {path}: {error.strerror}"]) from error
+
+
+def chrome_trace(traces: Sequence[StageTrace]) -> dict[str, Any]:
+    """The traces of all stages as one JSON object of the Trace Event Format; times in microseconds from the start."""
+    zero = min((step.start for trace in traces for step in trace.steps), default=0.0)
+    events = [event for trace in traces for event in _stage_events(trace, zero)]
+    for index, transfer in enumerate(transfers(traces)):
+        events += _transfer_events(index, transfer, zero)
+    clocks = {
+        f"stage {trace.stage}": {"error_us": 1e6 * trace.clock_error, "drift_ppm": 1e6 * trace.clock_drift}
+        for trace in traces
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clocks": clocks}}
+
+
+def name_of(span: Span) -> str:
+    """A span in a word or two, such as `forward 3` or `wait for gradients 0`."""
+    verb = {"encode": "encode ", "decode": "decode ", "wait": "wait for "}.get(span.kind, "")
+    number = "" if span.microbatch is None else f" {span.microbatch}"
+    return f"{verb}{span.task or span.kind}{number}"
+
+
+def _stage_events(trace: StageTrace, zero: float) -> list[Event]:
+    stage = trace.stage
+    named = [_metadata("process_name", stage, STEPS, name=f"stage {stage}")]
+    named.append(_metadata("process_sort_index", stage, STEPS, sort_index=stage))
+    for lane, name in LANES.items():
+        named.append(_metadata("thread_name", stage, lane, name=name))
+        named.append(_metadata("thread_sort_index", stage, lane, sort_index=lane))
+    return named + [event for step in trace.steps for event in _step_events(stage, step, zero)]
+
+
+def _step_events(stage: int, step: StepTrace, zero: float) -> list[Event]:
+    whole = _complete(f"step {step.step}", "step", (stage, STEPS), step.start - zero, step.end - zero, step=step.step)
+    return [whole] + [
+        _complete(
+            name_of(span),
+            span.kind,
+            (stage, STAGE),
+            span.start - zero,
+            span.end - zero,
+            step=step.step,
+            task=span.task,
+            pass_index=span.pass_index,
+            microbatch=span.microbatch,
+            boundary=span.boundary,
+        )
+        for span in step.spans
+    ]
+
+
+def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]:
+    channel = transfer.channel
+    name = f"{channel} {transfer.microbatch}"
+    facts = {
+        "step": transfer.step,
+        "pass_index": transfer.pass_index,
+        "microbatch": transfer.microbatch,
+        "boundary": transfer.boundary,
+        "bytes": transfer.nbytes,
+        "handed_us": _microseconds(transfer.handed - zero),
+        "arrival": "seen" if transfer.seen else "at the end or before",
+    }
+    ends = {"out": transfer.source, "in": transfer.destination}
+    wire = [
+        _complete(name, "wire", (stage, WIRE[side, channel]), transfer.start - zero, transfer.end - zero, **facts)
+        for side, stage in ends.items()
+    ]
+    arrow = {"name": name, "cat": "frame", "id": index, "tid": STAGE}
+    return [
+        *wire,
+        {**arrow, "ph": "s", "pid": transfer.source, "ts": _microseconds(transfer.handed - zero)},
+        {**arrow, "ph": "f", "bp": "e", "pid": transfer.destination, "ts": _microseconds(transfer.decoding - zero)},
+    ]
+
+
+def _complete(name: str, kind: str, lane: tuple[int, int], start: float, end: float, **args: Any) -> Event:
+    begun = _microseconds(start)
+    duration = round(_microseconds(end) - begun, 3)
+    given = {key: value for key, value in args.items() if value is not None}
+    where = {"pid": lane[0], "tid": lane[1]}
+    return {"name": name, "cat": kind, "ph": "X", **where, "ts": begun, "dur": duration, "args": given}
+
+
+def _metadata(what: str, stage: int, lane: int, **args: Any) -> Event:
+    return {"name": what, "ph": "M", "pid": stage, "tid": lane, "ts": 0, "args": args}
+
+
+def _microseconds(seconds: float) -> float:
+    """Microseconds to the nanosecond."""
+    return round(1e6 * seconds, 3)

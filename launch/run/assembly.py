@@ -1,0 +1,288 @@
+"""From a recipe to a trainer: the model cut, the data read, the stages of this process built and connected.
+
+`prepare` needs no process group, so the launcher runs it first and every mistake is told before anything starts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from thinwire.compress import SlotCounts
+from thinwire.launch.run.recipe import Recipe
+from thinwire.models.data.load import Data, load
+from thinwire.models.data.sampler import Sampler
+from thinwire.models.errors import ModelError, attempt, require
+from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
+from thinwire.models.model import blueprint, check_fits, check_name, check_reads
+from thinwire.models.partition import cut_after, explicit, partition
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
+from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
+from thinwire.pipeline.wire import Wire
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a recipe names, found and fitted together, but not built."""
+
+    recipe: Recipe
+    blueprint: Blueprint
+    cuts: tuple[range, ...]
+    data: Data
+
+    outputs: tuple[tuple[Tensor, ...], ...]
+    """What each stage puts out for a micro-batch, as meta tensors."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass through the training data."""
+        return len(self.data.training) // self.recipe.pipeline.batch_size
+
+    @property
+    def inputs(self) -> Tensor:
+        """A micro-batch of the model's input, as a meta tensor."""
+        return self.data.training.example(self.recipe.pipeline.microbatch_size)
+
+    @property
+    def side(self) -> dict[str, Tensor]:
+        """A micro-batch of the side inputs, as meta tensors by name."""
+        return self.data.training.side_example(self.recipe.pipeline.microbatch_size)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A trainer, and what the reports about it need."""
+
+    trainer: Trainer
+    prepared: Prepared
+    placement: Placement
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Read the data and cut the model; the recipe's epochs become steps.
+
+    Raises:
+        ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so; as many mistakes at
+            once as can be told.
+    """
+    data, _ = attempt(lambda: load(recipe.data, seed=recipe.training.seed), lambda: check_name(recipe.model))
+    model = make_blueprint(recipe, data)
+    cuts, *_ = attempt(lambda: _cut(model, recipe), lambda: _check_samples(data, recipe), lambda: check_weights(model))
+    prepared = Prepared(recipe, model, cuts, data, outputs=())
+    outputs = _outputs(prepared)
+    epochs = recipe.training.epochs
+    if epochs is not None:
+        training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
+        recipe = replace(recipe, training=training)
+    return replace(prepared, recipe=recipe, outputs=outputs)
+
+
+def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
+    """The recipe's model, made for its data. ModelError if there is none such, or the two do not fit."""
+    tokens = recipe.data.block_size if data.vocab_size is not None else None
+    if tokens is None:
+        check_reads(recipe.model, kind="images", channels=data.training.example(1).shape[1])
+    else:
+        check_reads(recipe.model, kind="text")
+    model = blueprint(
+        recipe.model,
+        task="causal-lm" if data.num_labels is None else "classification",
+        num_labels=data.num_labels,
+        block_size=tokens,
+    )
+    check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
+    return model
+
+
+def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
+    """What the stages put out. ModelError where the model cannot read such samples, or its layers do not fit."""
+    try:
+        found = stage_output_examples(
+            prepared.blueprint, prepared.cuts, prepared.inputs, prepared.recipe.training.precision, side=prepared.side
+        )
+    except ModelError:
+        raise
+    except Exception as error:
+        example = prepared.inputs
+        raise ModelError(
+            f"the model must be able to read samples such as {str(example.dtype).removeprefix('torch.')} of shape "
+            f"{list(example.shape)}, and each layer what the one before puts out; it ends with: {_first_line(error)}"
+        ) from error
+    return tuple(found)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _cut(blueprint: Blueprint, recipe: Recipe) -> tuple[range, ...]:
+    """The layers of each stage."""
+    wanted, layers = recipe.pipeline.layers, blueprint.layers
+    if wanted is None:
+        return partition([layer.cost for layer in layers], recipe.pipeline.num_stages)
+    if any(isinstance(entry, str) for entry in wanted):
+        return cut_after([str(entry) for entry in wanted], [layer.name for layer in layers])
+    return explicit([int(entry) for entry in wanted], len(layers))
+
+
+def _check_samples(data: Data, recipe: Recipe) -> None:
+    """Raise ModelError unless there are samples enough for a batch, in training and held out."""
+    pipeline = recipe.pipeline
+    one_pass = pipeline.num_microbatches * pipeline.microbatch_size
+    require(
+        (
+            len(data.training) >= pipeline.batch_size,
+            f"a batch holds no sample twice: pipeline asks for {pipeline.batch_size} samples a step, there are "
+            f"{len(data.training)} to train on",
+        ),
+        (
+            data.held_out is None or len(data.held_out) >= one_pass,
+            f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
+            f"samples, there are {len(data.held_out or ())} held out; raise "
+            f"{'data.limit, if there is one' if recipe.data.evaluation else 'data.held_out'}, or lower "
+            "pipeline.num_microbatches or microbatch_size",
+        ),
+    )
+
+
+def check_output(folder: Path) -> None:
+    """Raise OptionsError unless the run can write where it is told to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise OptionsError([f"output must name a folder that can be written, got {folder}: {reason}"]) from error
+
+
+def real_placement(recipe: Recipe) -> Placement:
+    """Where the stages of a real run live."""
+    pipeline = recipe.pipeline
+    return Placement(placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes))
+
+
+def simulated_placement(recipe: Recipe) -> Placement:
+    """All stages on process 0."""
+    return Placement(dict.fromkeys(range(recipe.pipeline.num_stages), 0))
+
+
+def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
+    """Build and connect the stages that process `rank` holds. Collective over the default process group."""
+    recipe, data = prepared.recipe, prepared.data
+    pipeline, training = recipe.pipeline, recipe.training
+    torch.set_num_threads(training.threads)
+    wire = Wire(
+        recipe.compression,
+        recipe.wire,
+        seed=training.seed,
+        agreement=_agreement(prepared),
+        slots=SlotCounts(
+            positions=pipeline.batch_size,
+            samples=len(data.training),
+            evaluation_samples=len(data.held_out or ()),
+        ),
+        store_folder=_store_folder(recipe),
+    )
+    outputs = prepared.outputs
+    inputs = [(prepared.inputs,), *outputs[:-1]]
+    stages = [
+        CompressedStage(
+            module,
+            index,
+            pipeline.num_stages,
+            torch.device("cpu"),
+            input_args=inputs[index],
+            output_args=outputs[index],
+            wire=wire,
+            first_layer=prepared.cuts[index].start,
+        )
+        for index, module in build_modules(prepared, where, rank).items()
+    ]
+    loss = WholeBatchLoss(data.task, stages[-1].meter)
+    trainer = Trainer(
+        stages=stages,
+        schedule=_schedule(recipe, where, stages, loss),
+        loss=loss,
+        placement=where,
+        samples=data.training,
+        sampler=Sampler(len(data.training), pipeline.batch_size, training.seed, shuffle=recipe.data.shuffle),
+        task=data.task,
+        pipeline=pipeline,
+        optimizer=recipe.optimizer,
+        training=training,
+        shared=_shared_weights(prepared.blueprint, stages, where),
+        trace=recipe.debug.trace,
+    )
+    for stage in stages:
+        stage.connect()
+    return Assembly(trainer, prepared, where)
+
+
+def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, Stage]:
+    """The stages that process `rank` holds, by index, with the weights they start with."""
+    training = prepared.recipe.training
+    return {
+        index: build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
+        for index in where.stages_of(rank)
+    }
+
+
+def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
+    """The weights that several stages hold; None where the model has none. Collective where it has."""
+    if not blueprint.shared:
+        return None
+    copies = {stage.stage_index: _copies(stage.submod, blueprint.shared) for stage in stages}
+    counts = where.gather_numbers({stage: len(parameters) for stage, parameters in copies.items()})
+    holders = [stage for stage, count in enumerate(counts) if count]
+    held = {stage: parameters for stage, parameters in copies.items() if parameters}
+    return SharedWeights(holders, held, {stage.stage_index: stage.meter for stage in stages}, where)
+
+
+def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:
+    """The parameters of a stage's shared parts, in the order of their names."""
+    assert isinstance(module, Stage)
+    layers = (layer for layer in module.layers if isinstance(layer, Layer))
+    parts = {name: part for layer in layers for name, part in layer.parts.items() if name in shared}
+    return [parameter for name in sorted(parts) for parameter in parts[name].parameters()]
+
+
+def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:
+    """Torch's own schedule where stages live as it wants them; its order merged where they share one process."""
+    pipeline = recipe.pipeline
+    if where == real_placement(recipe):
+        return build(pipeline.schedule, stages, pipeline.num_microbatches, loss)
+    order = actions(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
+    return build_merged(merge(order), stages, pipeline.num_microbatches, loss)
+
+
+def _store_folder(recipe: Recipe) -> Path:
+    chosen = recipe.compression.store_folder
+    return Path(chosen, recipe.name) if chosen else recipe.folder / "stores"
+
+
+def _agreement(prepared: Prepared) -> dict[str, Any]:
+    """What all stages must share beside codecs and shapes, by dotted name."""
+    recipe = prepared.recipe
+    groups: dict[str, Any] = {
+        "model": recipe.model,
+        "data": recipe.data,
+        "pipeline": recipe.pipeline,
+        "optimizer": recipe.optimizer,
+        "training": recipe.training,
+        "debug": recipe.debug,
+    }
+    dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
+    dotted["optimizer.betas"] = list(recipe.optimizer.betas)
+    return {**dotted, "samples": prepared.data.training.digest}

@@ -1,0 +1,155 @@
+"""What a run shows: a live line while it trains, a table when it ends. Only the last stage's process shows anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from thinwire.compress.stores.space import in_words
+from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.trainer import StepRecord
+
+_UNLIMITED = 10_000
+"""Columns of a terminal that nothing is too wide for."""
+
+
+class ProgressLine:
+    """A live line on a terminal; elsewhere a plain line now and then, so that logs stay readable."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console()
+        self._total = total
+        self._bar = Progress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=total)
+
+    def __enter__(self) -> ProgressLine:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above the live one."""
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def step(self, record: StepRecord) -> None:
+        """Show a finished step."""
+        line = (
+            f"loss {record.loss:.3f}  {record.samples / record.seconds:.1f} samples/s  "
+            f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  "
+            f"{record.sections['wait'] / record.seconds:.0%} waiting on the wire"
+        )
+        self._bar.update(self._task, advance=1, description=line)
+        every = max(1, self._total // 10)
+        if self._bar.disable and ((record.step + 1) % every == 0 or record.step == 0):
+            self._console.print(f"step {record.step + 1}/{self._total}  {line}", soft_wrap=True)
+
+
+def show_notes(notes: Sequence[str]) -> None:
+    """Print what is worth knowing before training starts, a line each."""
+    for note in notes:
+        Console().print(note, highlight=False, soft_wrap=True, markup=False)
+
+
+def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
+    """Print what the stores of feedback will take once full, a line a process, by its stages; nothing without any."""
+    where = {"memory": "in memory", "disk": "on disk"}
+    for stages, taken in processes.items():
+        parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
+        if parts:
+            here = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+            said = f"{here}: stores for feedback will take {' and '.join(parts)}"
+            Console().print(said, highlight=False, soft_wrap=True)
+
+
+def show_summary(summary: Mapping[str, Any]) -> None:
+    """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
+    console = Console()
+    table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s")
+    table.add_column("")
+    columns = [name for name in next(iter(summary["held_out"].values()), {}) if name != "num_targets"]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for mode, score in summary["held_out"].items():
+        table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
+    console.print(table)
+    _show_channels(console, summary["channels"])
+    console.print(_stages_table(summary))
+    console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
+    console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
+
+
+def _show_channels(console: Console, channels: Sequence[Mapping[str, Any]]) -> None:
+    """Print what each channel sent; codecs have a line of their own below where the table would be too wide."""
+    codecs = list(dict.fromkeys(channel["codec"] for channel in channels))
+    table = _channels_table(channels, {codec: codec for codec in codecs})
+    if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
+        console.print(table)
+        return
+    marks = {codec: f"({number})" for number, codec in enumerate(codecs, 1)}
+    console.print(_channels_table(channels, marks))
+    for codec, mark in marks.items():
+        console.print(f" {mark} {codec}", highlight=False, soft_wrap=True, markup=False)
+    console.print()
+
+
+def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, str]) -> Table:
+    """What each channel sent, with what to call its codec."""
+    table = _table("bytes sent while training")
+    for column in ("boundary", "channel", "codec"):
+        table.add_column(column, no_wrap=True)
+    for column in ("sent", "of", "ratio", "bits", "in full"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for channel in channels:
+        low, high = channel["boundary"], channel["boundary"] + 1
+        table.add_row(
+            f"{low} -> {high}" if channel["channel"] == "activations" else f"{high} -> {low}",
+            channel["channel"],
+            codecs[channel["codec"]],
+            _megabytes(channel["bytes"]),
+            _megabytes(channel["uncompressed"]),
+            f"{channel['uncompressed'] / max(1, channel['bytes']):.2f}x",
+            f"{channel['bits_per_element']:.2f}",
+            f"{channel['full_share']:.0%}",
+        )
+    return table
+
+
+def _stages_table(summary: Mapping[str, Any]) -> Table:
+    table = _table("where the time of training went, and peak memory")
+    table.add_column("stage", no_wrap=True)
+    for column in (*SECTIONS, "other", "memory"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for stage in summary["stages"]:
+        seconds = stage["seconds"]
+        total = max(1e-9, summary["training_seconds"])
+        other = max(0.0, total - sum(seconds.values()))
+        times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
+        table.add_row(str(stage["stage"]), *times, _megabytes(stage["peak_memory"]))
+    return table
+
+
+def _table(title: str) -> Table:
+    """A table whose columns stand as close as reads well."""
+    return Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
+
+
+def _seconds(spent: float) -> str:
+    return f"{spent:.1f} s" if spent < 100 else f"{spent:.0f} s"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

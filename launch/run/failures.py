@@ -1,0 +1,146 @@
+"""How a failed run is told: the stage that broke on top, below it what the others were waiting for.
+
+Every stage process leaves one report in a folder of the launcher. Whoever broke is seldom the first to notice: a killed
+stage leaves no report, and its neighbours see their connections close within milliseconds. So the reports are sorted by
+what happened, not by when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from thinwire.compress import CodecError, StoreError
+from thinwire.launch.shared.exit_codes import ended
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import PeerError, PipelineError
+
+FOLDER_VARIABLE = "THINWIRE_FAILURES"
+STOPPED = 143
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Why one process ended: its own failure ("own"), a lost peer ("peer"), or being told to ("stopped")."""
+
+    rank: int
+    stages: list[int]
+    kind: str
+    text: str
+    time: float
+
+    def save(self) -> None:
+        """Leave the report for the launcher; without one, print it."""
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder is None:
+            os.write(2, f"{self.line()}\n".encode())
+        else:
+            # at once: the process may be killed any time, and half a report could not be read
+            written = Path(folder, f"{self.rank}.part")
+            written.write_text(json.dumps(asdict(self)))
+            written.rename(Path(folder, f"{self.rank}.json"))
+
+    def line(self) -> str:
+        """The report in words."""
+        head = {"own": "failed", "peer": "lost a peer", "stopped": "was told to stop"}[self.kind]
+        return f"{_name(self.stages)} {head}: {self.text}"
+
+
+def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
+    """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
+    told = isinstance(error, PipelineError | ModelError | CodecError | StoreError)
+    text = str(error) if told else "".join(traceback.format_exception(error)).rstrip()
+    kind = "peer" if isinstance(error, PeerError) else "own"
+    return Report(rank=rank, stages=list(stages), kind=kind, text=text, time=time.time())
+
+
+def read_reports(folder: Path) -> dict[int, Report]:
+    """All reports left in a folder, by rank."""
+    reports = (Report(**json.loads(path.read_text())) for path in folder.glob("*.json"))
+    return {report.rank: report for report in reports}
+
+
+def tell(
+    reports: Mapping[int, Report], exit_codes: Mapping[int, int | None], stages_of: Callable[[int], list[int]]
+) -> str:
+    """The whole failure in words: processes killed by a signal, then own failures by time, then what the rest awaited.
+
+    Where none of them failed of itself (a link went down, one stage was told to stop), the earliest report comes first.
+    `exit_codes` are those of the processes that ended badly: a negative one is a signal's number, None one that nobody
+    saw.
+    """
+    silent = [rank for rank in sorted(exit_codes) if rank not in reports]
+    killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
+    order = {"own": 0, "peer": 1, "stopped": 2}
+    told = sorted(reports.values(), key=lambda report: (order[report.kind], report.time))
+    causes = [report for report in told if report.kind == "own"]
+    if told and not killed and not causes:
+        causes = [min(told, key=lambda report: report.time)]
+    others = [f"  {report.line()}" for report in told if report not in causes]
+    return "\n".join(killed + [report.line() for report in _merged(causes)] + others)
+
+
+def _merged(reports: Iterable[Report]) -> list[Report]:
+    """One report of all stages that say the same, in the place of the first."""
+    merged: dict[str, Report] = {}
+    for report in reports:
+        before = merged.get(report.text)
+        merged[report.text] = (
+            report if before is None else replace(before, stages=sorted(before.stages + report.stages))
+        )
+    return list(merged.values())
+
+
+def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
+    """`leave` for whoever calls first; others wait until it is done: a failure and a signal may come together."""
+    lock, reports = threading.Lock(), list[Report]()
+
+    def first(report: Report) -> None:
+        with lock:
+            if not reports:
+                reports.append(report)
+                leave(report)
+
+    return first
+
+
+def stop_on_signals(stopping: Callable[[], None], signals: Iterable[signal.Signals]) -> None:
+    """End this process at once on a signal, even inside a blocking call, after a call of `stopping`.
+
+    A signal handler of Python's would have to wait until the call returns; a thread reading the wake-up pipe does not.
+    The thread also sees that the launcher is gone without a word (killed), where no signal comes.
+    """
+    launcher = os.getppid()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in signals:
+        signal.signal(number, lambda *_: None)
+
+    def watch() -> None:
+        while os.getppid() == launcher and not select.select([reading], [], [], 1.0)[0]:
+            pass
+        try:
+            stopping()
+        finally:
+            os._exit(STOPPED)
+
+    threading.Thread(target=watch, name="stop-on-signals", daemon=True).start()
+
+
+def _ended(exit_code: int | None) -> str:
+    return "ended without a report, as a killed process does" if exit_code is None else ended(exit_code)
+
+
+def _name(stages: Sequence[int]) -> str:
+    if not stages:
+        return "a process without a stage"
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"

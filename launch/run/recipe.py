@@ -1,0 +1,247 @@
+"""A recipe: everything a run depends on, as one tree of dataclasses, from a packaged name or file and the command line.
+
+jsonargparse makes the options, their help and the checks of types from the dataclasses. What only shows when parts meet
+(layers against stages, text against vocabulary) is gathered here and raised at once, before any process group starts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import ArgumentError
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+from thinwire.models.data.load import DataOptions
+from thinwire.models.errors import ModelError
+from thinwire.models.model import ModelOptions
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.options import (
+    CompressionOptions,
+    DebugOptions,
+    OptimizerOptions,
+    PipelineOptions,
+    TrainingOptions,
+    WireOptions,
+    split_pair,
+)
+
+PACKAGED = files("thinwire.launch") / "recipes"
+
+TRACED = 5
+"""Steps that --trace records where it does not say how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training run."""
+
+    name: str = "unnamed"
+    """What the run is called."""
+    description: str = ""
+    """What the recipe is for, in a sentence."""
+    output: str = ""
+    """Folder for everything the run writes; empty means runs/ and the name."""
+    save_every: int = 0
+    """Steps between saves of the newest weights; 0 saves at the end only."""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    pipeline: PipelineOptions = field(default_factory=PipelineOptions)
+    compression: CompressionOptions = field(default_factory=CompressionOptions)
+    wire: WireOptions = field(default_factory=WireOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    debug: DebugOptions = field(default_factory=DebugOptions)
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        if self.save_every < 0:
+            mistakes.append(f"save_every must not be negative, got {self.save_every}")
+        unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
+        if unknown:
+            mistakes.append(
+                f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
+                f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
+            )
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    @property
+    def num_boundaries(self) -> int:
+        """Cuts between stages."""
+        return self.pipeline.num_stages - 1
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return Path(self.output or f"runs/{self.name}")
+
+
+def packaged() -> dict[str, str]:
+    """The packaged recipes: name -> what each is for."""
+    found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
+
+
+def make_parser(prog: str) -> ArgumentParser:
+    """A parser with an option for every field of a recipe, under its dotted name."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(
+        prog=prog,
+        usage=f"{prog} RECIPE [--option value ...]",
+        description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
+        "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
+        "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
+        f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", type=str, help="packaged name or path of a YAML file")
+    parser.add_class_arguments(Recipe, None)
+    return parser
+
+
+def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
+    """The recipe that a command line asks for.
+
+    Raises:
+        OptionsError: the recipe is not found, an option is unknown or ill-typed, or parts do not fit; as many
+            mistakes at once as can be told.
+        SystemExit: --help was given.
+    """
+    parser = make_parser(prog)
+    arguments = [_underscored(argument) for argument in _spelled_out(argv)]
+    try:
+        named = parser.parse_args(arguments).recipe  # wherever it stands among the options
+        base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
+        values = parser.parse_args(arguments, namespace=base)
+    except ArgumentError as error:
+        raise OptionsError([_sentence(error, prog)]) from error
+    return _instantiate(parser, values)
+
+
+def dump(recipe: Recipe) -> str:
+    """A recipe as YAML that `parse` reads back."""
+    return yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False, allow_unicode=True)
+
+
+def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
+    """Build every part, gather what is wrong with each, then the whole."""
+    parts: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for name in (part.name for part in fields(Recipe)):
+        try:
+            parts[name] = getattr(parser.instantiate(Namespace({name: values[name]})), name)
+        except OptionsError as error:
+            mistakes += error.mistakes
+        except ModelError as error:
+            mistakes.append(f"{name}: {error}")
+    if mistakes:
+        raise OptionsError(mistakes)
+    return Recipe(**parts)
+
+
+def _load(named: str) -> dict[str, Any]:
+    """The fields of a recipe by name or path; a file's name is the default name of its run."""
+    known = packaged()
+    path = Path(named)
+    if named in known:
+        return dict(yaml.safe_load((PACKAGED / f"{named}.yaml").read_text()))
+    if not path.is_file():
+        raise OptionsError(
+            [f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}; known: {', '.join(known)}"]
+        )
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsError([f"{path} cannot be read: {error}"]) from error
+    except yaml.YAMLError as error:
+        raise OptionsError([f"{path} is no YAML: {' '.join(str(error).split())}"]) from error
+    if not isinstance(loaded, dict):
+        raise OptionsError([f"{path} must hold the fields of a recipe, got {type(loaded).__name__}"])
+    if mistakes := _misfits(loaded, Recipe):
+        raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
+    return {"name": path.stem, **loaded}
+
+
+def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """The fields without the epochs that steps on the command line take the place of."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
+        return loaded
+    return {**loaded, "training": {name: value for name, value in loaded["training"].items() if name != "epochs"}}
+
+
+def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list[str]:
+    """What is no field of a dataclass, or should have fields of its own and has none, a sentence each."""
+    kinds = get_type_hints(group)
+    mistakes = []
+    for name, value in loaded.items():
+        if name not in kinds:
+            mistakes.append(f"there is no field {prefix}{name}; known: {', '.join(prefix + known for known in kinds)}")
+        elif is_dataclass(kinds[name]) and isinstance(value, dict):
+            mistakes += _misfits(value, kinds[name], f"{prefix}{name}.")
+        elif is_dataclass(kinds[name]):
+            mistakes.append(f"{prefix}{name} must hold fields, such as {fields(kinds[name])[0].name}, got {value!r}")
+    return mistakes
+
+
+def _sentence(error: ArgumentError, prog: str) -> str:
+    """What jsonargparse found, in the words of this package where it names a field and a value that do not fit."""
+    text = " ".join(str(error).split())
+    misfit = re.fullmatch(r'Parser key "([\w.]+)": .*Expected an? .*(?:Got|Given) value: (.*)', text)
+    if misfit is None:
+        text = re.sub(r'Parser key "([\w.]+)": (?:Problem with given class_path \S+ )?', r"\1: ", text)
+        return f"{text}; see {prog} --help"
+    kind: Any = Recipe
+    for name in misfit[1].split("."):
+        kind = get_type_hints(kind)[name]
+    if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[2]):
+        return f"there is no field {misfit[1]}.{beneath[1]}: {misfit[1]} must be {_words(kind)}, and has no fields"
+    return f"{misfit[1]} must be {_words(kind)}, got {misfit[2]}"
+
+
+def _words(kind: Any) -> str:
+    """A field's type as people say it."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if isinstance(kind, UnionType):
+        return " or ".join(map(_words, get_args(kind)))
+    said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    return said.get(kind, str(kind))
+
+
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """The arguments with `--codec A/G` and `--trace` as the options that they are short for."""
+    arguments: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        option, equals, given = argument.partition("=")
+        if option == "--codec":
+            arguments += _both_channels(given if equals else next(rest, ""))
+        elif option == "--trace":
+            arguments.append(f"--debug.trace={given if equals else TRACED}")
+        else:
+            arguments.append(argument)
+    return arguments
+
+
+def _both_channels(pair: str) -> list[str]:
+    if not pair:
+        raise OptionsError(["--codec must be followed by codecs such as q(4)/q(8), or by auto"])
+    expressions = zip(CHANNELS, split_pair(pair), strict=True)
+    return [part for channel, expression in expressions for part in (f"--compression.{channel}", expression)]
+
+
+def _underscored(argument: str) -> str:
+    """--save-every=3 and --save_every=3 are the same option."""
+    option, equals, value = argument.partition("=")
+    return option.replace("-", "_").replace("__", "--", 1) + equals + value if option.startswith("--") else argument

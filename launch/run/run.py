@@ -1,0 +1,268 @@
+"""One process of a run: joins the others, trains its stages, and reports; the last stage's process writes and shows."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.compress import Feedback, parse
+from thinwire.compress.stores.space import check_space, space_needs
+from thinwire.launch.run.assembly import Assembly, Prepared, assemble
+from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
+from thinwire.launch.run.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
+from thinwire.launch.run.recipe import dump
+from thinwire.models.batch_norm import batch_norm_warning, batch_norms
+from thinwire.models.data.sampler import evaluation_batches
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.layers import Stage
+from thinwire.models.tasks import mask_padding
+from thinwire.pipeline.automatic import Automatic, Choice
+from thinwire.pipeline.evaluation import Mode, Score, evaluate
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.meters import Traffic
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.trainer import StepRecord
+
+
+class Run:
+    """A run as one process sees it."""
+
+    def __init__(self, prepared: Prepared, where: Placement) -> None:
+        # on an error torch's runtime logs the whole schedule, which buries the error
+        logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
+        self.recipe = prepared.recipe
+        self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
+        self.trainer = self.assembly.trainer
+        self._held_out = prepared.data.held_out
+        self._wire = self.trainer.stages[0].wire
+        self._check_space()
+        self._automatic: Automatic | None = None
+        if self.recipe.compression.automatic:
+            self._automatic = Automatic(self.trainer.stages, where, self.recipe.pipeline)
+        self._choices: list[Choice] = []
+        self._started = time.perf_counter()
+        self._log = MetricsLog(self.recipe.folder) if self.trainer.has_last else None
+
+    @property
+    def doing(self) -> str:
+        """What this process is waiting for or computing, in words."""
+        words = [stage.meter.doing for stage in self.trainer.stages]
+        return "; ".join(word for word in words if word) or "between two sections of its work"
+
+    def go(self) -> None:
+        """Train, evaluate both ways, save, report."""
+        self._show_notes()
+        self._show_stores()
+        training_started = time.perf_counter()
+        if self._log is None:
+            self.trainer.train(self._after_step)
+        else:
+            with ProgressLine(self.recipe.training.steps) as self._line:
+                self.trainer.train(self._after_step)
+        training_seconds = time.perf_counter() - training_started
+        stages = self._stage_reports()
+        if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
+            self._evaluate(self.recipe.training.steps)
+        self._save(self.recipe.training.steps)
+        for stage in self.trainer.stages:
+            stage.close()
+        self.discard_stores()
+        self._finish(training_seconds, stages)
+
+    def discard_stores(self) -> None:
+        """Delete the files of this process's stores, as far as their disk lets us; at the end, however it comes."""
+        with suppress(OSError):
+            self._wire.discard_stores()
+
+    def _after_step(self, record: StepRecord) -> None:
+        done = record.step + 1
+        if self._automatic is not None:
+            self._automatic.end_step()
+        if self._log is not None:
+            self._log.step(record)
+            self._line.step(record)
+        if self.recipe.training.evaluates_after(done, self._steps_per_epoch):
+            self._evaluate(done)
+        if self.recipe.debug.check_buffers and (
+            done % self._steps_per_epoch == 0 or done == self.recipe.training.steps
+        ):
+            self.assembly.placement.compare({stage.stage_index: stage.digests() for stage in self.trainer.stages})
+        if self.recipe.save_every and done % self.recipe.save_every == 0:
+            self._save(done)
+        if self._automatic is not None:
+            self._choose(self._automatic, done)
+
+    def _choose(self, automatic: Automatic, done: int) -> None:
+        """Give automatic channels their codecs once it is time; until then, go on measuring."""
+        automatic.begin_step()
+        if done != self._steps_measured or done == self.recipe.training.steps:
+            return
+        self._choices = automatic.switch()
+        self._automatic = None
+        if self._log is not None:
+            for choice in self._choices:
+                self._line.say(str(choice))
+        if any(isinstance(parse(choice.codec), Feedback) for choice in self._choices):
+            self._check_space()
+            self._show_stores()
+
+    @property
+    def _steps_measured(self) -> int:
+        return self.recipe.compression.steps_measured(self._steps_per_epoch)
+
+    def _check_space(self) -> None:
+        """Raise StoreError, in every process alike, where stores on disk would run out of room; collective."""
+        mine = space_needs((layout, path) for layout, path in self._wire.stores if path is not None)
+        check_space(self.assembly.placement.everyone(mine))
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return self.assembly.prepared.steps_per_epoch
+
+    def _show_notes(self) -> None:
+        """Say what is worth knowing before training starts."""
+        gathered = self.assembly.placement.gather(
+            {stage.stage_index: batch_norms(_module(stage).layers) for stage in self.trainer.stages}
+        )
+        if gathered is not None:
+            warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
+            show_notes([*self.assembly.prepared.data.notes, *self._notes_on_auto(), *([warning] if warning else [])])
+
+    def _notes_on_auto(self) -> list[str]:
+        steps = self.recipe.training.steps
+        if self._automatic is None or self._steps_measured < steps:
+            return []
+        measure = self.recipe.compression.measure
+        return [f"auto sends everything as it is: compression.measure of {measure} is as long as all {steps} steps"]
+
+    def _show_stores(self) -> None:
+        """Say what the stores of feedback will take, before they take it."""
+        here = tuple(stage.stage_index for stage in self.trainer.stages)
+        mine = {
+            medium: sum(layout.nbytes for layout, path in self._wire.stores if (path is not None) == (medium == "disk"))
+            for medium in ("memory", "disk")
+        }
+        gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, mine)))
+        if gathered is not None:
+            show_stores(dict(gathered))
+
+    def _evaluate(self, done: int) -> None:
+        if self._held_out is None:
+            return
+        size = self.recipe.pipeline.num_microbatches * self.recipe.pipeline.microbatch_size
+        count = len(self._held_out)
+        scores = evaluate(self.trainer, self._held_out, lambda: evaluation_batches(count, size), mask_padding)
+        if self._log is not None and scores is not None:
+            self._log.evaluation(done, scores)
+
+    def _save(self, done: int) -> None:
+        for stage in self.trainer.stages:
+            save_weights(self.recipe.folder, stage.stage_index, _module(stage).full_state(), done)
+
+    def _stage_reports(self) -> list[dict[str, Any]] | None:
+        """What every stage has to say of training; None except where the last stage lives."""
+        reports = {stage.stage_index: _report(stage) for stage in self.trainer.stages}
+        return self.assembly.placement.gather(reports)
+
+    def _finish(self, training_seconds: float, stages: list[dict[str, Any]] | None) -> None:
+        """Gather what only the end knows, and let the last stage's process write and show it."""
+        ends = {stage.stage_index: _end_report(stage) for stage in self.trainer.stages}
+        gathered = self.assembly.placement.gather(ends)
+        tracer = self.trainer.tracer
+        traces = self.assembly.placement.gather(tracer.traces()) if tracer.keep else []
+        if self._log is None or stages is None or gathered is None:
+            return
+        self._log.close()
+        for stage, end in zip(stages, gathered, strict=True):
+            stage.update(end)
+        summary = {
+            "name": self.recipe.name,
+            "folder": str(self.recipe.folder),
+            "steps": self.recipe.training.steps,
+            "seconds": time.perf_counter() - self._started,
+            "training_seconds": training_seconds,
+            "train_loss": self._log.losses[-1][1] if self._log.losses else None,
+            "held_out": {mode: score.values() for mode, score in self._scores().items()},
+            "channels": self._channels(stages),
+            "choices": [asdict(choice) | {"hides": choice.hides} for choice in self._choices],
+            "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
+            "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
+            "bytes_sent": _total(stages),
+            "torch": torch.__version__,
+        }
+        save_summary(self.recipe.folder, summary)
+        save_traces(self.recipe.folder, traces or [])
+        (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
+        save_picture(
+            self.recipe.folder / "loss.png",
+            self.recipe.name,
+            self.trainer.task.unit,
+            self._log.losses,
+            self._log.evaluations,
+        )
+        show_summary(summary)
+
+    def _scores(self) -> dict[Mode, Score]:
+        """The last scores, if there are any."""
+        assert self._log is not None
+        return self._log.evaluations[-1][1] if self._log.evaluations else {}
+
+    def _channels(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Traffic of training, a row a boundary and channel."""
+        sent = {key: traffic for stage in stages for key, traffic in stage["traffic"].items()}
+        rows = []
+        for boundary in range(self.recipe.num_boundaries):
+            for channel in CHANNELS:
+                traffic = sent.get((boundary, channel, "train"), Traffic())
+                rows.append(
+                    {
+                        "boundary": boundary,
+                        "channel": channel,
+                        "codec": str(self._wire.compression.method(boundary, channel)),
+                        **asdict(traffic),
+                        "bits_per_element": traffic.bits_per_element,
+                        "full_share": traffic.full_rows / max(1, traffic.rows),
+                    }
+                )
+        return rows
+
+
+def _report(stage: CompressedStage) -> dict[str, Any]:
+    return {
+        "stage": stage.stage_index,
+        "layers": len(_module(stage).layers),
+        "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
+        "seconds": dict(stage.meter.seconds),
+    }
+
+
+def _end_report(stage: CompressedStage) -> dict[str, Any]:
+    return {
+        "traffic": dict(stage.meter.sent),
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "digest_lines": tensor_lines(_module(stage).full_state()),
+    }
+
+
+def _module(stage: CompressedStage) -> Stage:
+    assert isinstance(stage.submod, Stage)
+    return stage.submod
+
+
+def _total(stages: list[dict[str, Any]]) -> int:
+    """Bytes of every frame every stage sent, all phases."""
+    return sum(traffic.bytes for stage in stages for traffic in stage["traffic"].values())
+
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

@@ -1,0 +1,69 @@
+"""What a run or an export left in a folder, read back: the recipe, what was measured, and the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from thinwire.launch.run import recipe
+from thinwire.launch.run.recipe import Recipe
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.model import PRETRAINED, ModelOptions
+from thinwire.pipeline.errors import OptionsError
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended: its recipe, what it measured, and its weights by full name."""
+
+    recipe: Recipe
+    summary: Mapping[str, Any]
+    weights: dict[str, Tensor]
+
+
+def read_run(folder: Path, prog: str) -> Ended:
+    """Read what a run left. OptionsError with everything that is missing, or does not belong together."""
+    needed = [folder / "recipe.yaml", folder / "summary.json"]
+    if missing := [str(path) for path in needed if not path.is_file()]:
+        raise OptionsError([f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing"])
+    found = recipe.parse([str(needed[0])], prog=prog)
+    summary = json.loads(needed[1].read_text())
+    weights = _read_weights(folder, found.pipeline.num_stages)
+    if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
+        raise OptionsError(
+            [
+                f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
+                f"files of all stages from the same run"
+            ]
+        )
+    return Ended(found, summary, weights)
+
+
+def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
+    """The model of a recipe with the weights that an export holds, wherever it was moved to."""
+    place = str(folder.resolve())
+    if (folder / "config.json").exists():
+        return replace(model, name=place, weights=PRETRAINED, config={})
+    return replace(model, weights=place)
+
+
+def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
+    files = [folder / "weights" / f"stage-{stage}.safetensors" for stage in range(num_stages)]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise OptionsError(
+            [
+                f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "
+                f"missing; copy it from the machine that held the stage"
+            ]
+        )
+    weights: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as opened:
+            weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    return weights

@@ -1,0 +1,61 @@
+"""The life of one stage process: join, run, and leave a report if it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.run.failures import Report, once, report_of, stop_on_signals
+from thinwire.launch.run.run import Run
+from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.transport import reaching
+
+
+def work(prepared: Prepared) -> int:
+    """Be the process that torchrun says we are; the exit status."""
+    rank, where = int(os.environ["RANK"]), real_placement(prepared.recipe)
+    stages = where.stages_of(rank)
+    run: Run | None = None
+
+    @once
+    def leave(report: Report) -> None:
+        if run is not None:
+            run.discard_stores()  # first, for a report needs room on a disk too
+        report.save()
+
+    def stopping() -> None:
+        doing = run.doing if run is not None else "starting"
+        leave(Report(rank=rank, stages=stages, kind="stopped", text=doing, time=time.time()))
+
+    stop_on_signals(stopping, (signal.SIGTERM, signal.SIGINT))
+    try:
+        join(prepared, rank)
+        run = Run(prepared, where)
+        run.go()
+        with reaching(f"process {rank} was waiting for all others to finish"):
+            dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        leave(report_of(error, rank, stages))
+        # other threads may hang on peers that are gone
+        os._exit(1)
+    return 0
+
+
+def join(prepared: Prepared, rank: int) -> None:
+    """Meet the other processes; MismatchError when their number is not the recipe's."""
+    needed, found = prepared.recipe.pipeline.num_processes, int(os.environ["WORLD_SIZE"])
+    if needed != found:
+        raise MismatchError(
+            f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
+            f"equal to {needed}, or change pipeline.num_stages"
+        )
+    several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
+    advice = " (GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor)"
+    with reaching(f"process {rank} was waiting for all {needed} processes to start{advice if several_hosts else ''}"):
+        dist.init_process_group("gloo", timeout=timedelta(seconds=prepared.recipe.wire.timeout))

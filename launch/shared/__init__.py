@@ -1,0 +1,1 @@
+"""What several commands use; nothing here knows a command."""

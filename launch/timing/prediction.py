@@ -1,0 +1,152 @@
+"""What a pipeline will do over slow links: the simulation asked the questions a user has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from thinwire.launch.timing.simulator import Course, simulate
+from thinwire.launch.timing.timetable import timetable
+from thinwire.launch.timing.workload import Network, Workload, label
+from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.schedules import SCHEDULES
+
+HIDDEN = 0.95
+"""The wire is hidden where a step keeps this share of its speed with unlimited bandwidth."""
+PAYS = 1.05
+"""Compression pays where it makes a step this many times as fast."""
+UNCOMPRESSED = CompressionOptions(activations="none", gradients="none")
+SLOWEST, FASTEST = 1e3, 1e13
+"""Bits a second between which a bandwidth is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One schedule with one codec over one network."""
+
+    schedule: str
+    codec: str
+    bandwidth: float
+    """Bits a second."""
+    seconds: float
+    """One step, fill and drain included."""
+    samples_per_second: float
+    speedup: float
+    """Over the same schedule and network with nothing compressed."""
+    of_unthrottled: float
+    """Share of the speed of the same schedule, uncompressed, with no wire at all."""
+    in_flight: float
+    """The most micro-batches whose activations a process holds, in those of a whole process."""
+    busy: tuple[float, ...]
+    """Seconds of each process computing, encoding and decoding."""
+    wait: tuple[float, ...]
+    """Seconds of each process idle while a frame it needs is under way."""
+    bubble: tuple[float, ...]
+    """Seconds of each process idle otherwise."""
+
+
+def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
+    """Simulate one step; its processes are the workload's stages."""
+    cut = workload.cut_for(schedule)
+    table = timetable(schedule, cut.num_stages, cut.num_microbatches)
+    activations = cut.channel("activations", compression, network)
+    return simulate(table, cut.compute(), activations, cut.channel("gradients", compression, network))
+
+
+def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
+    """Seconds of a step that no implementation can beat: codecs cost nothing, everything else is as in `run`."""
+    return run(replace(workload, costs={}), schedule, compression, network).seconds
+
+
+def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
+    """Simulate one step, and what it is compared with."""
+    return predict_each(workload, schedule, [compression], network)[0]
+
+
+def predict_each(
+    workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
+) -> list[Prediction]:
+    """As `predict`, of several codecs that are compared with the same."""
+    uncompressed = limit(workload, schedule, UNCOMPRESSED, network)
+    unthrottled = limit(workload, schedule, UNCOMPRESSED, Network())
+    predictions = []
+    for compression in codecs:
+        course = run(workload, schedule, compression, network)
+        predictions.append(
+            Prediction(
+                schedule=schedule,
+                codec=label(compression),
+                bandwidth=network.bandwidth,
+                seconds=course.seconds,
+                samples_per_second=workload.samples / course.seconds,
+                speedup=uncompressed / course.seconds,
+                of_unthrottled=unthrottled / course.seconds,
+                in_flight=float(course.table.held.max()) / SCHEDULES[schedule].stages_per_process,
+                busy=tuple(course.busy.tolist()),
+                wait=tuple(course.wait.tolist()),
+                bubble=tuple(course.bubble.tolist()),
+            )
+        )
+    return predictions
+
+
+def needed_bandwidth(
+    workload: Workload, schedule: str, compression: CompressionOptions, network: Network, hidden: float = HIDDEN
+) -> float:
+    """The bandwidth (bits a second) below which the wire is the bottleneck: a step is slower than `hidden` allows.
+
+    That is against unlimited bandwidth, with the same latency and the same links of their own; 0 where none is needed.
+    """
+    allowed = run(workload, schedule, compression, replace(network, bandwidth=math.inf)).seconds / hidden
+
+    def hides(bandwidth: float) -> bool:
+        return run(workload, schedule, compression, replace(network, bandwidth=bandwidth)).seconds <= allowed
+
+    if hides(SLOWEST):
+        return 0.0
+    low, high = math.log(SLOWEST), math.log(FASTEST)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if hides(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
+    """Those schedules that can run a workload's micro-batches on its processes."""
+    return [
+        name
+        for name in schedules
+        for spec in (SCHEDULES[name],)
+        if not spec.mistakes(
+            workload.num_stages * spec.stages_per_process, spec.stages_per_process, workload.num_microbatches
+        )
+    ]
+
+
+def best(predictions: Sequence[Prediction], max_in_flight: float = math.inf) -> Prediction | None:
+    """The fastest of those that hold at most so many micro-batches; None if there is none."""
+    fitting = [prediction for prediction in predictions if prediction.in_flight <= max_in_flight]
+    return max(fitting, key=lambda prediction: (prediction.samples_per_second, -prediction.in_flight), default=None)
+
+
+def verdict(predictions: Sequence[Prediction]) -> str:
+    """Whether compression pays, of predictions for one schedule and bandwidth, in a sentence."""
+    winner = max(predictions, key=lambda prediction: prediction.speedup)
+    where = f"at {bandwidth_text(winner.bandwidth)} with {winner.schedule}"
+    if winner.speedup < PAYS:
+        return f"{where} compression does not pay: uncompressed loses under {PAYS - 1:.0%} to the best of these codecs"
+    return (
+        f"{where} compression pays: {winner.codec} is {winner.speedup:.2f}x as fast as uncompressed, "
+        f"{winner.of_unthrottled:.0%} of unthrottled"
+    )
+
+
+def bandwidth_text(bits: float) -> str:
+    """A bandwidth as people write it."""
+    if math.isinf(bits):
+        return "unlimited bandwidth"
+    for unit, scale in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+        if bits >= scale:
+            return f"{bits / scale:.3g}{unit}" if bits / scale < 1000 else f"{bits / scale:.0f}{unit}"
+    return f"{bits:.0f}bit"

@@ -1,0 +1,144 @@
+"""A recipe as a workload: what crosses its boundaries, and how long its stages and codecs take on this machine.
+
+The only file of the predictor that builds models, and all it asks of recipes is in `from_recipe`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import Key, Method
+from thinwire.compress.codecs.sparse import Reuse
+from thinwire.compress.feedback import codec_of
+from thinwire.launch.run.assembly import Prepared, prepare
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.timing.workload import CodecCost, Workload
+from thinwire.models.layers import build_stage
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.options import CompressionOptions
+
+ROUNDS = 5
+
+
+def from_recipe(
+    recipe: Recipe, codecs: Sequence[CompressionOptions], forward: float | None, backward: float | None
+) -> Workload:
+    """A recipe's workload, a stage a process: every stage takes the seconds given, or those measured here.
+
+    Where they are measured, so are the codecs; where they are given, codecs are free. One stage after the other is
+    built, timed on one micro-batch of the training data, and dropped. Raises ModelError for parts that do not fit.
+    """
+    prepared = prepare(recipe)
+    rows, outputs = recipe.pipeline.microbatch_size, prepared.outputs
+    workload = Workload(
+        name=recipe.name,
+        num_microbatches=recipe.pipeline.num_microbatches,
+        microbatch_size=rows,
+        forward=(forward or 0.0,) * len(prepared.cuts),
+        backward=(backward or 0.0,) * len(prepared.cuts),
+        boundaries=tuple(outputs[:-1]),
+    )
+    if forward is not None and backward is not None:
+        return workload
+    before = torch.get_num_threads()
+    torch.set_num_threads(recipe.training.threads)
+    try:
+        inputs = prepared.data.training.inputs(torch.arange(rows), 0)
+        times = [
+            time_stage(prepared, index, (inputs,) if index == 0 else _values(outputs[index - 1]))
+            for index in range(len(prepared.cuts))
+        ]
+        return replace(
+            workload,
+            forward=tuple(spent if forward is None else forward for spent, _ in times),
+            backward=tuple(spent if backward is None else backward for _, spent in times),
+            costs=codec_costs(codecs, workload),
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Median seconds of one micro-batch forward and back through one stage, the loss being part of the last one's."""
+    training = prepared.recipe.training
+    stage = build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
+    ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
+    targets, side = data.training.targets(ids), data.training.side(ids)
+    last = index == len(prepared.cuts) - 1
+    forwards, backwards = [], []
+    for _ in range(1 + ROUNDS):  # the first one warms up
+        begun = time.perf_counter()
+        output = stage(*inputs, **side)
+        results = (
+            [data.task.loss_sum(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
+        )
+        turned = time.perf_counter()
+        torch.autograd.backward(results, [torch.ones_like(part) for part in results])
+        forwards.append(turned - begun)
+        backwards.append(time.perf_counter() - turned)
+    return statistics.median(forwards[1:]), statistics.median(backwards[1:])
+
+
+def codec_costs(
+    codecs: Sequence[CompressionOptions], workload: Workload
+) -> Mapping[tuple[ChannelName, str], CodecCost]:
+    """Median seconds of each method's codec on what crosses the boundary that uses it first.
+
+    What feedback adds around a codec is not in it; ``reuse``, which needs an activation's positions, counts as free.
+    """
+    found: dict[tuple[ChannelName, str], tuple[Method, Tensor]] = {}
+    for compression in codecs:
+        for index, examples in enumerate(workload.boundaries):
+            for channel in CHANNELS:
+                method = compression.method(index, channel)
+                crossing = [example for example in examples if example.requires_grad]
+                if crossing and not isinstance(codec_of(method), Reuse):
+                    found.setdefault((channel, str(method)), (method, crossing[0]))
+    return {name: time_codec(method, example) for name, (method, example) in found.items()}
+
+
+def time_codec(method: Method, example: Tensor) -> CodecCost:
+    """Median seconds of encoding and decoding Gaussian data shaped as `example`."""
+    codec = codec_of(method)
+    values = torch.randn(example.shape).to(example.dtype)
+    payload = torch.empty(codec.nbytes(example.shape, example.dtype), dtype=torch.uint8)
+    decoded = torch.empty_like(values)
+    key = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
+    return CodecCost(
+        encode=_median_seconds(lambda: codec.encode(values, payload, key, None)),
+        decode=_median_seconds(lambda: codec.decode(payload, decoded, key, None)),
+    )
+
+
+def _median_seconds(act: Callable[[], object]) -> float:
+    act()
+    times = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+def _values(examples: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors like the examples: Gaussian where they are floating, zero elsewhere."""
+    return tuple(
+        (
+            torch.randn(example.shape).to(example.dtype) if example.is_floating_point() else _zeros(example)
+        ).requires_grad_(example.requires_grad)
+        for example in examples
+    )
+
+
+def _zeros(example: Tensor) -> Tensor:
+    return torch.zeros(example.shape, dtype=example.dtype)
+
+
+def _tuple(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return output if isinstance(output, tuple) else (output,)

@@ -1,0 +1,94 @@
+"""The published throughput of AQ-SGD (2206.01299, Tables 2 and 3), and what the simulation says of the same cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from thinwire.launch.timing.prediction import UNCOMPRESSED, predict
+from thinwire.launch.timing.workload import Network, frame_bytes, uniform
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.options import CompressionOptions
+
+WORKLOAD = uniform("GPT2-1.5B", num_stages=8, num_microbatches=32, forward=0.045, backward=0.135, shape=(1, 1024, 1600))
+"""GPT2-1.5B on 8 machines, macro-batch 32, micro-batch 1, sequences of 1024; compute from Table 3."""
+
+_PER_CHANNEL = 'q({}, per="channel")'
+CODECS = {
+    "fp32": UNCOMPRESSED,
+    "fw3 bw6": CompressionOptions(activations=_PER_CHANNEL.format(3), gradients=_PER_CHANNEL.format(6)),
+    "fw4 bw8": CompressionOptions(activations=_PER_CHANNEL.format(4), gradients=_PER_CHANNEL.format(8)),
+}
+"""Its methods: one scale a channel, as its code has it; later visits of AQ-SGD send as much as direct quantization."""
+
+THROUGHPUT = {
+    10e9: {"fp32": 3.8, "fw3 bw6": 4.0, "fw4 bw8": 4.0},
+    1e9: {"fp32": 3.2, "fw3 bw6": 4.0, "fw4 bw8": 3.9},
+    500e6: {"fp32": 2.7, "fw3 bw6": 3.9, "fw4 bw8": 3.9},
+    300e6: {"fp32": 1.8, "fw3 bw6": 3.8, "fw4 bw8": 3.8},
+    100e6: {"fp32": 0.5, "fw3 bw6": 3.4, "fw4 bw8": 3.0},
+}
+"""Table 2, AQ-SGD: sequences a second by bandwidth (bits a second) and method."""
+
+RATIOS = {10e9: 0.116, 1e9: 1.16, 500e6: 2.3, 300e6: 3.9, 100e6: 11.6}
+"""How long an uncompressed activation is on the wire in times of its forward compute, by bandwidth, in Table 2."""
+
+WIRE = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.063), 100e6: (0.063, 0.125)}
+"""Table 3, fw4 bw8: seconds of one micro-batch on the wire, forward and back, by bandwidth."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published number beside ours."""
+
+    quantity: str
+    bandwidth: float
+    """Bits a second."""
+    method: str
+    published: float
+    predicted: float
+
+    @property
+    def deviation(self) -> float:
+        """How far the prediction lies above the published number, as a share of it."""
+        return self.predicted / self.published - 1
+
+
+def throughput_cells() -> list[Cell]:
+    """Table 2, sequences a second."""
+    return [
+        Cell(
+            "sequences/s",
+            bandwidth,
+            method,
+            published,
+            predict(WORKLOAD, "gpipe", CODECS[method], Network(bandwidth=bandwidth)).samples_per_second,
+        )
+        for bandwidth, row in THROUGHPUT.items()
+        for method, published in row.items()
+    ]
+
+
+def share_cells() -> list[Cell]:
+    """Table 2, each as a share of the same method's at 10 Gbps, where what takes time beside compute cancels out."""
+    cells = throughput_cells()
+    fastest = {cell.method: cell for cell in cells if cell.bandwidth == max(THROUGHPUT)}
+    return [
+        replace(
+            cell,
+            quantity="share of 10 Gbps",
+            published=cell.published / fastest[cell.method].published,
+            predicted=cell.predicted / fastest[cell.method].predicted,
+        )
+        for cell in cells
+        if cell.bandwidth != max(THROUGHPUT)
+    ]
+
+
+def wire_cells() -> list[Cell]:
+    """Table 3, milliseconds of one frame on the wire; its compute columns are the simulation's input."""
+    cells = []
+    for bandwidth, row in WIRE.items():
+        for channel, published in zip(CHANNELS, row, strict=True):
+            nbytes = frame_bytes(WORKLOAD.boundaries[0], CODECS["fw4 bw8"], 0, channel)
+            cells.append(Cell("ms", bandwidth, channel, 1e3 * published, 8e3 * nbytes / bandwidth))
+    return cells

@@ -1,0 +1,267 @@
+"""One step of a pipeline, simulated event by event: when every action starts and ends, and every frame arrives.
+
+    process p    | decode | forward | encode |   wait   | decode | backward | encode | ...
+                                             \\
+    link p -> q                               | frame: bytes / bandwidth |··latency··>
+                                                                                      \\
+    process q                                          waits for it, if it must        | decode | forward ...
+
+The rules: a process does its actions in the schedule's order, each as soon as what it needs is there; sends never hold
+it up, receives are posted ahead; a link carries one frame after the other in each direction, both directions at once,
+each then with the share of its bandwidth that the other leaves it; a frame arrives a latency after its last byte left.
+With codecs that take no time the length of such a step is the LIMIT: fill and drain included, it is what the schedule
+allows and no implementation can beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.launch.timing.timetable import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, Timetable
+
+_ROUNDS = 6
+"""How often frames are slowed by what crosses them, which moves when they do; 6 left changes below 1e-4 of a step."""
+
+Seconds = NDArray[np.float64]
+PerStage = float | Sequence[float]
+"""One number for all, or one for each stage or boundary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Seconds that one micro-batch takes on each stage."""
+
+    forward: PerStage
+    backward: PerStage
+    """The whole backward."""
+    weight_share: float = 0.5
+    """Share of a backward that makes the weights' gradients, for schedules that split it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """One direction over every boundary: its frames, its links and what its codec takes; a number each or for all."""
+
+    nbytes: PerStage
+    """Bytes of a frame, header included."""
+    bandwidth: PerStage = float("inf")
+    """Bits a second."""
+    latency: PerStage = 0.0
+    """Seconds from a byte's leaving to its arrival."""
+    duplex: PerStage = 1.0
+    """Share of the bandwidth that is left while the link's other direction carries a frame too."""
+    encode: PerStage = 0.0
+    """Seconds the sending stage spends on a frame."""
+    decode: PerStage = 0.0
+    """Seconds the receiving stage spends on a frame."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time: what, on which process, for which stage and micro-batch, from when to when (s)."""
+
+    process: int
+    stage: int
+    microbatch: int
+    kind: str
+    """One of KINDS, `decode`, `encode`, or `wire`, which is the frame's way from the first byte to the last one's
+    arrival."""
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Course:
+    """When everything happened; seconds from the start of the step, arrays of [actions] or [processes]."""
+
+    table: Timetable
+    start: Seconds = field(repr=False)
+    """[actions]: when each began to decode or, with nothing to decode, to compute."""
+    end: Seconds = field(repr=False)
+    """[actions]: when each had encoded what it gives."""
+    decode: Seconds = field(repr=False)
+    """[actions]: the part of it spent decoding."""
+    encode: Seconds = field(repr=False)
+    """[actions]: the part of it spent encoding."""
+    departure: Seconds = field(repr=False)
+    """[actions]: when the first byte of what it gives left; `end` where it gives nothing or keeps it here."""
+    arrival: Seconds = field(repr=False)
+    """[actions]: when what it gives had arrived."""
+    seconds: float
+    """The step, fill and drain included."""
+    busy: Seconds
+    """[processes]: computing, encoding and decoding."""
+    wait: Seconds
+    """[processes]: idle while the frame it needed was under way or queued."""
+    bubble: Seconds
+    """[processes]: idle for any other reason: nothing to do yet, the neighbour not done, or all done."""
+
+    def spans(self) -> Iterator[Span]:
+        """Everything that took time, in an order in which it can happen."""
+        table = self.table
+        for i in range(len(self.start)):
+            where = int(table.process[i]), int(table.stage[i]), int(table.microbatch[i])
+            marks = (self.start[i], self.start[i] + self.decode[i], self.end[i] - self.encode[i], self.end[i])
+            for kind, begin, finish in zip(
+                ("decode", KINDS[table.kind[i]], "encode"), marks[:-1], marks[1:], strict=True
+            ):
+                if finish > begin:
+                    yield Span(*where, kind, float(begin), float(finish))
+            if self.arrival[i] > self.departure[i]:
+                yield Span(*where, "wire", float(self.departure[i]), float(self.arrival[i]))
+
+
+def simulate(table: Timetable, compute: Compute, activations: Channel, gradients: Channel) -> Course:
+    """Run one step.
+
+    Args:
+        table: the schedule's order.
+        compute: each stage's seconds.
+        activations: entry i is boundary i, from stage i to i + 1.
+        gradients: entry i is boundary i, from stage i + 1 to i.
+
+    Raises:
+        ValueError: a list is not as long as there are stages or boundaries.
+    """
+    table_stage, kind = table.stage, table.kind
+    forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
+    by_kind = np.empty((len(KINDS), table.num_stages))
+    by_kind[FORWARD], by_kind[BACKWARD] = forward, backward
+    by_kind[BACKWARD_INPUT], by_kind[BACKWARD_WEIGHT] = (
+        backward * (1 - compute.weight_share),
+        backward * compute.weight_share,
+    )
+    decode = np.where(table.needs < table.nothing, _by_taking(table, activations, gradients, "decode"), 0.0)
+    gives = table.gives < table.nothing
+    encode = np.where(gives, _by_giving(table, activations, gradients, "encode"), 0.0)
+    link, crosses = _links(table)
+    bits = 8 * _by_giving(table, activations, gradients, "nbytes")
+    on_wire = np.where(crosses, bits / _by_giving(table, activations, gradients, "bandwidth"), 0.0)
+    latency = np.where(crosses, _by_giving(table, activations, gradients, "latency"), 0.0)
+    duration = decode + by_kind[kind, table_stage] + encode
+
+    loaded = np.where(crosses, 1 - _by_giving(table, activations, gradients, "duplex"), 0.0)
+    course = _run(table, duration, decode, encode, link, on_wire, latency)
+    for _ in range(_ROUNDS if loaded.any() else 0):
+        slowed = on_wire / (1 - loaded * _shared(course, link, latency))
+        course = _run(table, duration, decode, encode, link, slowed, latency)
+    return course
+
+
+def _run(
+    table: Timetable,
+    duration: Seconds,
+    decode: Seconds,
+    encode: Seconds,
+    link: NDArray[np.int64],
+    on_wire: Seconds,
+    latency: Seconds,
+) -> Course:
+    """The course of actions that take `duration` each and whose frames hold their links for `on_wire`."""
+    free, link_free = np.zeros(table.num_processes), np.zeros(int(link.max()) + 1)
+    arrived, sent = np.zeros((2, table.nothing + 1))
+    start, idle_from, departure = np.empty((3, len(table.kind)))
+    flight = on_wire + latency
+    for first, last in zip(table.rounds[:-1].tolist(), table.rounds[1:].tolist(), strict=True):
+        now = slice(first, last)
+        process, needs, way, gave = table.process[now], table.needs[now], link[now], table.gives[now]
+        idle_from[now] = begun = free[process]
+        begun = np.maximum(begun, arrived[needs])
+        start[now] = begun
+        ended = begun + duration[now]
+        free[process] = ended
+        leaves = np.maximum(ended, link_free[way])
+        departure[now] = leaves
+        link_free[way] = leaves + on_wire[now]
+        arrived[gave] = leaves + flight[now]
+        sent[gave] = ended
+        arrived[-1] = sent[-1] = 0.0  # what is always there
+    end = start + duration
+    seconds = float(end.max())
+    busy = _summed(table, duration)
+    wait = _summed(table, np.maximum(0.0, start - np.maximum(idle_from, sent[table.needs])))
+    return Course(
+        table=table,
+        start=start,
+        end=end,
+        decode=decode,
+        encode=encode,
+        departure=departure,
+        arrival=departure + flight,
+        seconds=seconds,
+        busy=busy,
+        wait=wait,
+        bubble=np.maximum(0.0, seconds - busy - wait),
+    )
+
+
+def _shared(course: Course, link: NDArray[np.int64], latency: Seconds) -> Seconds:
+    """The share of each frame's time on its link for which the link's other direction was busy too, [actions]."""
+    source, target = np.divmod(link, course.table.num_processes)
+    numbers = np.unique(np.concatenate([link, other := target * course.table.num_processes + source]))
+    begin, end = course.departure, course.arrival - latency
+    # All links one after the other on one axis, and on it how long any of them had been busy.
+    offset = (course.seconds + end.max()) * np.searchsorted(numbers, link)
+    order = np.argsort(begin + offset, kind="stable")
+    axis = np.stack([(begin + offset)[order], (end + offset)[order]], axis=1).reshape(-1)
+    spent = np.cumsum((end - begin)[order])
+    busy = np.stack([spent - (end - begin)[order], spent], axis=1).reshape(-1)
+    there = (course.seconds + end.max()) * np.searchsorted(numbers, other)
+    both = np.interp(end + there, axis, busy) - np.interp(begin + there, axis, busy)
+    share: Seconds = np.divide(both, end - begin, out=np.zeros_like(both), where=end > begin)
+    return share
+
+
+def _summed(table: Timetable, seconds: Seconds) -> Seconds:
+    """The seconds of all of a process's actions together, [processes]."""
+    return np.bincount(table.process, seconds, table.num_processes).astype(np.float64)
+
+
+def _each(given: PerStage, count: int) -> Seconds:
+    """The numbers as an array of `count`; ValueError unless there is one for all or one for each."""
+    numbers = np.asarray(given, dtype=np.float64)
+    if numbers.ndim and numbers.shape != (count,):
+        raise ValueError(f"give one number for all, or {count}, one for each; got {numbers.size}")
+    return np.broadcast_to(numbers, (count,))
+
+
+def _by_giving(table: Timetable, activations: Channel, gradients: Channel, name: str) -> Seconds:
+    """A field of the channel and boundary that each action sends over; meaningless where it sends nothing."""
+    return _of_boundary(table, activations, gradients, name, table.stage, table.stage - 1)
+
+
+def _by_taking(table: Timetable, activations: Channel, gradients: Channel, name: str) -> Seconds:
+    """A field of the channel and boundary that each action receives from; meaningless where it receives nothing."""
+    return _of_boundary(table, activations, gradients, name, table.stage - 1, table.stage)
+
+
+def _of_boundary(
+    table: Timetable,
+    activations: Channel,
+    gradients: Channel,
+    name: str,
+    of_forwards: NDArray[np.int64],
+    of_backwards: NDArray[np.int64],
+) -> Seconds:
+    boundaries = table.num_stages - 1
+    if not boundaries:
+        return np.ones(len(table.stage))
+    forth, back = (_each(getattr(channel, name), boundaries) for channel in (activations, gradients))
+    last = boundaries - 1
+    return np.where(table.kind == FORWARD, forth[np.clip(of_forwards, 0, last)], back[np.clip(of_backwards, 0, last)])
+
+
+def _links(table: Timetable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The link each action sends over, and whether it does.
+
+    A link is a direction between two processes; where several boundaries lie between the same two, they share it. What
+    stays on its process has a number of its own for each, on which nothing is ever queued.
+    """
+    neighbour = np.where(table.kind == FORWARD, table.stage + 1, table.stage - 1)
+    target = table.process_of[np.clip(neighbour, 0, table.num_stages - 1)]
+    crosses = (table.gives < table.nothing) & (target != table.process)
+    return table.process * table.num_processes + np.where(crosses, target, table.process), crosses

@@ -1,0 +1,178 @@
+"""What a prediction is made from: a pipeline's compute, what crosses its boundaries, and the links it crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import Method
+from thinwire.launch.timing.simulator import Channel, Compute
+from thinwire.pipeline.boundary import frame_length
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.options import CompressionOptions, split_pair
+from thinwire.pipeline.schedules import SCHEDULES, placement
+
+Examples = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """Seconds one frame takes at its two ends."""
+
+    encode: float
+    decode: float
+
+
+FREE = CodecCost(0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One optimizer pass of a pipeline, a stage a process."""
+
+    name: str
+    num_microbatches: int
+    microbatch_size: int
+    """Samples of a micro-batch."""
+    forward: tuple[float, ...]
+    """Seconds a micro-batch takes forward on each stage."""
+    backward: tuple[float, ...]
+    """Seconds a micro-batch takes back through each stage."""
+    boundaries: tuple[Examples, ...]
+    """The meta tensors that cross each boundary forward, requires_grad set on those whose gradients come back."""
+    costs: Mapping[tuple[ChannelName, str], CodecCost] = field(default_factory=dict)
+    """What a codec costs, by channel and expression; what is not there is free."""
+
+    where: tuple[int, ...] = ()
+    """The process of each stage; empty means that stage i is process i."""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages, one a process."""
+        return len(self.forward)
+
+    @property
+    def samples(self) -> int:
+        """Samples of one pass."""
+        return self.num_microbatches * self.microbatch_size
+
+    def cut_for(self, schedule: str) -> Workload:
+        """The same work on the same processes, cut as often as a schedule asks for.
+
+        Each process's compute is spread evenly over its stages; every boundary carries what the first one does.
+        """
+        per_process = SCHEDULES[schedule].stages_per_process
+        if per_process == 1 or self.num_stages == 1:
+            return self
+        count = per_process * self.num_stages
+        where = placement(schedule, count, self.num_stages)
+        forward, backward = (
+            tuple(seconds[where[stage]] / per_process for stage in range(count))
+            for seconds in (self.forward, self.backward)
+        )
+        return replace(
+            self,
+            forward=forward,
+            backward=backward,
+            boundaries=self.boundaries[:1] * (count - 1),
+            where=tuple(where[stage] for stage in range(count)),
+        )
+
+    def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> Channel:
+        """One direction over all boundaries, as the simulation wants it."""
+        boundaries = self.num_stages - 1
+        methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
+        found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
+        costs = [found[method] for method in methods]
+        bandwidth, latency = network.of(name, self.where or tuple(range(self.num_stages)))
+        return Channel(
+            nbytes=[_frame_bytes(*given, name) for given in zip(self.boundaries, methods, forth, strict=True)],
+            bandwidth=bandwidth,
+            latency=latency,
+            duplex=network.duplex,
+            encode=[cost.encode for cost in costs],
+            decode=[cost.decode for cost in costs],
+        )
+
+    def compute(self) -> Compute:
+        """The stages' seconds, as the simulation wants them."""
+        return Compute(forward=self.forward, backward=self.backward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One direction between two processes, where it differs from the others; None keeps the common number."""
+
+    bandwidth: float | None = None
+    """Bits a second."""
+    latency: float | None = None
+    """Seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The links between processes, each as fast in one direction as in the other unless said otherwise."""
+
+    bandwidth: float = float("inf")
+    """Bits a second, each direction of every link."""
+    latency: float = 0.0
+    """Seconds."""
+    duplex: float = 1.0
+    """Share of the bandwidth that is left to a direction while the link's other one carries a frame too."""
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    """What differs, by (sending process, receiving process)."""
+
+    def of(self, name: ChannelName, where: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Bandwidth and latency of a channel over each boundary, `where` being the process of each stage."""
+        ends = [(low, high) if name == "activations" else (high, low) for low, high in pairwise(where)]
+        links = [self.links.get(pair, Link()) for pair in ends]
+        return (
+            [self.bandwidth if link.bandwidth is None else link.bandwidth for link in links],
+            [self.latency if link.latency is None else link.latency for link in links],
+        )
+
+
+def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:
+    """Bytes of one frame, header and padding included, once feedback has visited every row."""
+    methods = compression.method(boundary, channel), compression.method(boundary, "activations")
+    return _frame_bytes(examples, *methods, channel)
+
+
+def _frame_bytes(examples: Examples, method: Method, activations: Method, channel: ChannelName) -> int:
+    crossing = [example for example in examples if channel == "activations" or example.requires_grad]
+    return frame_length(crossing, method, activations)
+
+
+def codec_pair(text: str) -> CompressionOptions:
+    """The codecs of ``activations/gradients`` such as ``q(4)/q(8)``; one expression stands for both.
+
+    Raises OptionsError for what is no codec, and for auto.
+    """
+    activations, gradients = split_pair(text)
+    return CompressionOptions(activations=activations, gradients=gradients).without_auto(f"--codec {text} here")
+
+
+def label(compression: CompressionOptions) -> str:
+    """The codecs as `codec_pair` reads them; boundaries of their own are counted."""
+    pair = "/".join(dict.fromkeys(str(getattr(compression, channel)) for channel in CHANNELS))
+    own = len(compression.boundaries)
+    return f"{pair} and {own} boundar{'ies' if own > 1 else 'y'} of its own" if own else pair
+
+
+def uniform(
+    name: str, *, num_stages: int, num_microbatches: int, forward: float, backward: float, shape: tuple[int, ...]
+) -> Workload:
+    """A workload whose stages are all alike and put out one float32 tensor; the first dimension is samples."""
+    example = torch.empty(shape, device="meta", requires_grad=True)
+    return Workload(
+        name=name,
+        num_microbatches=num_microbatches,
+        microbatch_size=shape[0],
+        forward=(forward,) * num_stages,
+        backward=(backward,) * num_stages,
+        boundaries=((example,),) * (num_stages - 1),
+    )

@@ -1,0 +1,1 @@
+"""The models that come in layers: families of transformers, torchvision's models, and any nn.Sequential."""

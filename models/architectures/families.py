@@ -1,0 +1,282 @@
+"""The families of transformers that come apart into layers: a table, and how a configuration becomes a blueprint.
+
+A family is one row: the class that holds the unsplit model, and the full names of its embedding, blocks and head. All
+arithmetic is that of the library's own modules, and all names are those of its unsplit model.
+
+The head of a language model has a weight of its own at every number of stages, one included. Many families tie it to
+the token embedding, but the two stand at opposite ends of the pipeline: tied, every step would have to ship the
+gradient of the whole vocabulary matrix between them, 154 MB for GPT-2 small, which no compression of activations makes
+smaller. Untied at one stage as well, the model is the same whatever the cut. Pretrained, it starts as the embedding's
+copy.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from thinwire.models.architectures.pieces import (
+    CausalBlock,
+    Chain,
+    DebertaBlock,
+    EncoderBlock,
+    GemmaEmbedding,
+    GPT2Embedding,
+    OPTEmbedding,
+    Skeleton,
+    Step,
+    TypedEmbedding,
+    first_token,
+    relu,
+    softcap,
+)
+from thinwire.models.checkpoint import open_checkpoint
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
+
+TaskName = Literal["causal-lm", "classification"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What must be known to take the models of one architecture apart."""
+
+    name: str
+    """What transformers calls the type of its configuration."""
+    architecture: str
+    """The class of the unsplit model."""
+    task: TaskName
+    embedding: Callable[[Skeleton], Layer]
+    blocks: str
+    """The full name of the list of blocks."""
+    block: Callable[[Skeleton, str, int], Layer]
+    """Makes the layer of a block, from its full name and index."""
+    head: tuple[Step, ...]
+    """The steps from the last hidden state to the logits."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Weights of the head that a checkpoint may hold as another's."""
+    fresh: tuple[str, ...] = ()
+    """What the names of weights begin with that a pretrained model may lack."""
+    shared: tuple[str, ...] = ()
+    """The parts that all blocks hold."""
+    attention: str = "sdpa"
+    """The library's implementation of attention."""
+    unlisted: tuple[str, ...] = ()
+    """What the library reads of a configuration but does not list among its defaults."""
+    refine: Callable[[str, nn.Module, Any], None] | None = None
+    """What first values need after the library's own rules, given full name, module and configuration."""
+    positions_taken: Callable[[Any], int] = lambda config: 0
+    """How many of the positions no token can have."""
+
+
+def _causal(name: str, architecture: str, base: str, **more: Any) -> Family:
+    """Return a family with rotary positions, as most language models have them today."""
+    tokens, norm = more.pop("tokens", "embed_tokens"), more.pop("norm", "norm")
+    row: dict[str, Any] = {
+        "embedding": partial(Chain, steps=(f"{base}.{tokens}", f"{base}.emb_dropout")),
+        "blocks": f"{base}.layers",
+        "block": partial(CausalBlock, rotary=f"{base}.rotary_emb"),
+        "head": (f"{base}.{norm}", f"{base}.project_out", "lm_head"),
+        "tied": (("lm_head.weight", f"{base}.{tokens}.weight"),),
+        **more,
+    }
+    return Family(name=name, architecture=architecture, task="causal-lm", **row)
+
+
+def _encoder(name: str, architecture: str, base: str, **more: Any) -> Family:
+    """Return a family of classifiers; positions are embedded, and padding is told by the attention mask."""
+    row: dict[str, Any] = {"blocks": f"{base}.encoder.layer", "block": EncoderBlock, **more}
+    return Family(name=name, architecture=architecture, task="classification", **row)
+
+
+def _typed(name: str, side: tuple[str, ...] = (), optional_side: tuple[str, ...] = ()) -> Callable[[Skeleton], Layer]:
+    return partial(TypedEmbedding, name=name, side=side, optional_side=optional_side)
+
+
+def _shrink_residual_ends(full_name: str, module: nn.Module, config: Any) -> None:
+    """Draw the weights that end a residual path smaller, as the GPT-2 paper does: transformers 5.0 forgets it."""
+    if full_name.endswith(".c_proj"):
+        std = config.initializer_range / math.sqrt(2 * config.n_layer)
+        nn.init.normal_(module.get_parameter("weight"), std=std)
+
+
+_GEMMA_HEAD: tuple[Step, ...] = ("model.norm", "lm_head", softcap)
+
+_AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "classification": "AutoModelForSequenceClassification"}
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        _causal(
+            "gpt2",
+            "GPT2LMHeadModel",
+            "transformer",
+            tokens="wte",
+            embedding=GPT2Embedding,
+            blocks="transformer.h",
+            block=partial(CausalBlock, rotary=None),
+            norm="ln_f",
+            refine=_shrink_residual_ends,
+        ),
+        _causal("llama", "LlamaForCausalLM", "model"),
+        _causal("qwen2", "Qwen2ForCausalLM", "model"),
+        _causal("qwen3", "Qwen3ForCausalLM", "model"),
+        _causal("mistral", "MistralForCausalLM", "model"),
+        _causal("gemma", "GemmaForCausalLM", "model", embedding=GemmaEmbedding),
+        # scaled dot-product attention cannot bend its scores
+        _causal("gemma2", "Gemma2ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD, attention="eager"),
+        _causal("gemma3_text", "Gemma3ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD),
+        _causal(
+            "gpt_neox",
+            "GPTNeoXForCausalLM",
+            "gpt_neox",
+            # the head is called embed_out in the first releases of transformers 5
+            head=("gpt_neox.final_layer_norm", "embed_out", "lm_head"),
+            tied=tuple((f"{head}.weight", "gpt_neox.embed_in.weight") for head in ("lm_head", "embed_out")),
+            tokens="embed_in",
+        ),
+        _causal(
+            "opt",
+            "OPTForCausalLM",
+            "model.decoder",
+            embedding=OPTEmbedding,
+            block=partial(CausalBlock, rotary=None),
+            norm="final_layer_norm",
+        ),
+        _encoder(
+            "bert",
+            "BertForSequenceClassification",
+            "bert",
+            embedding=_typed("bert.embeddings", optional_side=("token_type_ids",)),
+            head=("bert.pooler", "dropout", "classifier"),
+            fresh=("bert.pooler.", "classifier."),
+        ),
+        _encoder(
+            "roberta",
+            "RobertaForSequenceClassification",
+            "roberta",
+            embedding=_typed("roberta.embeddings"),
+            head=("classifier",),
+            fresh=("classifier.",),
+            # positions begin after the number of the padding token
+            positions_taken=lambda config: config.pad_token_id + 1,
+        ),
+        _encoder(
+            "deberta-v2",
+            "DebertaV2ForSequenceClassification",
+            "deberta",
+            embedding=_typed("deberta.embeddings", side=("attention_mask",), optional_side=("token_type_ids",)),
+            block=DebertaBlock,
+            head=("pooler", "dropout", "classifier"),
+            fresh=("pooler.", "classifier."),
+            shared=("deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm"),
+            attention="eager",
+            unlisted=(
+                *("position_buckets", "norm_rel_ebd", "share_att_key", "embedding_size", "pooler_hidden_size"),
+                *("conv_kernel_size", "conv_groups", "conv_act", "cls_dropout"),
+            ),
+        ),
+        _encoder(
+            "distilbert",
+            "DistilBertForSequenceClassification",
+            "distilbert",
+            embedding=_typed("distilbert.embeddings"),
+            blocks="distilbert.transformer.layer",
+            head=(first_token, "pre_classifier", relu, "dropout", "classifier"),
+            fresh=("pre_classifier.", "classifier."),
+        ),
+    )
+}
+"""The families, by name."""
+
+
+def take_apart(family: Family, config: Any, *, block_size: int | None = None, source: str | None = None) -> Blueprint:
+    """Return the model of a configuration of transformers in layers, with the weights of `source` if there is one.
+
+    Token ids [B, T] go in; logits come out, [B, T, vocabulary] or [B, labels]. Costs are the multiplications of one
+    token's forward pass, `block_size` tokens attending to each other.
+
+    Raises:
+        ModelError: if the library refuses the configuration, or there are no weights to read.
+    """
+    config, always_tied = copy.deepcopy(config), bool(getattr(config, "tie_word_embeddings", False))
+    config.tie_word_embeddings = False
+    config.use_cache = False
+    config.architectures = [family.architecture]
+    skeleton = _skeleton(family, config)
+    max_positions = _max_positions(family, config)
+    blocks = [f"{family.blocks}.{index}" for index in range(len(skeleton.model.get_submodule(family.blocks)))]
+    length = block_size or max_positions or 0
+    attention = 2.0 * length * config.hidden_size
+    checkpoint = None
+    if source is not None:
+        tied = dict(family.tied)
+        checkpoint = open_checkpoint(
+            source, base=skeleton.model.base_model_prefix, tied=tied, always_tied=always_tied, fresh=family.fresh
+        )
+    layers = (
+        LayerSpec("embedding", partial(family.embedding, skeleton), float(config.hidden_size)),
+        *(
+            LayerSpec(
+                f"block {index}",
+                partial(family.block, skeleton, name, index),
+                _multiplications(skeleton, [name]) + attention,
+            )
+            for index, name in enumerate(blocks)
+        ),
+        LayerSpec("head", partial(Chain, skeleton, family.head), _multiplications(skeleton, family.head)),
+    )
+    # built without weights, they know best what they read
+    with parameters_on_meta():
+        built = [spec.build() for spec in layers]
+    left_over = skeleton.model.state_dict().keys() - {name for layer in built for name in layer.full_state()}
+    if left_over:
+        raise ModelError(
+            f"{family.name} of this configuration, or of this release of transformers, must have no weights beside its "
+            f"embedding, blocks and head, got {', '.join(sorted(left_over))}"
+        )
+    return Blueprint(
+        layers=layers,
+        initialize=partial(_initialize, family, skeleton),
+        checkpoint=checkpoint,
+        side=tuple(dict.fromkeys(name for layer in built for name in (*layer.side, *layer.optional_side))),
+        shared=tuple(name for name in family.shared if skeleton.has(name)),
+        vocab_size=config.vocab_size,
+        max_positions=max_positions,
+        save_config=config.save_pretrained,
+    )
+
+
+def _skeleton(family: Family, config: Any) -> Skeleton:
+    """Return the whole model without weights, as the library builds it."""
+    import transformers
+
+    auto: Any = getattr(transformers, _AUTO_CLASSES[family.task])
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
+            model = auto.from_config(config, dtype=torch.float32, attn_implementation=family.attention)
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
+        raise ModelError(f"transformers cannot build {family.name} of this configuration: {error}") from error
+    return Skeleton(model)
+
+
+def _initialize(family: Family, skeleton: Skeleton, full_name: str, module: nn.Module) -> None:
+    skeleton.model._init_weights(module)
+    if family.refine is not None:
+        family.refine(full_name, module, skeleton.config)
+
+
+def _max_positions(family: Family, config: Any) -> int | None:
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    return None if longest is None else longest - family.positions_taken(config)
+
+
+def _multiplications(skeleton: Skeleton, steps: Sequence[Step]) -> float:
+    """Return how often one token is multiplied: once by each number of each matrix."""
+    modules = [skeleton.model.get_submodule(step) for step in steps if isinstance(step, str) and skeleton.has(step)]
+    return float(sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1))

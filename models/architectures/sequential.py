@@ -1,0 +1,151 @@
+"""Any model that runs its modules in order, made by a function of one's own: "module:factory" in a recipe."""
+
+import importlib
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from thinwire.models.architectures.chain import Chain
+from thinwire.models.errors import ModelError, require
+from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_on_meta
+
+
+def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
+    """Return the model that a function makes: an nn.Sequential, or a list of modules to be run in order.
+
+    Each child is a layer, named as in the nn.Sequential ("0", "1" for a list), as are its tensors ("0.weight"); it
+    takes what the one before it returns, a tensor or a tuple of tensors. The function is called once for each layer
+    that a stage builds, and only that layer is kept. Fresh weights come from the `reset_parameters` of each module
+    that holds parameters, or from a function `initialize(full_name, module)` beside the factory, which is then asked to
+    fill every one of them: values that constructors draw are lost, for they would depend on the order of construction.
+    Buffers stay as constructed. Operations in place are done out of place, because a stage may begin with one, and its
+    input is what gradients are sent back for. A layer's cost is its number of parameters.
+
+    Args:
+        path: "module:factory"; the module is imported, from the current directory too.
+        config: the function's keyword arguments.
+
+    Raises:
+        ModelError: if the path leads to no such function, or what it returns cannot be run so.
+    """
+    module, factory = _find(path)
+    make: Callable[[], object] = partial(factory, **config)
+    try:
+        inspect.signature(factory).bind(**config)
+    except TypeError as error:
+        raise ModelError(f"{path} does not take the config {dict(config)}: {error}") from error
+    try:
+        with parameters_on_meta():
+            returned = make()
+    except Exception as error:
+        raise ModelError(f"{path} failed with the config {dict(config)}: {type(error).__name__}: {error}") from error
+    children = _children(path, returned)
+    own_initialize: Initialize | None = getattr(module, "initialize", None)
+    _check(path, children, own_initialize is not None)
+    layers = tuple(
+        LayerSpec(name, partial(_build, path, make, name), float(sum(p.numel() for p in child.parameters())))
+        for name, child in children.items()
+    )
+    return Blueprint(layers, partial(_initialize, own_initialize))
+
+
+def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:
+    module_name, colon, factory_name = path.partition(":")
+    require((bool(module_name and colon and factory_name), f'a model of one\'s own is "module:factory", got {path!r}'))
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # as python -m does; a command's own path has only its folder
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ModelError(
+            f"module {module_name} of {path!r} cannot be imported, from {here} either: {type(error).__name__}: {error}"
+        ) from error
+    factory = getattr(module, factory_name, None)
+    near = get_close_matches(factory_name, [name for name in vars(module) if callable(getattr(module, name))])
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    require((hasattr(module, factory_name), f"module {module_name} has no {factory_name!r}{meant}"))
+    if not callable(factory):
+        raise ModelError(f"{path} must be a function, got {type(factory).__name__}")
+    return module, factory
+
+
+def _children(path: str, returned: object) -> dict[str, nn.Module]:
+    if isinstance(returned, nn.Sequential):
+        own_forward = type(returned).forward is not nn.Sequential.forward
+        own_tensors = [name for name, _ in (*returned.named_parameters(), *returned.named_buffers()) if "." not in name]
+        require(
+            (not own_forward, f"{path} must return an nn.Sequential with the forward of nn.Sequential, got its own"),
+            (not own_tensors, f"every tensor of {path} must belong to a child, got {', '.join(own_tensors)}"),
+        )
+        # unlike named_children, this keeps a module that comes twice
+        children = dict(zip(returned._modules, returned, strict=True))
+    elif isinstance(returned, list | tuple) and all(isinstance(child, nn.Module) for child in returned):
+        children = {str(index): child for index, child in enumerate(returned)}
+    else:
+        raise ModelError(f"{path} must return an nn.Sequential or a list of modules, got {type(returned).__name__}")
+    require((len(children) > 0, f"{path} must return at least one module, got none"))
+    return children
+
+
+def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -> None:
+    holders = Counter(id(tensor) for child in children.values() for tensor in set(child.parameters()))
+    sharing = [
+        name for name, child in children.items() if any(holders[id(tensor)] > 1 for tensor in child.parameters())
+    ]
+    unfilled = [
+        f"{name}.{inner}" if inner else name
+        for name, child in children.items()
+        for inner, module in child.named_modules()
+        if _holds_parameters(module) and _find_reset(module) is None
+    ]
+    require(
+        (not sharing, f"layers of {path} must not share parameters, got {', '.join(sharing)}; put them into one layer"),
+        (
+            has_initialize or not unfilled,
+            f"{', '.join(unfilled)} of {path} must have a method reset_parameters that fills its parameters (what its "
+            "constructor draws is lost); or define initialize(full_name, module) beside the factory",
+        ),
+    )
+
+
+def _find_reset(module: nn.Module) -> Callable[[], None] | None:
+    # nn.MultiheadAttention hides its own
+    for name in ("reset_parameters", "_reset_parameters"):
+        method: Callable[[], None] | None = getattr(module, name, None)
+        if method is not None:
+            return method
+    return None
+
+
+def _initialize(own: Initialize | None, full_name: str, module: nn.Module) -> None:
+    """Fill one module by the function beside the factory, if there is one, else by the module's own method."""
+    if own is not None:
+        if _holds_parameters(module):
+            own(full_name, module)
+        return
+    reset = _find_reset(module)
+    # a container may fill its children anew, or have nothing to say
+    if reset is not None:
+        reset()
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _build(path: str, make: Callable[[], object], name: str) -> Chain:
+    child = _children(path, make())[name]
+    for module in child.modules():
+        if "inplace" in vars(module):
+            vars(module)["inplace"] = False
+    return Chain({name: child})

@@ -1,0 +1,268 @@
+"""Image classifiers as torchvision computes them, in layers: stem, residual or transformer blocks, head.
+
+Each layer holds modules that torchvision built, under their names in the unsplit model, so that the states of all
+stages together are what its `load_state_dict` takes.
+
+Tensor names end in their shape: B samples, C channels, H and W pixels, P patches and the class token, D hidden_dim.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.models.architectures.chain import Chain
+from thinwire.models.errors import ModelError, require
+from thinwire.models.layers import Blueprint, Initialize, Layer, LayerSpec
+
+_RESNETS = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+)
+# torchvision's builders fix these sizes, its VisionTransformer leaves them open
+_VITS: dict[str, dict[str, int]] = {
+    f"vit_{size}_{patch_size}": {
+        "image_size": 224,
+        "patch_size": patch_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "hidden_dim": hidden_dim,
+        "mlp_dim": 4 * hidden_dim,
+    }
+    for size, patch_size, num_layers, num_heads, hidden_dim in (
+        ("b", 16, 12, 12, 768),
+        ("b", 32, 12, 12, 768),
+        ("l", 16, 24, 16, 1024),
+        ("l", 32, 24, 16, 1024),
+        ("h", 14, 32, 16, 1280),
+    )
+}
+VISION = (*_RESNETS, *_VITS)
+"""The names of all models here, which are torchvision's."""
+
+HEADS = ("fc.", "heads.")
+"""What the names of tensors begin with that depend on the number of classes."""
+
+TORCHVISION_CLASSES = 1000
+"""The classes that torchvision's pretrained weights tell apart."""
+
+_STEMS = ("imagenet", "cifar")
+
+
+def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | None = None) -> Blueprint:
+    """Return the model: images [B, 3, H, W] in, logits [B, num_classes] out.
+
+    The layers of a ResNet are "stem", every block ("layer1.0") and "head"; those of a ViT "stem", "encoder_layer_0" and
+    so on, "head". Fresh weights follow torchvision's rules. Costs are the floating-point operations of one image's
+    forward pass: of image_size pixels for a ViT, of 224 x 224 for a ResNet, 32 x 32 with the CIFAR stem.
+
+    Args:
+        name: one of `VISION`.
+        config: what torchvision's ResNet or VisionTransformer takes, by its names: num_classes, zero_init_residual;
+            image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, dropout... For a ResNet `stem` too:
+            "imagenet", or "cifar" for small images: conv1 is 3 x 3 with stride 1 and padding 1 in place of 7 x 7 with
+            stride 2 and padding 3, and maxpool passes everything on. All else stays, names too.
+        num_labels: the labels of the data, the default of num_classes.
+
+    Raises:
+        ModelError: if there is no such model, or it cannot be built so.
+    """
+    require((name in VISION, f"a vision model must be one of {', '.join(VISION)}, got {name!r}"))
+    options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
+    _check(name, options, num_labels)
+    is_vit = name in _VITS
+    make: Callable[[], nn.Module] = partial(_make_vit if is_vit else _make_resnet, name, options)
+    take_apart = _take_vit_apart if is_vit else _take_resnet_apart
+    try:
+        with torch.device("meta"):
+            layers = take_apart(make())
+    except (TypeError, ValueError, AssertionError, ArithmeticError, NotImplementedError) as error:
+        raise ModelError(f"torchvision cannot build {name} with {dict(config)}: {error}") from error
+    if is_vit:
+        initialize: Initialize = _initialize_vit
+        image_size = {**_VITS[name], **options}["image_size"]
+    else:
+        initialize = partial(_initialize_resnet, _zeroed_norm(layers) if options.get("zero_init_residual") else None)
+        image_size = 32 if options.get("stem") == "cifar" else 224
+    costs = _count_operations(layers, image_size)
+    return Blueprint(
+        tuple(LayerSpec(layer, partial(_build, make, take_apart, layer), costs[layer]) for layer in layers), initialize
+    )
+
+
+def library_lines(name: str, config: Mapping[str, Any], num_labels: int | None) -> str:
+    """Return the lines of Python that make the unsplit model, `model`, by torchvision alone."""
+    options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
+    cifar = options.pop("stem", "imagenet") == "cifar"
+    sizes = _VITS.get(name, {}) | options
+    given = ", ".join(f"{key}={value!r}" for key, value in sizes.items())
+    if name in _VITS:
+        return f"from torchvision.models import VisionTransformer\n\nmodel = VisionTransformer({given})"
+    lines = ["from torchvision.models import get_model", "", f"model = get_model({', '.join([repr(name), given])})"]
+    if cifar:
+        lines.insert(0, "from torch import nn")
+        lines.append("model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)")
+        lines.append("model.maxpool = nn.Identity()")
+    return "\n".join(lines)
+
+
+class _ViTStem(Layer):
+    """Images [B, C, H, W] to patches and class token [B, P, D], their positions added: a ViT without its blocks."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.parts = {"": model}
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        size, given = self.model.image_size, list(images_BCHW.shape[2:])
+        require((given == [size, size], f"images must have image_size = {size} pixels each way, got {given}"))
+        patches_BPD = self.model._process_input(images_BCHW)
+        class_token_B1D = self.model.class_token.expand(len(images_BCHW), -1, -1)
+        hidden_BPD: Tensor = self.model.encoder(torch.cat([class_token_B1D, patches_BPD], dim=1))
+        return hidden_BPD
+
+
+class _ClassToken(nn.Module):
+    """Hidden states [B, P, D] to that of the class token, [B, D]."""
+
+    def forward(self, hidden_BPD: Tensor) -> Tensor:
+        return hidden_BPD[:, 0]
+
+
+def _check(name: str, options: Mapping[str, Any], num_labels: int | None) -> None:
+    from torchvision.models import resnet, vision_transformer
+
+    model: Any = vision_transformer.VisionTransformer if name in _VITS else resnet.ResNet
+    # those that no recipe can write down, and those that a ResNet's name stands for
+    hidden = {"block", "layers", "norm_layer", "conv_stem_configs"}
+    known = sorted(inspect.signature(model).parameters.keys() - hidden) + ([] if name in _VITS else ["stem"])
+    unknown = sorted(options.keys() - set(known))
+    num_classes, stem = options.get("num_classes", 1000), options.get("stem", "imagenet")
+    require(
+        (not unknown, f"the config of {name} takes {', '.join(known)}, got {', '.join(unknown)}"),
+        (stem in _STEMS, f"stem must be one of {', '.join(_STEMS)}, got {stem!r}"),
+        (isinstance(num_classes, int), f"num_classes must be a whole number, got {num_classes!r}"),
+        (
+            not isinstance(num_classes, int) or num_classes >= (num_labels or 1),
+            f"num_classes must be at least {num_labels or 1}, the labels of the data, got {num_classes}",
+        ),
+    )
+
+
+def _make_resnet(name: str, options: Mapping[str, Any]) -> nn.Module:
+    # importing torchvision takes seconds, which only building a model may cost
+    from torchvision.models import get_model
+
+    config = dict(options)
+    stem = config.pop("stem", "imagenet")
+    model: nn.Module = get_model(name, weights=None, **config)
+    if stem == "cifar":
+        model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    return model
+
+
+def _make_vit(name: str, options: Mapping[str, Any]) -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    model: nn.Module = VisionTransformer(**{**_VITS[name], **options})
+    return model
+
+
+def _take_resnet_apart(model: Any) -> dict[str, Layer]:
+    blocks = {
+        f"{group}.{index}": block
+        for group in ("layer1", "layer2", "layer3", "layer4")
+        for index, block in getattr(model, group).named_children()
+    }
+    return {
+        "stem": Chain({name: getattr(model, name) for name in ("conv1", "bn1", "relu", "maxpool")}),
+        **{name: Chain({name: block}) for name, block in blocks.items()},
+        "head": Chain({"avgpool": model.avgpool, "flatten": nn.Flatten(), "fc": model.fc}),
+    }
+
+
+def _take_vit_apart(model: Any) -> dict[str, Layer]:
+    blocks = {name: Chain({f"encoder.layers.{name}": block}) for name, block in model.encoder.layers.named_children()}
+    head = Chain({"encoder.ln": model.encoder.ln, "class_token": _ClassToken(), "heads": model.heads})
+    # what is left of the model is its stem
+    model.encoder.layers, model.encoder.ln, model.heads = nn.Sequential(), nn.Identity(), nn.Identity()
+    return {"stem": _ViTStem(model), **blocks, "head": head}
+
+
+def _build(make: Callable[[], nn.Module], take_apart: Callable[[Any], dict[str, Layer]], layer: str) -> Layer:
+    return take_apart(make())[layer]
+
+
+def _count_operations(layers: Mapping[str, Layer], image_size: int) -> dict[str, float]:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    result: Any = torch.empty(1, 3, image_size, image_size, device="meta")
+    operations = {}
+    for name, layer in layers.items():
+        # one image may leave one value a channel, with which batch norm refuses to train
+        layer.eval()
+        with FlopCounterMode(display=False) as counter:
+            result = layer(result)
+        operations[name] = float(counter.get_total_flops())
+    return operations
+
+
+def _zeroed_norm(layers: Mapping[str, Layer]) -> str:
+    """The end of the names of those batch norms that zero_init_residual starts at 0: the last of each block."""
+    names = {name for block in layers["layer1.0"].parts.values() for name, _ in block.named_children()}
+    return ".bn3" if "bn3" in names else ".bn2"
+
+
+def _initialize_resnet(zeroed: str | None, full_name: str, module: Any) -> None:
+    """Fill one module as torchvision's ResNet does: He et al. by fan-out, norms 1 and 0, the head by default."""
+    if not _holds_parameters(module):
+        return
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    else:
+        module.reset_parameters()
+    if zeroed is not None and full_name.startswith("layer") and full_name.endswith(zeroed):
+        nn.init.zeros_(module.weight)
+
+
+def _initialize_vit(full_name: str, module: Any) -> None:
+    """Fill one module as torchvision's VisionTransformer does."""
+    if full_name == "":
+        nn.init.zeros_(module.class_token)
+    elif full_name == "encoder":
+        nn.init.normal_(module.pos_embedding, std=0.02)
+    elif full_name == "heads.head":
+        nn.init.zeros_(module.weight)
+        nn.init.zeros_(module.bias)
+    elif full_name in ("conv_proj", "heads.pre_logits"):
+        nn.init.trunc_normal_(module.weight, std=math.sqrt(1 / module.weight[0].numel()))
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.MultiheadAttention):
+        nn.init.xavier_uniform_(module.in_proj_weight)
+        nn.init.zeros_(module.in_proj_bias)
+    elif full_name.endswith(".self_attention.out_proj"):
+        module.reset_parameters()
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.normal_(module.bias, std=1e-6)
+    elif _holds_parameters(module):
+        module.reset_parameters()
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None

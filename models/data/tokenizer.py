@@ -1,0 +1,162 @@
+"""From text to tokens: bytes, which need nothing, or any tokenizer that transformers loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.models.data.sources import local_path
+from thinwire.models.errors import ModelError, require
+
+BYTES = "bytes"
+_ROWS = 1000
+_RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
+
+
+class Bytes:
+    """A token is a byte of the text's UTF-8; rows of one length have three more, as BERT's have.
+
+    256 begins a row, 257 ends each text, 258 fills up what is left:  256 first 257 second 257 258 258
+    """
+
+    vocab_size = 256
+    """One more than the largest token there is in text."""
+    padded_vocab_size = 259
+    """One more than the largest token there is in rows of one length."""
+
+    def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
+        """Return uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
+        encoded = bytearray("".join(texts).encode(errors="surrogateescape")[:limit])
+        return torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.empty(0, dtype=torch.uint8)
+
+    def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
+        """Return one row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+
+        Where two texts are too long, the longer one is cut first, byte by byte.
+
+        Raises:
+            ModelError: if no room is left for text.
+        """
+        special = 1 + len(examples[0])
+        require((length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"))
+        tokens = torch.full((len(examples), length), self.padded_vocab_size - 1, dtype=torch.int32)
+        kinds = torch.zeros(len(examples), length, dtype=torch.uint8)
+        num_truncated = 0
+        for row, texts in enumerate(examples):
+            parts = [text.encode(errors="surrogateescape") for text in texts]
+            fitting = _shortened(parts, length - special)
+            num_truncated += fitting != parts
+            place = 1
+            tokens[row, 0] = self.vocab_size
+            for kind, part in enumerate(fitting):
+                end = place + len(part)
+                tokens[row, place:end] = torch.tensor(list(part), dtype=torch.int32)
+                tokens[row, end] = self.vocab_size + 1
+                kinds[row, place : end + 1] = kind
+                place = end + 1
+        mask = (tokens != self.padded_vocab_size - 1).to(torch.uint8)
+        return Padded(tokens, {"attention_mask": mask, "token_type_ids": kinds}, num_truncated)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Texts of varying length as rows of one length."""
+
+    tokens: Tensor
+    """int32 [N, T]."""
+    side: dict[str, Tensor]
+    """What else the tokenizer tells of each token, uint8 [N, T]: attention_mask, and token_type_ids where it has
+    them."""
+    num_truncated: int
+    """The rows whose texts were longer than T tokens."""
+
+
+class Pretrained:
+    """A tokenizer of transformers, as `AutoTokenizer` loads it."""
+
+    def __init__(self, name: str) -> None:
+        path = local_path(name, _RULE)
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or name))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{_RULE}, got {name!r}: {reason}") from error
+        self.name = name
+        self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
+        """Return int32 [N]; each text gets the special tokens that the tokenizer adds by itself, as in run_clm."""
+        pieces, count = [], 0
+        for rows in _in_parts(texts):
+            encoded = self._tokenizer(_utf8(rows, self.name), verbose=False)["input_ids"]
+            pieces.append(np.fromiter(chain.from_iterable(encoded), dtype=np.int32))
+            count += len(pieces[-1])
+            if limit is not None and count >= limit:
+                break
+        return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])[:limit])
+
+    def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
+        """Return one row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+
+        Raises:
+            ModelError: if the tokenizer has no token to pad with, or no room is left for text.
+        """
+        special = self._tokenizer.num_special_tokens_to_add(pair=len(examples[0]) == 2)
+        require(
+            (self._tokenizer.pad_token is not None, f"tokenizer {self.name!r} must have a padding token, and has none"),
+            (length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"),
+        )
+        names = [name for name in ("attention_mask", "token_type_ids") if name in self._tokenizer.model_input_names]
+        parts: dict[str, list[Any]] = {name: [] for name in ("input_ids", *names)}
+        num_truncated = 0
+        for rows in _in_parts(examples):
+            columns = [_utf8(column, self.name) for column in zip(*rows, strict=True)]
+            encoded = self._tokenizer(*columns, padding="max_length", truncation=True, max_length=length, verbose=False)
+            num_truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or ())
+            for name, found in parts.items():
+                found.append(np.array(encoded[name], dtype=np.int32 if name == "input_ids" else np.uint8))
+        tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
+        return Padded(tensors.pop("input_ids"), tensors, num_truncated)
+
+
+def make_tokenizer(name: str) -> Bytes | Pretrained:
+    """Return the tokenizer of a name.
+
+    Raises:
+        ModelError: if there is none.
+    """
+    return Bytes() if name == BYTES else Pretrained(name)
+
+
+def _shortened(parts: Sequence[bytes], room: int) -> list[bytes]:
+    """Cut one or two parts to the length they may have together; of two, what is longer gives way first."""
+    first, *rest = parts
+    if not rest:
+        return [first[:room]]
+    (second,) = rest
+    # each keeps half of the room, and what the other leaves of its own
+    kept = max((room + 1) // 2, room - len(second))
+    return [first[:kept], second[: room - min(kept, len(first))]]
+
+
+def _in_parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Return the rows, a thousand at a time: as lists of Python's numbers, all tokens at once take 30 times theirs."""
+    return (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
+
+
+def _utf8(texts: Sequence[str], tokenizer: str) -> list[str]:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            f"a text must be UTF-8 for tokenizer {tokenizer!r}, and has other bytes; convert it, or take {BYTES!r}"
+        ) from error
+    return list(texts)

@@ -1,0 +1,201 @@
+"""The contract that every codec keeps, whatever it does inside, and the key that messages draw randomness from."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.codec_helpers import (
+    FLOATING,
+    KEY,
+    SHAPES,
+    assert_identical,
+    decode,
+    encode,
+    few,
+    gaussian,
+    roundtrip,
+    shapes,
+)
+from thinwire.compress import Key, parse
+from thinwire.compress.expression import CODECS
+
+EXPRESSIONS = (
+    "none",
+    "fp16",
+    "bf16",
+    "q(1)",
+    "q(2)",
+    "q(3)",
+    "q(4)",
+    "q(5)",
+    "q(6)",
+    "q(7)",
+    "q(8)",
+    'q(4, per="tensor")',
+    'q(4, per="sample")',
+    'q(3, per="channel")',
+    "q(4, group=64)",
+    'q(4, round="stochastic")',
+    'q(1, group=3, round="stochastic")',
+    'q(8, per="tensor", round="stochastic")',
+    'q(1, scale="minmax")',
+    'q(2, scale="minmax", per="tensor")',
+    'q(5, scale="minmax", per="sample")',
+    'q(8, scale="minmax", per="channel")',
+    'q(3, scale="minmax", group=5)',
+    'q(4, scale="minmax", round="stochastic")',
+    'q(8, scale="minmax", per="tensor", round="stochastic")',
+    "fp8",
+    'fp8(per="channel")',
+    "fp8(group=7)",
+    "dither(2)",
+    "dither(4)",
+    'dither(5, per="tensor")',
+    "dither(8, group=7)",
+)
+# They keep a part only, and some need a side: tests named after them hold them to a contract of their own.
+TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}
+codecs = st.sampled_from(EXPRESSIONS).map(parse)
+dtypes = st.sampled_from(FLOATING)
+
+
+def test_every_codec_is_under_contract():
+    names = {parse(expression).name for expression in EXPRESSIONS}
+    assert names | TESTED_ELSEWHERE == set(CODECS), "an example of the new codec belongs into EXPRESSIONS"
+    assert not names & TESTED_ELSEWHERE
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_codec_is_its_expression(expression):
+    codec = parse(expression)
+    assert str(codec) == repr(codec) == expression
+    assert parse(str(codec)) == codec
+    assert hash(parse(str(codec))) == hash(codec)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        codec.name = "other"
+
+
+@few
+@given(codec=codecs, shape=shapes, dtype=dtypes, offset=st.integers(0, 7))
+def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dtype, offset):
+    x = gaussian(*shape, dtype=dtype)
+    before, nbytes = x.clone(), codec.nbytes(shape, dtype)
+    payloads = []
+    for fill in (0x00, 0xFF):
+        buffer = torch.full((offset + nbytes + 9,), fill, dtype=torch.uint8)
+        codec.encode(x, buffer[offset : offset + nbytes], KEY)
+        assert (buffer[:offset] == fill).all() and (buffer[offset + nbytes :] == fill).all()
+        payloads.append(buffer[offset : offset + nbytes])
+    assert_identical(payloads[0], payloads[1])
+    assert_identical(x, before)
+    assert x.numel() or nbytes == 0
+    assert_identical(decode(codec, payloads[0], shape, dtype), decode(codec, payloads[0].clone(), shape, dtype))
+
+
+@few
+@given(codec=codecs, shape=shapes, dtype=dtypes, seed=st.integers(0, 9), exponent=st.sampled_from([-30, -3, 0, 3, 14]))
+def test_error_is_within_the_bound(codec, shape, dtype, seed, exponent):
+    x = gaussian(*shape, dtype=dtype, seed=seed, scale=2.0**exponent)
+    y = roundtrip(codec, x)
+    assert y.shape == x.shape and y.dtype == dtype
+    error, bound = (y.double() - x.double()).abs(), codec.error_bound(x).double().broadcast_to(x.shape)
+    assert (error <= bound).all(), f"{codec}: {error.max().item()} beyond {bound.max().item()}"
+
+
+@pytest.mark.parametrize("expression", [expression for expression in EXPRESSIONS if expression != "none"])
+def test_error_is_not_far_below_the_bound(expression):
+    """A codec that was bypassed, or a bound that says nothing, fails here."""
+    x = gaussian(8, 16, 8, 8)
+    codec = parse(expression)
+    error = (roundtrip(codec, x) - x).abs()
+    reached = (error / codec.error_bound(x)).max().item()
+    assert 0.9 < reached <= 1, f"the largest error is {reached} of the bound"
+    assert error.mean() > 0
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_strides_do_not_matter(expression):
+    x = gaussian(6, 4, 5, 3)
+    views = (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3))
+    for view in views:
+        before = x.clone()
+        assert_identical(encode(expression, view), encode(expression, view.contiguous()))
+        assert_identical(x, before)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_tensors_in_a_graph_are_taken_and_left_as_they_are(expression):
+    x = gaussian(3, 4).requires_grad_()
+    hidden = x * 2
+    with torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail):
+        payload = encode(expression, hidden)
+    assert_identical(payload, encode(expression, hidden.detach()))
+    assert hidden.grad_fn is not None and not parse(expression).error_bound(hidden).requires_grad
+    out = torch.empty(3, 4, requires_grad=True)
+    parse(expression).decode(payload, out, KEY)
+    assert_identical(out.detach(), roundtrip(expression, hidden.detach()))
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_only_the_key_makes_payloads_differ(expression):
+    x = gaussian(40, 50)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    payload = encode(expression, x)
+    assert_identical(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    assert_identical(encode(expression, x), payload)
+    other = encode(expression, x, dataclasses.replace(KEY, microbatch=4))
+    assert torch.equal(other, payload) == ("stochastic" not in expression and "dither" not in expression)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_what_is_not_finite_spoils_its_block_and_no_other(expression, value, dtype):
+    codec, x = parse(expression), gaussian(3, 4, 30, dtype=dtype)
+    clean = roundtrip(codec, x)
+    x[1, 2, 29] = value
+    y = roundtrip(codec, x)
+    spared = x.isfinite() & codec.error_bound(x).isfinite()
+    assert 'per="tensor"' in expression or spared.sum() >= 2 * 4 * 30
+    assert_identical(y.isfinite(), spared)
+    assert_identical(y[spared], clean[spared])
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_zeros_come_back_as_zeros(expression, shape):
+    assert_identical(roundtrip(expression, torch.zeros(shape)), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_payload_or_a_tensor_of_the_wrong_kind_is_our_own_error(expression):
+    codec, x = parse(expression), gaussian(3, 4)
+    payload = encode(codec, x)
+    with pytest.raises(AssertionError, match="needs"):
+        codec.encode(x, torch.empty(len(payload) + 1, dtype=torch.uint8), KEY)
+    with pytest.raises(AssertionError, match="needs"):
+        codec.decode(payload[:-1], torch.empty(3, 4), KEY)
+    with pytest.raises(AssertionError, match="bytes"):
+        codec.decode(payload.int(), torch.empty(3, 4), KEY)
+    with pytest.raises(AssertionError, match="contiguous"):
+        codec.decode(payload, torch.empty(4, 3).T, KEY)
+
+
+def test_a_key_seeds_alike_in_every_process():
+    cpu = torch.device("cpu")
+    assert KEY.number == KEY.generator().initial_seed() == 14401802116347193703
+    assert_identical(torch.rand(4, generator=KEY.generator()), torch.rand(4, generator=KEY.generator()))
+    assert_identical(KEY.words(3, cpu), KEY.words(5, cpu)[:3])
+
+
+def test_every_field_of_a_key_matters():
+    others = [
+        dataclasses.replace(KEY, **{field.name: "x" if field.type is str else 9}) for field in dataclasses.fields(Key)
+    ]
+    numbers = {key.number for key in [KEY, *others]}
+    assert len(numbers) == 1 + len(dataclasses.fields(Key))

@@ -1,0 +1,127 @@
+"""Expressions: what is read, what is written, and the sentence that answers each mistake."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.codec_helpers import few
+from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
+from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.expression import CODECS
+
+quantizers = st.builds(
+    Quantize,
+    st.integers(1, 8),
+    scale=st.sampled_from(["absmax", "minmax"]),
+    per=st.sampled_from([None, "tensor", "sample", "row", "channel"]),
+    round=st.sampled_from(["nearest", "stochastic"]),
+) | st.builds(Quantize, st.integers(1, 8), scale=st.sampled_from(["absmax", "minmax"]), group=st.integers(1, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("expression", "codec", "written"),
+    [
+        ("none", Uncompressed(), "none"),
+        ("fp16", Float16(), "fp16"),
+        ("bf16()", BFloat16(), "bf16"),
+        (" q( 4 ) ", Quantize(4), "q(4)"),
+        ("q(bits=4)", Quantize(4), "q(4)"),
+        ('q(4, per="row", scale="absmax")', Quantize(4), "q(4)"),
+        ("q(4, per=None, group=None)", Quantize(4), "q(4)"),
+        ("q(4, group=64)", Quantize(4, group=64), "q(4, group=64)"),
+        (
+            "q(2, round='stochastic', per='tensor', scale='minmax')",
+            Quantize(2, scale="minmax", per="tensor", round="stochastic"),
+            'q(2, scale="minmax", per="tensor", round="stochastic")',
+        ),
+    ],
+)
+def test_reading_and_writing(expression, codec, written):
+    assert parse(expression) == codec
+    assert str(codec) == repr(codec) == written
+
+
+@few
+@given(quantizers)
+def test_every_quantizer_is_read_as_it_is_written(codec):
+    assert parse(str(codec)) == codec
+
+
+def test_the_names_of_all_codecs_are_known():
+    assert {"none", "fp16", "bf16", "q"} <= set(CODECS)
+
+
+def test_different_codecs_are_not_equal():
+    assert len({parse(text) for text in ("fp16", "bf16", "none", "q(4)", "q(3)", "q(4, group=4)")}) == 6
+
+
+NO_CODEC = " is no codec: write a name or a call, such as none or q(4)"
+USAGE = "; it is q(bits, scale, per, group, round, rotate, outliers)"
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("", "''" + NO_CODEC),
+        ("q(4", "'q(4'" + NO_CODEC),
+        ("q(4, scale=1, scale=2)", "'q(4, scale=1, scale=2)' must name each argument, and only once"),
+        ("q\x00", "'q\\x00'" + NO_CODEC),
+        ("4", "'4'" + NO_CODEC),
+        ("None", "'None'" + NO_CODEC),
+        ("q(4) + 1", "'q(4) + 1'" + NO_CODEC),
+        ("os.remove('x')", "\"os.remove('x')\"" + NO_CODEC),
+        ("q(4)(2)", "'q(4)(2)'" + NO_CODEC),
+        ("q(b)", "an argument in 'q(b)' is neither a number nor a quoted string"),
+        ("q(4, scale=minmax)", "an argument in 'q(4, scale=minmax)' is neither a number nor a quoted string"),
+        ("q({[4]: 1})", "an argument in 'q({[4]: 1})' is neither a number nor a quoted string"),
+        ("q(*[4])", "an argument in 'q(*[4])' is neither a number nor a quoted string"),
+        ("q", "'q': missing a required argument: 'bits'" + USAGE),
+        ("q(4, 'minmax')", "\"q(4, 'minmax')\": too many positional arguments" + USAGE),
+        ("q(4, bits=4)", "'q(4, bits=4)': multiple values for argument 'bits'" + USAGE),
+        ("q(4, axis=1)", "'q(4, axis=1)': got an unexpected keyword argument 'axis'" + USAGE),
+        ("q(4, **{'per': 'row'})", "\"q(4, **{'per': 'row'})\" must name each argument, and only once"),
+        ("fp16(1)", "'fp16(1)': too many positional arguments; it is fp16"),
+        ("q(0)", "q's bits must be an integer from 1 to 8, got 0"),
+        ("q(-1)", "q's bits must be an integer from 1 to 8, got -1"),
+        ("q(9)", "q's bits must be an integer from 1 to 8, got 9"),
+        ("q(4.0)", "q's bits must be an integer from 1 to 8, got 4.0"),
+        ("q(True)", "q's bits must be an integer from 1 to 8, got True"),
+        ("q('4')", 'q\'s bits must be an integer from 1 to 8, got "4"'),
+        ('q(4, scale="max")', 'q\'s scale must be one of "absmax", "minmax", got "max"'),
+        ("q(4, scale=2)", 'q\'s scale must be one of "absmax", "minmax", got 2'),
+        ('q(4, per="batch")', 'q\'s per must be one of "tensor", "sample", "row", "channel", got "batch"'),
+        ("q(4, per=['row'])", 'q\'s per must be one of "tensor", "sample", "row", "channel", got [\'row\']'),
+        ('q(4, round="up")', 'q\'s round must be one of "nearest", "stochastic", got "up"'),
+        ("q(4, group=0)", "q's group must be an integer of at least 1, got 0"),
+        ("q(4, group=1.5)", "q's group must be an integer of at least 1, got 1.5"),
+        ('q(4, per="row", group=64)', "q takes per or group, not both, got per='row' and group=64"),
+    ],
+)
+def test_every_mistake_has_its_sentence(expression, sentence):
+    with pytest.raises(CodecError) as error:
+        parse(expression)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("name", ["int4", "exit", "__import__", "Q"])
+def test_an_unknown_name_is_answered_with_the_known_ones(name):
+    for expression in (name, f"{name}()", f"{name}('os')"):
+        with pytest.raises(CodecError) as error:
+            parse(expression)
+        start = f"unknown codec {name!r} in {expression!r}; the codecs are {', '.join(sorted(CODECS))}"
+        assert str(error.value).startswith(start)
+
+
+def test_an_argument_is_never_evaluated():
+    with pytest.raises(CodecError):
+        parse("q(__import__('os').remove('x'))")
+    with pytest.raises(CodecError):
+        parse("q(exit())")
+
+
+@pytest.mark.parametrize("value", [4, None, Quantize(4)])
+def test_only_text_is_parsed(value):
+    with pytest.raises(CodecError) as error:
+        parse(value)
+    assert str(error.value) == f'a codec is written as text, such as "q(4)", got {value!r}'

@@ -1,0 +1,250 @@
+"""lowrank: exact payloads, what it keeps of a matrix, the warm start, and a decoder that is the same everywhere."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.codec_contract import assert_contract
+from support.codec_helpers import (
+    FLOATING,
+    KEY,
+    assert_identical,
+    decode,
+    encode,
+    few,
+    gaussian,
+    roundtrip,
+    shapes,
+    snr_db,
+)
+from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.lowrank import LowRank
+from thinwire.compress.contraction import contraction
+
+FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+formats = pytest.mark.parametrize("values", list(FORMATS))
+
+
+def through(codec, x, side=None, key=KEY):
+    """Return the payload with a warm start, and what it decodes to."""
+    payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8)
+    codec.encode(x, payload, key, side)
+    return payload, decode(codec, payload, x.shape, x.dtype)
+
+
+def factors(payload, rows, values="fp16"):
+    """Return the scale, P and Q of a payload of rank 3."""
+    parts = payload[4:].clone().view(FORMATS[values]).view(-1, 3)
+    return payload[:4].clone().view(torch.float32), parts[:rows], parts[rows:]
+
+
+def spectrum(rows, columns, values, seed=0):
+    """Return a matrix with these singular values."""
+    left, _ = torch.linalg.qr(gaussian(rows, len(values), seed=seed))
+    right, _ = torch.linalg.qr(gaussian(columns, len(values), seed=seed + 1))
+    return left * torch.tensor(values) @ right.t()
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "columns"),
+    [
+        ((), 1, 1),
+        ((7,), 1, 7),
+        ((6, 5), 6, 5),
+        ((2, 3, 5), 6, 5),
+        ((2, 3, 4, 5), 6, 20),
+        ((2, 3, 4, 5, 6), 6, 120),
+    ],
+)
+def test_a_tensor_is_a_matrix_of_its_rows(shape, rows, columns):
+    for rank in (1, 2, 5, 9):
+        for values, size in (("fp16", 2), ("bf16", 2), ("fp32", 4)):
+            expected = 4 + (rows + columns) * min(rank, rows, columns) * size
+            assert LowRank(rank, values=values).nbytes(shape, torch.float32) == expected
+    x = gaussian(*shape)
+    assert_identical(encode("lowrank(2)", x), encode("lowrank(2)", x.reshape(rows, columns)))
+
+
+@few
+@given(
+    rank=st.integers(1, 9),
+    values=st.sampled_from(list(FORMATS)),
+    shape=shapes,
+    dtype=st.sampled_from(FLOATING),
+    offset=st.integers(0, 7),
+    exponent=st.sampled_from([-30, 0, 12]),
+)
+def test_contract(rank, values, shape, dtype, offset, exponent):
+    codec = LowRank(rank, values=values)
+    assert parse(str(codec)) == codec
+    x = gaussian(*shape, dtype=dtype, scale=2.0**exponent)
+    y = assert_contract(codec, x, offset).double()
+    denormal = torch.finfo(dtype).tiny * math.sqrt(max(1, x.numel()))
+    assert (x.double() - y).norm() <= 1.02 * x.double().norm() + denormal
+
+
+@formats
+@pytest.mark.parametrize("shape", [(40, 30), (4, 10, 30), (2, 20, 5, 6), (20, 60)])
+def test_a_matrix_of_that_rank_comes_back_but_for_rounding(shape, values):
+    rows = 20 if len(shape) == 2 and shape[0] == 20 else 40
+    x = spectrum(rows, math.prod(shape) // rows, [5.0, 3.0, 1.0]).view(shape)
+    for rank in (3, 4, 9):
+        lost = contraction(LowRank(rank, values=values), x)
+        assert 1e-9 < lost < 4 * torch.finfo(FORMATS[values]).eps, lost
+    assert contraction(LowRank(2, values=values), x) > 0.1
+
+
+@formats
+def test_full_rank_keeps_everything(values):
+    x = gaussian(24, 16)
+    assert contraction(LowRank(16, values=values), x) < 8 * torch.finfo(FORMATS[values]).eps
+
+
+def test_what_is_lost_is_between_nothing_and_everything():
+    lost = [contraction(LowRank(rank), gaussian(64, 48)) for rank in (1, 4, 16, 32, 48)]
+    assert lost == sorted(lost, reverse=True) and lost[-1] < 1e-3 < 0.9 < lost[0] < 1, lost
+
+
+def test_a_warm_start_converges_to_the_best_approximation():
+    """One step of the power iteration a message; the best that rank 2 can do is known."""
+    x = spectrum(60, 40, [8.0, 6.0, 3.0, 2.0, 1.0, 1.0])
+    best = math.sqrt(9 + 4 + 1 + 1)
+    codec, side, errors = LowRank(2), None, []
+    for step in range(12):
+        payload, decoded = through(codec, x, side, dataclasses.replace(KEY, step=step))
+        errors.append((x - decoded).norm().item() / best)
+        side = codec.next_side(payload, x.shape, x.dtype)
+    assert errors[0] > 1.02 and 0.999 < errors[-1] < 1.001, errors
+
+
+@formats
+def test_the_next_side_is_the_q_that_was_sent(values):
+    codec, x = LowRank(3, values=values), gaussian(4, 5, 8)
+    payload = encode(codec, x)
+    side = codec.next_side(payload, x.shape, x.dtype)
+    scale, left, right = factors(payload, 20, values)
+    assert side.dtype == torch.float32 and side.shape == (8, 3)
+    assert_identical(side, right.float() * scale)
+    assert side.abs().max() <= scale < 4 * side.abs().max()
+    expected = x.view(20, 8).t() @ left.float()
+    torch.testing.assert_close(side, expected, rtol=0, atol=4 * torch.finfo(FORMATS[values]).eps)
+    assert codec.next_side(torch.empty(0, dtype=torch.uint8), (0, 8), x.dtype) is None
+
+
+def test_a_start_is_drawn_from_the_key_unless_there_is_a_usable_one():
+    codec, x = LowRank(2), gaussian(20, 10)
+    cold, _ = through(codec, x)
+    other = dataclasses.replace(KEY, microbatch=9)
+    assert not torch.equal(through(codec, x, None, other)[0], cold)
+    for useless in (torch.zeros(10, 2), torch.full((10, 2), torch.nan), gaussian(9, 2), gaussian(10, 1)):
+        assert_identical(through(codec, x, useless)[0], cold)
+    warm = gaussian(10, 2, seed=5)
+    assert not torch.equal(through(codec, x, warm)[0], cold)
+    assert_identical(through(codec, x, warm)[0], through(codec, x, warm, other)[0])
+    assert_identical(through(codec, x, warm)[0], through(codec, x, 2.0**90 * warm)[0])
+
+
+def test_p_is_an_orthonormal_basis_whose_signs_are_settled():
+    x, side = gaussian(50, 30), gaussian(30, 3, seed=1)
+    _, left, _ = factors(through(LowRank(3, values="fp32"), x, side)[0], 50, "fp32")
+    torch.testing.assert_close(left.t() @ left, torch.eye(3), rtol=0, atol=1e-6)
+    assert ((left.t() @ x @ side).diagonal() > 0).all()
+
+
+def test_fp16_factors_decode_exactly_so_that_no_order_of_summation_matters():
+    x = gaussian(30, 20, scale=1e3)
+    payload = encode("lowrank(3)", x)
+    scale, left, right = factors(payload, 30)
+    units = [[int(v * 2**24) for v in row] for row in left.double().tolist()]
+    others = [[int(v * 2**24) for v in row] for row in right.double().tolist()]
+    assert torch.tensor(units).double().mul(2.0**-24).equal(left.double()) and left.abs().max() <= 1
+    sums = [[sum(p * q for p, q in zip(row, other, strict=True)) for other in others] for row in units]
+    exact = [[math.ldexp(total, -48) * scale.item() for total in row] for row in sums]
+    assert max(abs(total) for row in sums for total in row) < 2**53
+    decoded = decode("lowrank(3)", payload, x.shape, x.dtype)
+    assert_identical(decoded, torch.tensor(exact, dtype=torch.float64).float())
+
+
+def test_the_largest_rank_leaves_room_for_exact_sums():
+    """|sum of r products| <= |row of P| * |row of Q| <= 1 * sqrt(r), in units of 2**-48."""
+    assert math.sqrt(512) * 1.001 * 2**48 < 2**53
+
+
+def test_the_bound_is_reached():
+    """All that the start misses is lost, and only that."""
+    x = torch.tensor([[1.0, 0.0], [0.0, 0.9]])
+    codec = LowRank(1)
+    _, decoded = through(codec, x, torch.tensor([[1.0], [0.0]]))
+    error, bound = (decoded - x).abs(), codec.error_bound(x)
+    assert_identical(decoded, torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    assert 0.99 < error[1, 1] / bound[1, 1] <= 1
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-10, 1e6, 1e30])
+@formats
+def test_any_magnitude(magnitude, values):
+    x = spectrum(40, 30, [5.0, 3.0, 1.0]) * magnitude
+    codec = LowRank(3, values=values)
+    payload, decoded = through(codec, x)
+    _, again = through(codec, x, codec.next_side(payload, x.shape, x.dtype))
+    assert snr_db(x, decoded) > 40 and snr_db(x, again) > 40
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (6, 5), (2, 3, 4), (2, 3, 4, 5)])
+def test_zeros_come_back_as_zeros_and_leave_no_poisoned_start(shape):
+    codec, x = LowRank(2), torch.zeros(shape)
+    payload, decoded = through(codec, x)
+    assert_identical(decoded, x)
+    side = codec.next_side(payload, x.shape, x.dtype)
+    y = gaussian(*shape)
+    assert_identical(through(codec, y, side)[0], through(codec, y)[0])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@formats
+def test_nothing_is_finite_where_anything_is_not(value, values):
+    codec, x = LowRank(3, values=values), gaussian(4, 5, 8)
+    x[1, 2, 3] = value
+    payload, decoded = through(codec, x)
+    assert not decoded.isfinite().any() and not codec.error_bound(x).isfinite().any()
+    y = gaussian(4, 5, 8)
+    assert_identical(through(codec, y, codec.next_side(payload, x.shape, x.dtype))[0], through(codec, y)[0])
+
+
+def test_formats_differ_in_precision():
+    x = spectrum(40, 30, [5.0, 3.0, 1.0])
+    lost = [contraction(LowRank(3, values=values), x) for values in ("fp32", "fp16", "bf16")]
+    assert lost[0] < lost[1] / 100 and lost[1] < lost[2] / 4, lost
+
+
+def test_strides_do_not_matter():
+    x = gaussian(6, 4, 5, 3)
+    for view in (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3)):
+        assert_identical(encode("lowrank(2)", view), encode("lowrank(2)", view.contiguous()))
+
+
+def test_tensors_in_a_graph_are_taken_and_left_as_they_are():
+    x = gaussian(6, 4).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail):
+        encode("lowrank(2)", x * 2)
+    assert not parse("lowrank(2)").error_bound(x).requires_grad
+    assert_identical(roundtrip("lowrank(2)", x).detach(), roundtrip("lowrank(2)", x.detach()))
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("lowrank", "'lowrank': missing a required argument: 'rank'; it is lowrank(rank, values)"),
+        ("lowrank(0)", "lowrank's rank must be an integer from 1 to 512, got 0"),
+        ("lowrank(513)", "lowrank's rank must be an integer from 1 to 512, got 513"),
+        ('lowrank(4, values="q(4)")', 'lowrank\'s values must be one of "fp16", "bf16", "fp32", got "q(4)"'),
+    ],
+)
+def test_every_mistake_has_its_sentence(expression, sentence):
+    with pytest.raises(CodecError) as error:
+        parse(expression)
+    assert str(error.value) == sentence

@@ -1,0 +1,64 @@
+"""reuse: gradients at the activation's positions, once it is bound to the activations' codec."""
+
+import pytest
+import torch
+
+from support.codec_helpers import FLOATING, KEY, assert_identical, encode, gaussian, roundtrip, snr_db
+from support.sparse_cases import CODECS, key_of, sent_through
+from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.cast import Uncompressed
+from thinwire.compress.codecs.indices import put_values
+from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
+
+NEEDS_POSITIONS = "reuse needs topk or randk on the activations of the same boundary"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda codec, x, payload: codec.nbytes(x.shape, x.dtype),
+        lambda codec, x, payload: codec.encode(x, payload, KEY),
+        lambda codec, x, payload: codec.decode(payload, x, KEY),
+        lambda codec, x, payload: codec.error_bound(x),
+        lambda codec, x, payload: codec.bound_to(Quantize(4)),
+        lambda codec, x, payload: codec.bound_to(Uncompressed()),
+    ],
+)
+def test_reuse_alone_is_a_mistake(use):
+    with pytest.raises(CodecError) as error:
+        use(parse("reuse"), gaussian(4), torch.empty(4, dtype=torch.uint8))
+    assert str(error.value) == NEEDS_POSITIONS
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_reuse_sends_the_gradient_where_the_activation_was_sent(codec, dtype):
+    activation, gradient = gaussian(3, 4, 25, dtype=dtype), gaussian(3, 4, 25, dtype=dtype, seed=1, scale=1e-3)
+    at_sender = codec.select(activation, KEY)
+    at_receiver = codec.positions(encode(codec, activation), activation.shape, dtype, KEY)
+    reuse = Reuse().bound_to(codec)
+    payload = torch.empty(reuse.nbytes(gradient.shape, dtype), dtype=torch.uint8)
+    reuse.encode(gradient, payload, key_of(8), at_receiver)
+    y = torch.full((3, 4, 25), 77, dtype=dtype)
+    reuse.decode(payload, y, key_of(8), at_sender)
+    sent = put_values(torch.ones_like(at_sender, dtype=torch.bool), at_sender, torch.zeros(3, 4, 25, dtype=torch.bool))
+    assert (y[~sent] == 0).all() and (y[sent] != 0).all()
+    expected = gradient * (100 / codec.count(100) if codec == RandK(0.1) or codec == RandK(0.3, values="q(8)") else 1)
+    assert snr_db(expected[sent], y[sent]) > 15
+
+
+@pytest.mark.parametrize("codec", [TopK(0.3), RandK(0.3), RandK(0.3).unscaled()])
+def test_reuse_is_the_derivative_of_the_activations_codec(codec):
+    x, gradient = gaussian(4, 50), gaussian(4, 50, seed=1)
+    kept = put_values(torch.ones(4, 15), codec.select(x, KEY), torch.zeros(4, 50))
+    scale = roundtrip(codec, x)[kept > 0] / x[kept > 0]
+    expected = gradient * kept * scale.median()
+    assert_identical(sent_through(Reuse().bound_to(codec), gradient, codec.select(x, KEY)), expected)
+
+
+def test_reuse_without_positions_is_our_own_error():
+    reuse = Reuse().bound_to(TopK(0.5))
+    for side in (None, torch.zeros(1, 3, dtype=torch.int64)):
+        with pytest.raises(AssertionError, match=r"reuse needs positions of shape \(1, 2\)"):
+            reuse.encode(gaussian(4), torch.empty(8, dtype=torch.uint8), KEY, side)

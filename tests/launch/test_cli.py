@@ -1,0 +1,130 @@
+import subprocess
+import sys
+
+import pytest
+
+from support.commands import THINWIRE
+from thinwire.launch import cli
+from thinwire.launch.run.recipe import packaged
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_names_every_command_and_its_purpose(capsys, arguments):
+    assert cli.main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: thinwire COMMAND")
+    assert said.err == ""
+    for name, (_, purpose) in cli.COMMANDS.items():
+        assert [name, *purpose.split()] in [line.split() for line in said.out.splitlines()]
+
+
+def test_the_commands_are_all_there():
+    assert {"train", "simulate", "recipes", "doctor"} <= set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["trian", "", "--version", "quickstart"])
+def test_an_unknown_command_is_answered_with_the_known_ones(capsys, command):
+    assert cli.main([command, "quickstart"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"thinwire has no command {command!r}; known: {', '.join(cli.COMMANDS)}\n"
+
+
+def test_recipes_lists_the_packaged_ones(capsys):
+    assert cli.main(["recipes"]) == 0
+    words = capsys.readouterr().out.split()
+    for name, description in packaged().items():
+        assert name in words
+        assert set(description.split()) <= set(words)
+
+
+MISTAKES = [
+    ("--training.steps -1", "training.steps must be at least 0, got -1\n"),
+    ("--debug.trace -1", "debug.trace must be at least 0 steps, got -1\n"),
+    (
+        "--training.steps -1 --wire.timeout 0",
+        "wire.timeout must be from 0.01 to 1e6 seconds, got 0.0\ntraining.steps must be at least 0, got -1\n",
+    ),
+    (
+        "--data.name no/such/file",
+        "name must be 'pydoc', 'digits', a readable file or folder, or a data set on the hub, got 'no/such/file': no "
+        "such file or folder\n",
+    ),
+    (
+        "--model.config.vocab_size 100",
+        "the model's vocab_size must be at least the tokenizer's 256, got 100; take the model's own tokenizer, or "
+        "raise vocab_size in config\n",
+    ),
+    ("--pipeline.layers [1,2,3,4]", "stage sizes must add up to 6 layers, got [1, 2, 3, 4] = 10\n"),
+    ("--pipeline.num-stages 7", "each stage must have a layer, got 7 stages for 6 layers\n"),
+    (
+        "--pipeline.microbatch-size 9999",
+        "a batch holds no sample twice: pipeline asks for 39996 samples a step, there are 168 to train on; evaluation "
+        "runs in the shape of training and a batch holds no sample twice: a pass has 39996 samples, there are 18 held "
+        "out; raise data.held_out, or lower pipeline.num_microbatches or microbatch_size\n",
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+@pytest.mark.parametrize(("options", "said"), MISTAKES)
+def test_what_cannot_work_has_status_2_before_anything_starts(capsys, tmp_path, command, options, said):
+    (tmp_path / "text").write_bytes(b"a to z \n" * 3000)
+    given = ["--output", str(tmp_path / "run"), "--data.name", str(tmp_path / "text"), *options.split()]
+    assert cli.main([command, "quickstart", *given]) == 2
+    assert capsys.readouterr() == ("", said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_a_recipe_is_required(capsys, command):
+    assert cli.main([command]) == 2
+    said = f"the following arguments are required: recipe; see thinwire {command} --help\n"
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_help_of_a_command_names_it(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: thinwire {command} RECIPE" in capsys.readouterr().out
+
+
+def test_an_interrupt_has_status_130(monkeypatch, capsys):
+    def interrupted(command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", interrupted)
+    assert cli.main(["simulate", "quickstart"]) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
+
+
+def test_the_installed_command_passes_its_status_on():
+    result = subprocess.run([*THINWIRE, "fly"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith("thinwire has no command 'fly'")
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from thinwire.launch.cli import main; main(['--help']); print(sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = result.stdout.splitlines()[-1]
+    assert "'thinwire.launch.cli'" in loaded
+    assert "'torch'" not in loaded and "'rich'" not in loaded
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_starts(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert cli.main(["simulate", "quickstart", "--output", str(tmp_path / "file" / "run")]) == 2
+    assert "output must name a folder that can be written" in capsys.readouterr().err
+
+
+def test_a_simulation_that_cannot_keep_its_stores_says_so_in_a_sentence(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    where = ["--output", str(tmp_path / "run"), "--compression.store_folder", str(tmp_path / "file")]
+    method = ["--compression.activations", 'aqsgd(q(4), store="disk")']
+    short = ["--data.limit", "5000", "--training.steps", "1", "--data.held_out", "0.3"]
+    assert cli.main(["simulate", "gpt2-tiny", *where, *method, "--compression.gradients", "q(8)", *short]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"stores cannot be kept in {tmp_path / 'file'}")

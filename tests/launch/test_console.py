@@ -1,0 +1,76 @@
+"""What a run says before it trains, and its closing table, on terminals of several widths."""
+
+import pytest
+
+from thinwire.launch.run.console import show_stores, show_summary
+from thinwire.pipeline.meters import SECTIONS
+
+LONG = ('aqsgd(q(4), store="disk")', 'ef21(q(2, scale="minmax", per="tensor", round="stochastic"), slot="sample")')
+
+
+def summary(*codecs):
+    """A run of hours whose channels, from the first boundary on, used these codecs."""
+    scores = {mode: {"loss": 1.5, "accuracy": 0.5, "num_targets": 30} for mode in ("on", "off")}
+    channels = [
+        {
+            "boundary": index // 2,
+            "channel": ("activations", "gradients")[index % 2],
+            "codec": codec,
+            "bytes": 1_234_000_000,
+            "uncompressed": 9_876_000_000,
+            "bits_per_element": 32.125,
+            "full_share": 1.0,
+        }
+        for index, codec in enumerate(codecs)
+    ]
+    stage = {"seconds": dict.fromkeys(SECTIONS, 2000.0), "peak_memory": 12_345_000_000}
+    return {
+        "name": "long",
+        "steps": 100_000,
+        "seconds": 12_000.0,
+        "training_seconds": 10_000.0,
+        "held_out": scores,
+        "channels": channels,
+        "stages": [{"stage": index, **stage} for index in range(2)],
+        "weights_digest": "0123456789abcdef",
+        "folder": "runs/long",
+    }
+
+
+def shown(capsys, monkeypatch, columns, *codecs):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_summary(summary(*codecs))
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("codecs", [LONG, ("q(4)", "q(8)"), ("topk(0.3)", "reuse"), (*LONG, *LONG)])
+def test_nothing_is_cut_or_folded_on_80_columns(capsys, monkeypatch, codecs):
+    lines = shown(capsys, monkeypatch, 80, *codecs)
+    assert all(sum(codec in line for line in lines) >= 1 for codec in codecs), lines
+    assert [line for line in lines if "…" in line] == []
+    rows = [line.split() for line in lines if "->" in line]
+    assert len(rows) == len(codecs)
+    assert all(row[-7:] == ["1,234", "MB", "9,876", "MB", "8.00x", "32.12", "100%"] for row in rows), rows
+    assert max(len(line) for line in lines if LONG[1] not in line) <= 80
+
+
+def test_long_codecs_are_named_once_below_the_table(capsys, monkeypatch):
+    lines = shown(capsys, monkeypatch, 80, LONG[0], "q(8)", LONG[0], LONG[1])
+    assert [line.split()[4] for line in lines if "->" in line] == ["(1)", "(2)", "(1)", "(3)"]
+    assert [line for line in lines if line.startswith(" (")] == [f" (1) {LONG[0]}", " (2) q(8)", f" (3) {LONG[1]}"]
+
+
+def test_a_wide_terminal_has_them_in_the_table(capsys, monkeypatch):
+    lines = shown(capsys, monkeypatch, 160, *LONG)
+    assert all(codec in line for codec, line in zip(LONG, (line for line in lines if "->" in line), strict=True))
+    assert not any(line.startswith(" (") for line in lines)
+
+
+def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
+    """A store of less than half a megabyte once took 0 MB."""
+    monkeypatch.setenv("COLUMNS", "80")
+    show_stores({(0, 3): {"memory": 384_000, "disk": 0}, (1,): {"memory": 0}, (2,): {"memory": 12, "disk": 1234567890}})
+    assert capsys.readouterr().out.splitlines() == [
+        "stages 0, 3: stores for feedback will take 384 kB (384000 bytes) in memory",
+        "stage 2: stores for feedback will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
+    ]

@@ -1,0 +1,126 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from thinwire.launch.hosts.crew import End, Member, gathered_signals, supervise
+
+WAIT = "sleep 60"
+SAYS_AND_ENDS = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
+DOES_NOT_LISTEN = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done"
+
+
+def members(*scripts):
+    return [Member(f"host {index}", ["sh", "-c", script], {}) for index, script in enumerate(scripts)]
+
+
+def end(crew):
+    for member in crew:
+        member.signal(signal.SIGKILL)
+        member.finish()
+
+
+def test_lines_are_labelled_and_go_where_they_were_meant_for(capfd):
+    crew = members("echo one; echo two >&2", "printf 'no end of line'; echo $THINWIRE_X")
+    assert supervise(crew, [], grace=10) == End(0, "")
+    end(crew)
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == ["host 0 | one", "host 1 | no end of line"]
+    assert said.err == "host 0 | two\n"
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_others(capfd):
+    crew = members(r"printf '\377\n'; echo after")
+    assert supervise(crew, [], grace=10).status == 0
+    end(crew)
+    assert capfd.readouterr().out == "host 0 | \ufffd\nhost 0 | after\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "how"),
+    [("exit 3", 3, "exited with status 3"), ("kill -KILL $$", 128 + signal.SIGKILL, "was killed by SIGKILL")],
+)
+def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, status, how):
+    """`kill -9` on one host ended a cluster with status 137 and no line."""
+    crew = members(WAIT, script, WAIT)
+    assert supervise(crew, [], grace=0.1) == End(
+        status, f"host 1 failed first: it {how}; stopped 0.1 s later: host 0, host 2"
+    )
+    assert [member.process.poll() for member in crew if member is not crew[1]] == [-signal.SIGTERM] * 2
+    end(crew)
+
+
+def test_the_others_may_end_by_themselves_after_a_failure(capfd):
+    crew = members("exit 3", "sleep 0.5; echo why; exit 4")
+    assert supervise(crew, [], grace=60) == End(3, "host 0 failed first: it exited with status 3")
+    end(crew)
+    assert capfd.readouterr().out == "host 1 | why\n"
+
+
+def wait_until_ready(capfd, number):
+    said = ""
+    while said.count("ready") < number:
+        time.sleep(0.02)
+        said += capfd.readouterr().out
+
+
+def test_a_signal_is_passed_on(capfd):
+    crew = members(SAYS_AND_ENDS, SAYS_AND_ENDS)
+    wait_until_ready(capfd, 2)
+    with gathered_signals() as came:
+        # not SIGINT, which a shell cannot trap where the tests were started in the background
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert supervise(crew, came, grace=60) == End(143, "stopped by SIGTERM")
+    end(crew)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["host 0 | told", "host 1 | told"]
+
+
+@pytest.mark.parametrize(
+    ("came", "grace", "status"), [([signal.SIGINT], 0.1, 130), ([signal.SIGTERM, signal.SIGINT], 60, 143)]
+)
+def test_who_does_not_listen_is_given_up(capfd, came, grace, status):
+    crew = members(DOES_NOT_LISTEN)
+    wait_until_ready(capfd, 1)
+    assert supervise(crew, came, grace).status == status
+    assert crew[0].process.poll() is None
+    end(crew)
+    assert crew[0].process.poll() == -signal.SIGKILL
+
+
+def test_who_is_hushed_says_nothing_after_a_signal(capfd):
+    """Every process of an interrupted training printed a traceback."""
+    crew = [Member("host 0", ["sh", "-c", SAYS_AND_ENDS], {}, hushed=True)]
+    wait_until_ready(capfd, 1)
+    assert supervise(crew, [signal.SIGTERM], grace=60) == End(143, "stopped by SIGTERM")
+    end(crew)
+    assert capfd.readouterr().out == ""
+
+
+def test_signals_end_the_process_again_afterwards():
+    before = signal.getsignal(signal.SIGINT)
+    with gathered_signals() as came:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert came == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+ENDLESS = """
+import os
+from thinwire.launch.hosts.crew import Member, supervise
+member = Member("host 0", ["sh", "-c", "while echo x; do :; done"], {})
+supervise([member], [], 10)
+member.finish()
+os.write(2, b"ended")
+os._exit(0)
+"""
+
+
+def test_a_reader_that_is_gone_ends_the_command():
+    launcher = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with launcher:
+        assert launcher.stdout.readline() == b"host 0 | x\n"
+        launcher.stdout.close()
+        assert launcher.stderr.read().endswith(b"ended")

@@ -1,0 +1,246 @@
+"""The doctor: true rows for this machine, and a row for whatever is missing, hangs or raises."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import types
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from thinwire.launch import doctor
+from thinwire.launch.shared import probes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc and interfaces")
+
+
+@pytest.fixture
+def no_commands(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def fake_command(monkeypatch, folder, name, script):
+    """Puts a shell script in front of PATH under a command's name."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_every_row_is_complete_and_says_what_to_do():
+    checks = doctor.examine()
+    assert [check.name for check in checks] == list(doctor.PROBES)
+    for check in checks:
+        assert check.found, check
+        assert check.needed_for, check
+        assert check.verdict == "ok" or check.advice, check
+    by_name = {check.name: check for check in checks}
+    assert by_name["torch"].verdict == "ok", by_name["torch"]
+    assert by_name["gloo"].verdict == "ok", by_name["gloo"]
+    assert by_name["Python"].found.startswith("{}.{}.".format(*sys.version_info))
+
+
+def test_supported_torch_is_what_setup_cfg_allows():
+    (requirement,) = (line for line in metadata.requires("thinwire") if re.match(r"torch[<>=]", line))
+    bounds = {tuple(map(int, pair)) for pair in re.findall(r"(\d+)\.(\d+)", requirement)}
+    oldest, newest = probes.TORCH_OLDEST, probes.TORCH_NEWEST
+    assert bounds == {oldest, (newest[0], newest[1] + 1)}, requirement
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("2.10.1", "missing"), ("2.11.0", "ok"), ("2.15.3+cu130", "ok"), ("2.16.0a0", "missing"), ("odd", "missing")],
+)
+def test_torch_versions(monkeypatch, version, verdict):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=version))
+    finding = probes.probe_torch()
+    assert (finding.found, finding.verdict) == (version, verdict)
+
+
+def test_missing_torch_is_rows_and_a_status(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)  # import torch raises
+    assert doctor.main(["--json"]) == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["torch"]["verdict"] == "missing"
+    assert rows["torch"]["advice"] == "install torch 2.11 to 2.15"
+    assert [rows[name]["verdict"] for name in ("gloo", "NCCL", "GPUs")] == ["missing"] * 3
+    assert rows["memory"]["verdict"] in ("ok", "limited")
+
+
+@pytest.mark.parametrize(("name", "status"), [("torch", 1), ("gloo", 0), ("Docker", 0)])
+def test_only_torch_decides_the_status(monkeypatch, capsys, name, status):
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Check(name, "none", "missing", "x", "y")])
+    assert doctor.main([]) == status
+    assert "missing" in capsys.readouterr().out
+
+
+def test_json_is_the_table(capsys):
+    assert doctor.main(["--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(doctor.PROBES)
+    assert all(set(row) == {"name", "found", "verdict", "needed_for", "advice"} for row in rows)
+    assert doctor.main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in doctor.PROBES)
+
+
+def test_found_text_is_not_read_as_markup(capsys):
+    check = doctor.Check("x", "[Errno 2] [/red] gone", "missing", "y", "[bold]")
+    doctor.Console(width=200).print(doctor.table([check]))
+    printed = capsys.readouterr().out
+    assert "[Errno 2] [/red] gone" in printed
+    assert "[bold]" in printed
+
+
+def test_missing_commands(no_commands):
+    for qdiscs in ([], ["tbf rate 1mbit burst 32kb latency 1ms"]):
+        assert probes.probe_namespace(*qdiscs) == ("no ip, no tc", "missing", "install iproute2")
+    assert probes.probe_docker().verdict == "missing"
+    assert probes.run("ip link") == (127, "ip: No such file or directory")
+    assert all(check.verdict != "missing" for check in doctor.examine() if check.name in ("torch", "memory", "user"))
+
+
+def test_hanging_command_is_given_up(monkeypatch):
+    monkeypatch.setattr(probes, "COMMAND_SECONDS", 0.1)
+    assert probes.run("sleep 30") == (124, "no answer from `sleep 30` within 0.1 s")
+
+
+def test_probe_that_hangs_or_raises_is_a_row():
+    assert doctor.bounded(lambda: time.sleep(30), seconds=0.1).found == "no answer within 0.1 s"
+    assert doctor.bounded(lambda: 1 / 0) == (
+        "ZeroDivisionError: division by zero",
+        "missing",
+        "mend what the error names",
+    )
+    assert doctor.bounded(probes.probe_user) == probes.probe_user()
+
+
+def test_docker_client_is_not_an_engine(monkeypatch, tmp_path):
+    fake_command(monkeypatch, tmp_path, "docker", "echo 28.1.0")
+    assert probes.probe_docker() == ("engine 28.1.0", "ok", "")
+    fake_command(monkeypatch, tmp_path, "docker", "echo; echo Cannot connect >&2; exit 1")
+    assert probes.probe_docker().found == "client only: Cannot connect"
+    assert probes.probe_docker().verdict == "missing"
+
+
+def test_without_root_nothing_is_tried(monkeypatch, tmp_path):
+    for name in ("ip", "tc"):
+        fake_command(monkeypatch, tmp_path, name, f"touch {tmp_path}/tried")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert probes.probe_namespace() == ("not tried", "limited", "needs root")
+    assert probes.probe_user().verdict == "limited"
+    assert not (tmp_path / "tried").exists()
+
+
+def test_failing_qdisc_is_reported_and_its_namespace_deleted(monkeypatch, tmp_path):
+    fake_command(monkeypatch, tmp_path, "ip", f'printf "%s\\n" "$*" >> {tmp_path}/log')
+    fake_command(monkeypatch, tmp_path, "tc", f'printf "%s\\n" "$*" >> {tmp_path}/log; echo Unknown qdisc >&2; exit 2')
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    finding = probes.probe_namespace("netem delay 1ms")
+    assert (finding.found, finding.verdict) == ("Unknown qdisc", "missing")
+    ns = f"thinwire-doctor-{os.getpid()}"
+    log = (tmp_path / "log").read_text().splitlines()
+    assert log[0] == f"netns add {ns}"
+    assert log[-2:] == [f"-n {ns} qdisc add dev wire root netem delay 1ms", f"netns del {ns}"]
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")), reason="needs root, ip and tc"
+)
+def test_namespaces_are_real_and_leave_nothing():
+    if subprocess.run(["ip", "netns", "add", "thinwire-test-doctor"], capture_output=True).returncode != 0:
+        assert probes.probe_namespace().verdict == "missing"
+        pytest.skip("this kernel or container allows no network namespaces")
+    subprocess.run(["ip", "netns", "del", "thinwire-test-doctor"], check=True)
+    assert probes.probe_namespace() == ("works", "ok", "")
+    assert probes.probe_namespace("nosuchqdisc").verdict == "missing"
+    assert not Path(f"/run/netns/thinwire-doctor-{os.getpid()}").exists()
+
+
+def test_open_files_limit(monkeypatch):
+    for soft, verdict in ((256, "limited"), (1024, "ok"), (resource.RLIM_INFINITY, "ok")):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert probes.probe_open_files().verdict == verdict, soft
+
+
+def test_memory_and_disk_are_this_machine_s():
+    available, total = map(float, re.findall(r"[\d.]+", probes.probe_memory().found))
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert 0 < available <= total
+    assert abs(total - physical) <= 0.1, (total, physical)
+    assert float(probes.probe_disk().found.split()[0]) <= shutil.disk_usage(Path.cwd()).total / 2**30
+
+
+def test_loopback_is_among_the_interfaces():
+    known = probes.interface_addresses()
+    assert "127.0.0.1" in known["lo"], known
+    assert set(known) <= {name for _, name in socket.if_nameindex()}
+
+
+KNOWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.2", "fe80::1"], "wg0": ["10.0.0.1"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "address", "found", "verdict", "advice"),
+    [
+        ("eth0", "127.0.0.1", "eth0 192.0.2.2", "ok", "GLOO_SOCKET_IFNAME"),
+        ("eth0,wg0", "127.0.0.1", "eth0 192.0.2.2, wg0 10.0.0.1", "ok", ""),
+        ("eht0", "192.0.2.2", "no address on eht0", "missing", "set GLOO_SOCKET_IFNAME to lo or eth0 or wg0"),
+        ("eth0,eht0,x1", "192.0.2.2", "no address on eht0, x1", "missing", "lo or eth0 or wg0"),
+        ("lo", "192.0.2.2", "lo 127.0.0.1: this host only", "limited", "here to eth0 or wg0"),
+        ("", "192.0.2.2", "eth0 192.0.2.2", "ok", "GLOO_SOCKET_IFNAME"),
+        ("", "127.0.1.1", "lo 127.0.1.1: this host only", "limited", "here to eth0 or wg0"),
+        ("", "10.9.9.9", "interface unknown 10.9.9.9", "ok", ""),
+        ("e", "10.0.0.1", "wg0 10.0.0.1", "ok", ""),  # torch ignores a single letter
+    ],
+)
+def test_interface(monkeypatch, asked, address, found, verdict, advice):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", asked)
+    monkeypatch.setattr(probes, "interface_addresses", lambda: KNOWN)
+    monkeypatch.setattr(probes, "host_address", lambda: address)
+    finding = probes.probe_interface()
+    assert (finding.found, finding.verdict) == (found, verdict)
+    assert advice in finding.advice
+
+
+def test_unknown_interface_names_the_real_ones(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    finding = probes.probe_interface()
+    assert finding.verdict == "missing"
+    assert all(name in finding.advice for name in probes.interface_addresses())
+
+
+def test_host_address_is_one_that_can_be_bound(monkeypatch):
+    stranger = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.77", 0))
+    ours = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [stranger, ours])
+    assert probes.host_address() == "127.0.0.1"
+
+    def unresolvable(*_, **__):
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unresolvable)
+    assert probes.host_address() == "127.0.0.1"
+
+
+def test_gloo_agrees_about_interfaces(monkeypatch):
+    """What the doctor calls missing is what gloo refuses, and what it calls usable gloo accepts."""
+    from torch.distributed import ProcessGroupGloo
+
+    for name in probes.interface_addresses():
+        ProcessGroupGloo.create_device(interface=name)
+    without = [name for _, name in socket.if_nameindex() if name not in probes.interface_addresses()]
+    for name in [*without, "nosuch0"]:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        assert probes.probe_interface().verdict == "missing"
+        with pytest.raises(RuntimeError, match=name):
+            ProcessGroupGloo.create_device(interface=name)
+    ProcessGroupGloo.create_device(hostname=probes.host_address())

@@ -1,0 +1,53 @@
+import pytest
+
+from support.recipe_runs import simulate
+from thinwire.launch import cli
+
+RECIPE = """
+model: {name: gpt2, config: {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}}
+data: {name: pydoc, limit: 1000, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: 'aqsgd(q(2), store="disk")'}
+training: {steps: 1}
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def test_any_recipe_is_scored_as_it_stands(here, capsys):
+    assert cli.main(["eval", "tiny.yaml"]) == 0
+    title, *lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+    assert title == ["tiny,", "held", "out"]
+    assert lines[0] == ["compression", "loss", "perplexity", "targets"]
+    assert [line[0] for line in lines[1:]] == ["on", "off"]
+    assert {line[3] for line in lines[1:]} == {"192"}
+    assert 5 < float(lines[1][1]) < 6
+
+
+@pytest.mark.parametrize("options", [[], ["--compression.store_folder", "here"], ["--compression.store_folder", "no"]])
+def test_nothing_is_written_not_even_by_stores_on_disk(here, options):
+    (here / "here").mkdir()
+    before = sorted(here.rglob("*"))
+    assert cli.main(["eval", "tiny.yaml", *options]) == 0
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_run_is_no_export(here, capsys):
+    """Its recipe names the weights that it started with, whose scores nobody asked for."""
+    simulate("tiny.yaml", here / "run")
+    capsys.readouterr()
+    assert cli.main(["eval", "run"]) == 2
+    said = "DIR must be what thinwire export wrote, got a run; thinwire export run --to DIR\n"
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_folder_of_neither_is_answered_with_the_packaged_recipes(here, capsys):
+    assert cli.main(["eval", "nothing"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'nothing'; known: ")

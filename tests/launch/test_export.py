@@ -1,0 +1,181 @@
+import json
+import os
+import shutil
+import stat
+from contextlib import chdir
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from support.data_files import random_pixels, write_images
+from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate, summary
+from thinwire.launch import cli
+
+RECIPE = """
+model: {name: gpt2, config: {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}}
+data: {name: text, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: q(4), gradients: q(8), boundaries: {0: {activations: q(2)}}}
+training: {steps: 1}
+"""
+IMAGES = """
+data: {name: images.parquet, kind: images, held_out: 0.3}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: q(4), gradients: q(8)}
+training: {steps: 1}
+"""
+FACTORY = """
+from torch import nn
+
+def make(width):
+    return [nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, 2)]
+"""
+VIT = {"image_size": 8, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+OWN_MODELS = {"own_model_of_test_export:make": {"width": 8}, "vit_b_16": VIT, "resnet18": {}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with `tiny.yaml`, its text, and the run `trained`."""
+    made = tmp_path_factory.mktemp("runs")
+    (made / "tiny.yaml").write_text(RECIPE)
+    (made / "text").write_bytes(b"some words, many times; " * 83)
+    with chdir(made):
+        simulate("tiny.yaml", made / "trained")
+    return made
+
+
+@pytest.fixture
+def copied(folder, tmp_path, monkeypatch):
+    """A copy of the run that a test may change, `run`; `folder` is the current one."""
+    monkeypatch.chdir(folder)
+    return shutil.copytree(folder / "trained", tmp_path / "run")
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert cli.main([*map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    return said.err
+
+
+def rewrite_scores(run, **losses):
+    told = summary(run)
+    for mode, loss in losses.items():
+        told["held_out"][mode]["loss"] = loss
+    (run / "summary.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        ({"on": 3.0, "off": 3.02}, "Inference does not need the codec: the held-out loss is 3.0000 with compression"),
+        ({"on": 3.0, "off": 2.0}, "Inference does not need the codec: the held-out loss is 3.0000 with compression"),
+        ({"on": 3.0, "off": 3.1}, "Inference needs the codec: the held-out loss is 3.0000 with compression and 3.1000"),
+    ],
+)
+def test_the_readme_says_whether_inference_needs_the_codec(copied, tmp_path, losses, verdict):
+    rewrite_scores(copied, **losses)
+    said = (export(copied, tmp_path / "export") / "README.md").read_text()
+    assert verdict in said
+    assert f"| compression off | {losses['off']:.4f} |" in said
+    assert "| 0 | activations | `q(2)` |" in said and "| 0 | gradients | `q(8)` |" in said
+
+
+def test_an_export_carries_the_boundary_settings(copied, tmp_path):
+    exported = yaml.safe_load((export(copied, tmp_path / "export") / "recipe.yaml").read_text())
+    trained = yaml.safe_load((copied / "recipe.yaml").read_text())
+    assert exported["compression"] == trained["compression"]
+    assert exported["pipeline"] == trained["pipeline"]
+
+
+def test_without_held_out_samples_nobody_knows(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    run = simulate("tiny.yaml", tmp_path / "run", "--data.held_out", "0")
+    said = (export(run, tmp_path / "export") / "README.md").read_text()
+    assert "Nothing was held out, so it is not known whether inference needs the codec." in said
+    told = refused(capsys, "eval", tmp_path / "export")
+    assert told == "an evaluation needs held-out samples; raise data.held_out, or name data.evaluation\n"
+
+
+def test_the_scores_are_measured_anywhere(copied, tmp_path, capsys):
+    """Data that a recipe names by a relative path is found from another folder too."""
+    exported = export(copied, tmp_path / "export")
+    assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(copied)["held_out"]
+
+
+def test_what_is_exported_is_the_head_of_its_own(copied, tmp_path):
+    exported = export(copied, tmp_path / "export")
+    assert json.loads((exported / "config.json").read_text())["tie_word_embeddings"] is False
+    state = loaded_as_its_readme_says(exported).state_dict()
+    assert not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
+    stages = [load_file(copied / f"weights/stage-{index}.safetensors") for index in range(2)]
+    torch.testing.assert_close(dict(state), stages[0] | stages[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_models_that_transformers_lacks(name, tmp_path, monkeypatch, capsys, hub_cache):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_model_of_test_export.py").write_text(FACTORY)
+    write_images(tmp_path / "images.parquet", random_pixels(20), [0, 1] * 10)
+    (tmp_path / "own.yaml").write_text(IMAGES)
+    given = ["--model.name", name, "--model.config", json.dumps(OWN_MODELS[name])]
+    run = simulate("own.yaml", tmp_path / "run", *given)
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch norm")]
+    once = ["batch norm bn1 and 19 more"]  # whatever the number of stages
+    assert [note.partition(":")[0] for note in notes] == (once if name == "resnet18" else [])
+    exported = export(run, tmp_path / "export")
+    inputs, _, outputs = outputs_of(run)
+    with torch.no_grad():
+        expected = loaded_as_its_readme_says(exported)(inputs)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
+    assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(run)["held_out"]
+
+
+def test_every_file_follows_the_umask(copied, tmp_path):
+    """safetensors leaves its files to their owner alone: whoever an export was made for could not read its weights."""
+    before = os.umask(0o027)
+    try:
+        exported = export(copied, tmp_path / "export")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in exported.iterdir()}
+    assert set(modes) >= {"model.safetensors", "config.json", "recipe.yaml", "README.md"}
+    assert set(modes.values()) == {0o640}, modes
+
+
+def test_weights_of_a_run_have_the_mode_of_its_other_files(folder):
+    run = folder / "trained"
+    modes = [path.stat().st_mode for path in (run / "summary.json", *sorted(run.glob("weights/*")))]
+    assert len(modes) == 3 and len(set(modes)) == 1, modes
+
+
+# --- what cannot be exported --------------------------------------------------------------------------------------
+
+
+def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
+    said = refused(capsys, "export", tmp_path, "--to", tmp_path / "export")
+    assert said.startswith("RUN must be the folder of a run that has ended, and ")
+    assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} is missing" in said
+    (copied / "weights/stage-1.safetensors").unlink()
+    said = refused(capsys, "export", copied, "--to", tmp_path / "export")
+    assert "must hold the weights of 2 stages, and stage-1.safetensors is missing; copy it from the machine" in said
+    assert not (tmp_path / "export").exists()
+
+
+def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
+    path = copied / "weights/stage-1.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
+    said = refused(capsys, "export", copied, "--to", tmp_path / "export")
+    assert "must be those that the run ended with, and their digest is another" in said
+
+
+def test_a_folder_in_use_is_left_alone(copied, capsys):
+    before = sorted(copied.iterdir())
+    said = refused(capsys, "export", copied, "--to", copied)
+    assert said == f"--to must name a new or empty folder, got {copied}\n"
+    assert sorted(copied.iterdir()) == before

@@ -1,0 +1,271 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from thinwire.compress import CodecError
+from thinwire.launch.run import failures
+from thinwire.launch.run.failures import FOLDER_VARIABLE, STOPPED, Report, once, read_reports, report_of, tell
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import (
+    MismatchError,
+    NonFiniteError,
+    OptionsError,
+    PeerError,
+    PipelineError,
+    WireError,
+)
+
+
+def report(rank, kind, text="something", time=0.0, stages=None):
+    return Report(rank=rank, stages=[rank] if stages is None else stages, kind=kind, text=text, time=time)
+
+
+def told(*reports, exit_codes, stages_of=lambda rank: [rank]):
+    return tell({report.rank: report for report in reports}, exit_codes, stages_of).splitlines()
+
+
+def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    one = report(1, "own", "x" * 1_000_000)
+    writer = threading.Thread(target=lambda: [one.save() for _ in range(40)])
+    writer.start()
+    while writer.is_alive():
+        assert read_reports(tmp_path) in ({}, {1: one})
+    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
+
+
+def test_who_leaves_first_is_told_and_others_wait_for_it():
+    told, started, going_on = [], threading.Event(), threading.Event()
+
+    @once
+    def leave(report):
+        started.set()
+        assert going_on.wait(10)
+        told.append(report.kind)
+
+    failing = threading.Thread(target=leave, args=[report(0, "own")])
+    failing.start()
+    assert started.wait(10)
+    stopped = threading.Thread(target=leave, args=[report(0, "stopped")])
+    stopped.start()
+    stopped.join(0.05)
+    assert stopped.is_alive() and not told
+    going_on.set()
+    failing.join()
+    stopped.join()
+    assert told == ["own"]
+
+
+# --- the order of the telling -------------------------------------------------------------------------------------
+
+
+def test_a_killed_stage_stands_above_those_that_noticed():
+    assert told(
+        report(0, "peer", "stage 0 was waiting for gradients from stage 1: connection reset", time=1),
+        report(2, "stopped", "stage 2 was waiting for activations from stage 1", time=2),
+        exit_codes={0: 1, 1: -9, 2: 143},
+    ) == [
+        "stage 1 was killed by SIGKILL",
+        "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: connection reset",
+        "  stage 2 was told to stop: stage 2 was waiting for activations from stage 1",
+    ]
+
+
+def test_own_failures_stand_above_peers_however_late_they_report():
+    assert told(
+        report(0, "peer", "awaited a", time=1),
+        report(1, "stopped", "awaited b", time=2),
+        report(2, "own", "second cause", time=9),
+        report(3, "own", "first cause", time=8),
+        exit_codes={0: 1, 2: 1, 3: 1},
+    ) == [
+        "stage 3 failed: first cause",
+        "stage 2 failed: second cause",
+        "  stage 0 lost a peer: awaited a",
+        "  stage 1 was told to stop: awaited b",
+    ]
+
+
+def test_stages_that_fail_for_one_reason_are_told_in_one_line():
+    """All processes stop alike where disks are too small, and said so once each."""
+    assert told(
+        report(1, "own", "no room", time=1),
+        report(0, "own", "no room", time=2),
+        report(2, "own", "something else", time=3),
+        exit_codes={0: 1, 1: 1, 2: 1},
+    ) == ["stages 0, 1 failed: no room", "stage 2 failed: something else"]
+
+
+def test_the_killed_stand_above_own_failures_in_rank_order():
+    assert told(report(1, "own", "a cause", time=1), exit_codes={3: -signal.SIGSEGV, 1: 1, 0: -signal.SIGABRT}) == [
+        "stage 0 was killed by SIGABRT",
+        "stage 3 was killed by SIGSEGV",
+        "stage 1 failed: a cause",
+    ]
+
+
+def test_an_end_without_a_signal_or_a_report_is_told_by_its_status():
+    assert told(exit_codes={1: 7}) == ["stage 1 exited with status 7"]
+
+
+def test_a_process_whose_end_nobody_saw_stands_on_top():
+    """A killed stage of a cluster was named nowhere: its host is all that its launcher sees."""
+    assert told(report(0, "peer", "awaited a"), exit_codes={1: None}) == [
+        "stage 1 ended without a report, as a killed process does",
+        "  stage 0 lost a peer: awaited a",
+    ]
+
+
+def test_where_nobody_failed_the_earliest_report_comes_first():
+    """One stage told to stop by SIGTERM left a telling without a cause: only what the others had been waiting for."""
+    assert told(
+        report(0, "peer", "awaited a", time=3),
+        report(1, "stopped", "computing", time=1),
+        report(2, "peer", "awaited b", time=2),
+        exit_codes={1: STOPPED},
+    ) == [
+        "stage 1 was told to stop: computing",
+        "  stage 2 lost a peer: awaited b",
+        "  stage 0 lost a peer: awaited a",
+    ]
+
+
+def test_processes_are_named_by_their_stages():
+    assert told(
+        report(0, "own", "a cause", stages=[0, 3]),
+        report(5, "peer", "awaited", stages=[]),
+        exit_codes={1: -9, 0: 1, 5: 1},
+        stages_of=lambda rank: [rank, 3 - rank],
+    ) == [
+        "stages 1, 2 was killed by SIGKILL",
+        "stages 0, 3 failed: a cause",
+        "  a process without a stage lost a peer: awaited",
+    ]
+
+
+# --- one report ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (NonFiniteError("NaN in the activations"), "own", "NaN in the activations"),
+        (WireError("not the planned frame"), "own", "not the planned frame"),
+        (MismatchError("differ in:\n  seed: 0 here, 1 there"), "own", "differ in:\n  seed: 0 here, 1 there"),
+        (OptionsError(["first", "second"]), "own", "first\nsecond"),
+        (PipelineError("a sentence"), "own", "a sentence"),
+        (ModelError("no such layer"), "own", "no such layer"),
+        (CodecError("no such codec"), "own", "no such codec"),
+        (PeerError("stage 0 was waiting: closed"), "peer", "stage 0 was waiting: closed"),
+    ],
+)
+def test_our_own_errors_are_reported_as_their_sentence(error, kind, text):
+    made = report_of(error, 1, [1])
+    assert (made.rank, made.stages, made.kind, made.text) == (1, [1], kind, text)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, KeyError, AssertionError, MemoryError])
+def test_foreign_errors_keep_their_traceback(kind):
+    def somewhere():
+        raise kind("what happened")
+
+    with pytest.raises(kind) as caught:
+        somewhere()
+    made = report_of(caught.value, 0, [0])
+    assert made.kind == "own"
+    assert made.text.startswith("Traceback (most recent call last):")
+    assert "in somewhere" in made.text
+    assert made.text.splitlines()[-1].startswith(f"{kind.__name__}: ")
+
+
+def test_reports_are_read_back_as_saved(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    saved = [report(0, "own", 'two\nlines "é"', time=1.5), report(3, "stopped", stages=[3, 4], time=2.5)]
+    for one in saved:
+        one.save()
+    assert read_reports(tmp_path) == {0: saved[0], 3: saved[1]}
+
+
+def test_no_reports_are_no_error(tmp_path):
+    assert read_reports(tmp_path) == {}
+
+
+def test_without_a_folder_a_report_is_printed(capfd, monkeypatch):
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    report(2, "peer", "stage 2 was waiting for stage 1").save()
+    written = capfd.readouterr()
+    assert (written.out, written.err) == ("", "stage 2 lost a peer: stage 2 was waiting for stage 1\n")
+
+
+# --- being stopped ------------------------------------------------------------------------------------------------
+
+WAITING = """
+    import signal, sys, threading, time
+    from thinwire.launch.run.failures import Report, stop_on_signals
+
+    report = Report(rank=0, stages=[0], kind="stopped", text="blocked", time=0.0)
+    stop_on_signals(report.save, [signal.SIGTERM])
+    print("ready", flush=True)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+"""
+
+
+def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch):
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WAITING)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (STOPPED, "stage 0 was told to stop: blocked\n")
+
+
+def test_a_process_ends_when_its_launcher_is_killed(tmp_path):
+    """Stages went on training, unseen, after `kill -9` of their launcher: they live in sessions of their own."""
+    launcher = f"""
+        import subprocess, sys, time
+        stage = subprocess.Popen([sys.executable, "-c", {textwrap.dedent(WAITING)!r}], start_new_session=True)
+        time.sleep(600)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(launcher)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, FOLDER_VARIABLE: str(tmp_path)},
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.kill()
+            # the pipe closes when its last writer, the stage, has ended
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert read_reports(tmp_path)[0].kind == "stopped"
+
+
+def test_a_report_that_cannot_be_saved_does_not_keep_a_process(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WAITING)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, FOLDER_VARIABLE: str(tmp_path / "gone")},
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == failures.STOPPED

@@ -1,0 +1,345 @@
+"""Runs as a user starts them: each test below is one group of real processes, or looks at what such a group left."""
+
+import json
+import math
+import os
+import re
+import signal
+import struct
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from thinwire.launch import cli
+from thinwire.launch.run import recipe
+
+pytestmark = pytest.mark.processes
+
+STEPS, MICROBATCHES = 3, 2
+RECIPE = """
+description: As small as can be.
+model:
+  name: gpt2
+  config:
+    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
+data: {name: text, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: q(4), gradients: "q(8, round='stochastic')"}
+optimizer: {lr: 0.01, max_grad_norm: 1.0}
+training: {steps: 3}
+"""
+# payload and header of a micro-batch of 2 x 16 rows of 16: bits, a bf16 scale a row, 64 bytes
+FRAME_BYTES = {"activations": 16 * 32 // 2 + 2 * 32 + 64, "gradients": 16 * 32 + 2 * 32 + 64}
+# the text is 2000 bytes, a fifth held out, blocks of 16 with a byte behind: 24 samples in batches of 4
+EVALUATION_BATCHES = 6
+FILES = [
+    "evaluations.jsonl",
+    "loss.png",
+    "metrics.jsonl",
+    "recipe.yaml",
+    "summary.json",
+    "tensorboard",
+    "trace/stage-0.json",
+    "trace/stage-1.json",
+    "weights/stage-0.safetensors",
+    "weights/stage-1.safetensors",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with the recipe `tiny.yaml` and its text."""
+    made = tmp_path_factory.mktemp("runs")
+    (made / "tiny.yaml").write_text(RECIPE)
+    (made / "text").write_bytes(b"some words, many times; " * 83 + b"the end.")
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """The run that most tests look at: `thinwire train`, whose output it is."""
+    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "trained", "--trace=2"], folder)
+    assert command.status == 0, command.stderr
+    return command
+
+
+def simulated(folder, *options):
+    """`thinwire simulate` in this process: the status."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return cli.main(["simulate", "tiny.yaml", *options])
+    finally:
+        os.chdir(before)
+
+
+def metrics(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def same_numbers(a, b):
+    """Whether two runs had equal losses, norms, scores and weights, bit for bit."""
+    return all(
+        [
+            [(line["loss"], line["grad_norm"]) for line in metrics(a)]
+            == [(line["loss"], line["grad_norm"]) for line in metrics(b)],
+            summary(a)["held_out"] == summary(b)["held_out"],
+            summary(a)["weights_digest"] == summary(b)["weights_digest"],
+            summary(a)["bytes_sent"] == summary(b)["bytes_sent"],
+        ]
+    )
+
+
+# --- what a run leaves --------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_it_promises_and_nothing_else(trained, folder):
+    run = folder / "trained"
+    found = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
+    events = {path for path in found if path.parts[0] == "tensorboard"}
+    assert len(events) == 1 and "tfevents" in events.pop().name
+    assert sorted({str(path) for path in found if path.parts[0] != "tensorboard"} | {"tensorboard"}) == FILES
+
+
+def test_metrics_have_a_line_a_step(trained, folder):
+    lines = metrics(folder / "trained")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    for line in lines:
+        assert 0 < line["loss"] < 2 * math.log(256)
+        assert line["samples"] == 4
+        assert line["bytes"] == MICROBATCHES * sum(FRAME_BYTES.values())
+        assert line["uncompressed"] == MICROBATCHES * 2 * (2 * 16 * 16 * 4)
+        assert set(line["sections"]) == {"compute", "encode", "wait", "decode"}
+        assert sum(line["sections"].values()) <= line["seconds"]
+    assert all(later["loss"] < earlier["loss"] for earlier, later in pairwise(lines)), lines
+
+
+def test_the_bytes_of_the_summary_are_frames_times_plan(trained, folder):
+    told = summary(folder / "trained")
+    assert {
+        (channel["boundary"], channel["channel"], channel["codec"]): (channel["frames"], channel["bytes"])
+        for channel in told["channels"]
+    } == {
+        (0, "activations", "q(4)"): (STEPS * MICROBATCHES, STEPS * MICROBATCHES * FRAME_BYTES["activations"]),
+        (0, "gradients", 'q(8, round="stochastic")'): (
+            STEPS * MICROBATCHES,
+            STEPS * MICROBATCHES * FRAME_BYTES["gradients"],
+        ),
+    }
+    plain = 2 * 16 * 16 * 4 + 64
+    evaluation = EVALUATION_BATCHES * MICROBATCHES * (FRAME_BYTES["activations"] + plain)
+    assert told["bytes_sent"] == sum(channel["bytes"] for channel in told["channels"]) + evaluation
+
+
+def test_the_summary_scores_held_out_text_both_ways(trained, folder):
+    scores = summary(folder / "trained")["held_out"]
+    assert set(scores) == {"on", "off"}
+    for score in scores.values():
+        assert score["num_targets"] == 24 * 16
+        assert score["perplexity"] == math.exp(score["loss"])
+    assert 0 < abs(scores["on"]["loss"] - scores["off"]["loss"]) < 0.1
+
+
+def test_the_recipe_it_leaves_reads_back(trained, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    asked = recipe.parse(["tiny.yaml", "--output", "trained", "--debug.trace", "2"])
+    assert recipe.parse(["trained/recipe.yaml"]) == asked
+    assert recipe.parse(["trained/recipe.yaml", "--output", "elsewhere"]) == replace(asked, output="elsewhere")
+
+
+def test_weights_are_named_as_in_the_unsplit_model(trained, folder):
+    config = GPT2Config(
+        vocab_size=256, n_layer=2, n_embd=16, n_head=2, n_positions=16, tie_word_embeddings=False, use_cache=False
+    )
+    expected = {name: tuple(tensor.shape) for name, tensor in GPT2LMHeadModel(config).state_dict().items()}
+    found = {}
+    for stage in range(2):
+        with safe_open(folder / f"trained/weights/stage-{stage}.safetensors", "pt") as weights:
+            assert weights.metadata() == {"step": str(STEPS)}
+            shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+        assert shapes and not shapes.keys() & found.keys()
+        found |= shapes
+    assert found == expected
+
+
+def test_the_picture_is_one(trained, folder):
+    picture = (folder / "trained/loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", picture[16:24])
+    assert width > 400 and height > 200
+
+
+def test_tensorboard_reads_the_curves(trained, folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "trained/tensorboard"))
+    events.Reload()
+    points = [(point.step, point.value) for point in events.Scalars("train/loss")]
+    assert points == [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in metrics(folder / "trained")]
+    assert {"train/lr", "train/grad_norm", "share/wait", "held-out/loss compression off"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+def test_it_shows_progress_and_a_closing_table(trained, folder):
+    assert trained.stderr == ""
+    assert [line for line in trained.stdout.splitlines() if line.startswith(f"step {STEPS}/{STEPS}  loss ")]
+    assert f"weights digest {summary(folder / 'trained')['weights_digest']}" in trained.stdout
+    assert "everything is in trained" in trained.stdout
+
+
+# --- the same numbers however it is started -----------------------------------------------------------------------
+
+
+def test_simulate_has_the_same_numbers(trained, folder):
+    assert simulated(folder, "--output", "simulated") == 0
+    assert same_numbers(folder / "trained", folder / "simulated")
+    assert simulated(folder, "--output", "other", "--training.seed", "1") == 0
+    assert not same_numbers(folder / "trained", folder / "other")
+
+
+def test_torchrun_has_the_same_numbers(trained, folder):
+    port = ["--master-port", free_port()]
+    command = completed([*TORCHRUN, "--nproc-per-node", 2, *port, *TRAIN, "tiny.yaml", "--output", "torchrun"], folder)
+    assert command.status == 0, command.stderr
+    assert same_numbers(folder / "trained", folder / "torchrun")
+
+
+def test_simulate_writes_beside_the_run_it_simulates(folder):
+    assert simulated(folder, "--training.steps", "0", "--data.held_out", "0") == 0
+    told = summary(folder / "runs/tiny-simulated")
+    assert (told["steps"], told["bytes_sent"], told["train_loss"], told["held_out"]) == (0, 0, None, {})
+
+
+# --- runs that break ----------------------------------------------------------------------------------------------
+
+ENDLESS = ["--training.steps", 1_000_000]
+
+
+def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
+    options = ["--pipeline.num-stages", 3, "--save-every", 2, "--output", "killed"]
+    with started([*THINWIRE, "train", "tiny.yaml", *ENDLESS, *options], folder) as command:
+        command.wait_until(lambda: len(metrics(folder / "killed")) >= 4)
+        os.kill(command.stage_process(1), signal.SIGKILL)
+        assert command.wait() == 1
+        assert command.processes() == {}
+    cause, *others = command.stderr.splitlines()
+    assert cause == "stage 1 was killed by SIGKILL"
+    told = r"  stage (\d) (lost a peer|was told to stop): .*(waiting|sending|reporting|between two sections|compute)"
+    assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr
+    assert any(re.search("(was|were) waiting for", line) for line in others), command.stderr
+    for stage in range(3):
+        with safe_open(folder / f"killed/weights/stage-{stage}.safetensors", "pt") as weights:
+            step = int(weights.metadata()["step"])
+        assert step % 2 == 0 and 2 <= step <= len(metrics(folder / "killed")) + 1
+    assert not (folder / "killed/summary.json").exists()
+
+
+def test_an_interrupted_launcher_leaves_no_process(folder):
+    with started([*THINWIRE, "train", "tiny.yaml", *ENDLESS, "--output", "interrupted"], folder) as command:
+        command.wait_until(lambda: len(metrics(folder / "interrupted")) >= 2)
+        assert len(command.processes()) == 3
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(timeout=15) == 130
+        assert command.processes() == {}
+    assert command.stderr == "stopped by SIGINT\n"
+
+
+def test_processes_that_still_import_end_without_a_word(folder):
+    """They printed over a hundred tangled lines of tracebacks above the sentence."""
+    with started([*THINWIRE, "train", "tiny.yaml", *ENDLESS, "--output", "early"], folder) as command:
+        command.wait_until(lambda: sum("RANK" in found for found in command.processes().values()) == 2)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(timeout=15) == 130
+        assert command.processes() == {}
+    assert command.stderr == "stopped by SIGINT\n"
+
+
+def test_a_stage_that_raises_is_told_first(folder):
+    diverging = ["--optimizer.lr", "1e30", "--optimizer.max_grad_norm", "null", "--output", "diverged"]
+    command = completed([*THINWIRE, "train", "tiny.yaml", *diverging], folder)
+    assert command.status == 1
+    cause, other, *more = command.stderr.splitlines()
+    assert not more, command.stderr
+    assert cause == (
+        "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train step 1, over boundary "
+        "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
+    )
+    assert re.match(r"  stage 1 (lost a peer|was told to stop): stage 1 was waiting for activations of", other)
+
+
+def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_not_blamed(folder):
+    """The others wait for it at the very end, where a lost peer was taken for a failure of their own."""
+    (folder / "blocked/loss.png").mkdir(parents=True)
+    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "blocked"], folder)
+    assert command.status == 1
+    cause, *traceback, error, other = command.stderr.splitlines()
+    assert cause == "stage 1 failed: Traceback (most recent call last):"
+    assert any("save_picture" in line for line in traceback)
+    assert error.startswith("IsADirectoryError: ")
+    assert re.match(r"  stage 0 (lost a peer|was told to stop): ", other)
+
+
+def test_a_simulated_stage_that_raises_tells_the_same(folder, capsys):
+    diverging = ["--optimizer.lr", "1e30", "--optimizer.max_grad_norm", "null", "--output", "simulated-diverged"]
+    assert simulated(folder, *diverging) == 1
+    assert capsys.readouterr().err.startswith("stage 0 has NaN or infinity in the activations of micro-batch 0")
+    assert simulated(folder, *diverging, "--wire.nonfinite", "send") == 0
+    first, *others = (line["loss"] for line in metrics(folder / "simulated-diverged"))
+    assert math.isfinite(first)
+    assert others == [None] * (STEPS - 1), "NaN is null in JSON"
+
+
+def test_a_wrong_number_of_processes_is_one_sentence(folder):
+    # what torchrun sets; it would add a page of its own
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = completed([TORCHRUN[0], *TRAIN, "tiny.yaml"], folder, **environment)
+    assert command.status == 1
+    assert command.stderr == (
+        "stage 0 failed: this recipe needs 2 processes, got 1; start torchrun with --nproc-per-node times --nnodes "
+        "equal to 2, or change pipeline.num_stages\n"
+    )
+
+
+def test_ends_started_differently_both_list_every_difference(folder):
+    port = free_port()
+
+    def node(rank, *options):
+        where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1]
+        return [*TORCHRUN, *where, "--master-addr", "127.0.0.1", "--master-port", port, *TRAIN, "tiny.yaml", *options]
+
+    others = ["--training.seed=1", "--compression.gradients=q(6)", "--wire.checksum=false", "--optimizer.lr=0.02"]
+    with (
+        started(node(0, "--output", "here"), folder) as here,
+        started(node(1, *others, "--output", "there"), folder) as there,
+    ):
+        assert (here.wait(), there.wait()) == (1, 1)
+    values = {
+        "seed": ("0", "1"),
+        "training.seed": ("0", "1"),
+        "gradients codec": ("'q(8, round=\"stochastic\")'", "'q(6)'"),
+        "checksum": ("True", "False"),
+        "optimizer.lr": ("0.01", "0.02"),
+    }
+    for stage, command in enumerate((here, there)):
+        head = (
+            f"stage {stage} failed: the two ends of boundary 0 must be started alike; stage {stage} (here) and stage "
+            f"{1 - stage} (there) differ in:"
+        )
+        lines = command.stderr.splitlines()
+        place = lines.index(head)
+        listed = lines[place + 1 : place + 1 + len(values)]
+        assert sorted(listed) == sorted(
+            f"  {name}: {pair[stage]} here, {pair[1 - stage]} there" for name, pair in values.items()
+        )
+        assert not lines[place + 1 + len(values)].startswith("  "), "another field is listed"

@@ -1,0 +1,239 @@
+"""The simulation against closed forms, a slow re-statement of its rules, and the limits that are known."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.launch.timing.simulator import Channel, Compute, simulate
+from thinwire.launch.timing.timetable import alternating_timetable, compile_order, timetable
+from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
+
+FREE = Channel(nbytes=0)
+UNCOMPRESSED = 1024 * 1600 * 4
+
+
+def wire(seconds, latency=0.0, **costs):
+    """A channel whose frames take so many seconds."""
+    return Channel(nbytes=np.asarray(seconds) / 8, bandwidth=1.0, latency=latency, **costs)
+
+
+def step(schedule, forth, back, stages=8, microbatches=32, forward=0.045, backward=0.135):
+    compute = Compute(forward=forward, backward=backward)
+    return simulate(timetable(schedule, stages, microbatches), compute, wire(forth), wire(back))
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 5), (3, 1), (4, 9)])
+@pytest.mark.parametrize(("forth", "back"), [(0.0, 0.0), (1.0, 2.0), (5.0, 1.0), (7.0, 11.0)])
+def test_gpipe_of_equal_stages_is_its_closed_form(stages, microbatches, forth, back):
+    """The slower of compute and wire repeats; the rest is passed once, filling and draining."""
+    forward, backward, last = 3.0, 4.0, microbatches - 1
+    found = step("gpipe", forth, back, stages, microbatches, forward, backward)
+    if stages == 1:
+        expected = microbatches * (forward + backward)
+    else:
+        fill = stages * forward + (stages - 1) * forth + last * max(forward, forth)
+        expected = fill + stages * backward + (stages - 1) * back + last * max(backward, back)
+    assert found.seconds == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(found.busy, microbatches * (forward + backward))
+
+
+def restated(schedule, stages, microbatches, compute, forth, back):
+    """The rules once more, an action after the other with dictionaries; seconds of the step, and of each wait."""
+    processes = stages // SCHEDULES[schedule].stages_per_process
+    where = placement(schedule, stages, processes)
+    order = actions(schedule, stages, processes, microbatches)
+    free, links, arrived, left, waits = {}, {}, {}, {}, dict.fromkeys(range(processes), 0.0)
+    shares = {"F": 1.0, "B": 1.0, "I": 1 - compute.weight_share, "W": compute.weight_share}
+    for action in merge(order):
+        for part in action.sub_actions or (action,):
+            kind, stage, index = part.computation_type.value, part.stage_index, part.microbatch_index
+            process, towards = where[stage], 1 if kind == "F" else -1
+            channel = forth if kind == "F" else back
+            boundary = stage if kind == "F" else stage - 1
+            key = (kind == "F", stage, index)
+            needs = kind != "W" and key in arrived
+            begun = max(free.get(process, 0.0), arrived[key] if needs else 0.0)
+            if needs:
+                waits[process] += max(0.0, begun - max(free.get(process, 0.0), left[key]))
+            seconds = shares[kind] * (compute.forward if kind == "F" else compute.backward)[stage]
+            ended = begun + seconds + (channel.decode if needs else 0.0)
+            gives = kind != "W" and 0 <= stage + towards < stages
+            if gives:
+                ended += channel.encode
+                target, given = where[stage + towards], (kind == "F", stage + towards, index)
+                left[given] = arrived[given] = ended
+                if target != process:
+                    departs = max(ended, links.get((process, target), 0.0))
+                    links[process, target] = departs + 8 * channel.nbytes[boundary] / channel.bandwidth[boundary]
+                    arrived[given] = links[process, target] + channel.latency
+            free[process] = ended
+    return max(free.values()), [waits[process] for process in range(processes)]
+
+
+numbers = st.floats(0.0, 5.0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(schedule=st.sampled_from(sorted(SCHEDULES)), data=st.data())
+def test_any_schedule_is_what_the_rules_say(schedule, data):
+    per_process = SCHEDULES[schedule].stages_per_process
+    stages = per_process * data.draw(st.integers(2, 3), label="processes")
+    each = lambda count, low=0.0: st.lists(st.floats(low, 5.0), min_size=count, max_size=count)  # noqa: E731
+    compute = Compute(
+        forward=data.draw(each(stages, 0.1)),
+        backward=data.draw(each(stages, 0.1)),
+        weight_share=data.draw(st.floats(0.0, 1.0)),
+    )
+    forth, back = (
+        Channel(
+            nbytes=data.draw(each(stages - 1)),
+            bandwidth=data.draw(each(stages - 1, 1.0)),
+            latency=data.draw(numbers),
+            encode=data.draw(numbers),
+            decode=data.draw(numbers),
+        )
+        for _ in range(2)
+    )
+    found = simulate(timetable(schedule, stages, 6), compute, forth, back)
+    seconds, waits = restated(schedule, stages, 6, compute, forth, back)
+    assert found.seconds == pytest.approx(seconds, rel=1e-9)
+    np.testing.assert_allclose(found.wait, waits, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.busy + found.wait + found.bubble, seconds, rtol=1e-9)
+    assert found.seconds >= found.busy.max() * (1 - 1e-12)
+
+
+def watched(schedule, stages, microbatches, compute, wires, duplex):
+    """The same from event to event, every link carrying what its other direction leaves it; seconds of the step."""
+    todo = {process: list(order) for process, order in actions(schedule, stages, stages, microbatches).items()}
+    there, computing, queues = {("F", 0, index) for index in range(microbatches)}, {}, {}
+    now = 0.0
+    while any(todo.values()) or computing or any(queues.values()):
+        for process, order in todo.items():
+            if process not in computing and order:
+                kind = order[0].computation_type.value
+                message = (kind, process, order[0].microbatch_index)
+                if message in there or (kind, process) == ("B", stages - 1):
+                    computing[process] = [compute[kind], message]
+                    order.pop(0)
+        fronts = {link: queue[0] for link, queue in queues.items() if queue}
+        rates = {link: duplex if link[::-1] in fronts else 1.0 for link in fronts}
+        left = [item[0] for item in computing.values()] + [fronts[link][0] / rates[link] for link in fronts]
+        now += (passed := min(left))
+        for link, front in fronts.items():
+            front[0] -= passed * rates[link]
+            if front[0] <= 1e-9:
+                there.add(queues[link].pop(0)[1])
+        for process, item in list(computing.items()):
+            item[0] -= passed
+            if item[0] <= 1e-9:
+                kind, _, index = computing.pop(process)[1]
+                target = process + (1 if kind == "F" else -1)
+                if 0 <= target < stages:
+                    queues.setdefault((process, target), []).append([wires[kind], (kind, target, index)])
+    return now
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-wan"])
+@pytest.mark.parametrize("wires", [(0.3, 0.3), (1.5, 2.0), (8.0, 4.0)])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_directions_of_a_link_leave_each_other_what_they_do(schedule, wires, stages):
+    table, compute = timetable(schedule, stages, 8), Compute(forward=1.0, backward=2.0)
+    forth, back = (Channel(nbytes=seconds / 8, bandwidth=1.0, duplex=0.8) for seconds in wires)
+    found = simulate(table, compute, forth, back).seconds
+    expected = watched(schedule, stages, 8, {"F": 1.0, "B": 2.0}, dict(zip("FB", wires, strict=True)), 0.8)
+    assert found == pytest.approx(expected, rel=1e-3)
+    alone = simulate(table, compute, wire(wires[0]), wire(wires[1])).seconds
+    if schedule == "gpipe":  # whose activations have all arrived before the first gradient leaves
+        assert found == alone
+    elif schedule == "1f1b-wan" and wires[0] == 8.0:
+        assert found > 1.02 * alone
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    schedule=st.sampled_from(["gpipe", "1f1b", "1f1b-wan"]),
+    slow=st.floats(0.001, 3.0),
+    factor=st.floats(1.0, 50.0),
+    latency=st.floats(0.0, 1.0),
+)
+def test_a_faster_wire_is_never_slower_and_no_wire_is_the_fastest(schedule, slow, factor, latency):
+    table, compute = timetable(schedule, 4, 8), Compute(forward=0.1, backward=0.2)
+    at = [
+        simulate(table, compute, wire(seconds, delay), wire(seconds, delay)).seconds
+        for seconds, delay in ((slow, latency), (slow / factor, latency), (slow / factor, 0.0), (0.0, 0.0))
+    ]
+    assert all(earlier >= later * (1 - 1e-12) for earlier, later in pairwise(at))
+
+
+@pytest.mark.parametrize(
+    ("bits", "speedup", "share"), [((4, 8), 4.57, 0.777), ((3, 6), 5.05, 0.858)], ids=["fw4 bw8", "fw3 bw6"]
+)
+def test_the_limit_of_aqsgd_at_100_mbps(bits, speedup, share):
+    """8 stages, 32 micro-batches, Table 3's compute; payloads without scales."""
+    forth, back = (UNCOMPRESSED * width / 32 * 8 / 100e6 for width in bits)
+    whole = UNCOMPRESSED * 8 / 100e6
+    limit = step("gpipe", forth, back).seconds
+    assert step("gpipe", whole, whole).seconds / limit == pytest.approx(speedup, rel=0.005)
+    assert step("gpipe", 0.0, 0.0).seconds / limit == pytest.approx(share, rel=0.005)
+
+
+def test_1f1b_is_held_back_there_and_1f1b_wan_is_not():
+    forth, back = 0.524288 / 8, 0.524288 / 4
+    unthrottled = step("gpipe", 0.0, 0.0).seconds
+    plain, wide = step("1f1b", forth, back), step("1f1b-wan", forth, back)
+    assert unthrottled / plain.seconds == pytest.approx(0.51, abs=0.005)
+    assert unthrottled / wide.seconds == pytest.approx(0.81, abs=0.005)
+    assert wide.seconds < step("gpipe", forth, back).seconds
+    assert plain.table.held.tolist() == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert wide.table.held.tolist() == [15, 13, 11, 9, 7, 5, 3, 1]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b-wan"])
+def test_timetables_made_without_objects_are_those_of_the_orders(name):
+    direct = alternating_timetable(SCHEDULES[name].warmups(4, 9), 9)
+    compiled = compile_order(actions(name, 4, 4, 9), [0, 1, 2, 3], 9)
+    for field in ("process", "stage", "microbatch", "kind", "needs", "gives", "rounds", "held"):
+        np.testing.assert_array_equal(getattr(direct, field), getattr(compiled, field), err_msg=field)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zbv-zero-bubble"])
+def test_spans_fill_the_busy_time_and_never_overlap_on_a_process(schedule):
+    costs = {"encode": 0.25, "decode": 0.5}
+    found = simulate(
+        timetable(schedule, 4, 4), Compute(forward=1.0, backward=2.0), wire(3.0, 1.0, **costs), wire(2.0, **costs)
+    )
+    spans = list(found.spans())
+    for process in range(found.table.num_processes):
+        own = sorted((span.start, span.end) for span in spans if span.process == process and span.kind != "wire")
+        assert sum(end - start for start, end in own) == pytest.approx(found.busy[process])
+        assert all(start >= end - 1e-9 for (_, end), (start, _) in pairwise(own))
+    assert {"forward", "encode", "decode", "wire"} <= {span.kind for span in spans}
+    frames = [span for span in spans if span.kind == "wire" and span.process == 0]
+    assert {round(span.end - span.start, 9) for span in frames} <= {4.0, 2.0}
+    assert math.isclose(max(span.end for span in spans if span.kind != "wire"), found.seconds)
+
+
+def test_both_directions_of_a_link_are_used_at_once():
+    """With one frame each way a step, the second stage's gradient travels while the next activation comes."""
+    found = simulate(
+        alternating_timetable([2, 1], 2), Compute(forward=1.0, backward=1.0), wire(10.0), wire(10.0, latency=5.0)
+    )
+    wires = {(span.process, span.microbatch): (span.start, span.end) for span in found.spans() if span.kind == "wire"}
+    assert wires == {(0, 0): (1.0, 11.0), (0, 1): (11.0, 21.0), (1, 0): (13.0, 28.0), (1, 1): (23.0, 38.0)}
+    assert found.seconds == 39.0
+
+
+def test_a_thousand_stages():
+    table = timetable("1f1b-wan", 1000, 1000)
+    found = simulate(table, Compute(forward=1.0, backward=2.0), wire(0.0), wire(0.0))
+    assert table.held[0] == 1000
+    assert found.seconds == pytest.approx(3 * (1000 + 1000 - 1))
+
+
+def test_a_list_of_the_wrong_length_is_refused():
+    with pytest.raises(ValueError, match="one number for all, or 2, one for each; got 3"):
+        simulate(timetable("gpipe", 2, 2), Compute(forward=[1, 2, 3], backward=1), FREE, FREE)

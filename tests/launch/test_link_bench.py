@@ -1,0 +1,118 @@
+"""`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from support.commands import THINWIRE, hosts_of, started
+from support.processes import run
+from thinwire.launch.bench.links import command as link_bench
+from thinwire.launch.bench.links.contenders import Codecs, make
+from thinwire.launch.bench.links.plain_torch import PlainPipeline
+from thinwire.launch.run.assembly import build_modules, prepare, real_placement
+from thinwire.launch.run.recipe import parse
+from thinwire.launch.shared.tables import Table
+
+CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
+CONFIG += '"embd_pdrop": 0.0, "attn_pdrop": 0.0}'
+SMALL = [
+    *("quickstart", "--model.config", CONFIG, "--data.block_size", "16", "--data.limit", "5000"),
+    *("--pipeline.num_stages", "2", "--pipeline.num_microbatches", "2", "--pipeline.microbatch_size", "2"),
+]
+
+
+def weights_after_two_steps(rank, kinds, folder):
+    """Weights of this process's stage after the same two steps, by kind of contender."""
+    plainly = ["--optimizer.name", "sgd", "--optimizer.warmup_steps", "0"]
+    prepared = prepare(parse([*SMALL, *plainly], prog="thinwire bench"))
+    where, found = real_placement(prepared.recipe), {}
+    for kind in kinds:
+        if kind == "thinwire":
+            contender = make(kind, Codecs("none", "none"), prepared, where, rank, folder)
+            module = contender._trainer.stages[0].submod
+        else:
+            contender = PlainPipeline(prepared, build_modules(prepared, where, rank), where, kind)
+            module = contender._modules[rank]
+        for first in (0, 4):
+            contender.step(torch.arange(first, first + 4))
+        found[kind] = {name: tensor.clone() for name, tensor in module.full_state().items()}
+    return found
+
+
+@pytest.mark.processes
+def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
+    kinds = ["thinwire", torch.float32, torch.bfloat16]
+    for stage in run(weights_after_two_steps, 2, kinds, tmp_path):
+        for name, ours in stage["thinwire"].items():
+            torch.testing.assert_close(stage[torch.float32][name], ours, rtol=1e-5, atol=1e-7)
+        moved = [not torch.equal(stage[torch.bfloat16][name], ours) for name, ours in stage["thinwire"].items()]
+        assert any(moved), "bf16 on the wire changes nothing"
+
+
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_every_contender_is_measured_at_every_bandwidth(capsys):
+    arguments = [*SMALL, "--bandwidth", "50mbit", "--codec", "q(4)/q(8)", "aqsgd(q(2))/q(8)"]
+    assert link_bench.main([*arguments, "--repetitions", "2", "--steps", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    speeds, sections, visits, conditions = map(Table.from_json, found["tables"])
+    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
+    names = ["none", "q(4)/q(8)", "aqsgd(q(2))/q(8)", "torch fp32", "torch bf16"]
+    assert [(row["links"], row["who"]) for row in rows] == [
+        (links, name) for links in ("unshaped", "50 Mbit/s") for name in names
+    ]
+    assert all(row["samples/s"] > 0 for row in rows)
+    # a frame carries 2 x 16 rows of 16: bits, a bf16 scale a row, 64 bytes of header
+    sizes = {"none": 2 * (32 * 16 * 4 + 64), "q(4)/q(8)": (64 + 64 + 256) + (64 + 64 + 512)}
+    sizes["aqsgd(q(2))/q(8)"] = (64 + 64 + 128) + (64 + 64 + 512)
+    assert {row["who"]: row["MB a step"] for row in rows if row["LIMIT"]} == {
+        name: pytest.approx(2 * size / 1e6) for name, size in sizes.items()
+    }
+    assert {row[2] for row in sections.rows} == {0, 1} and len(visits.rows) == 2
+    assert 30 < conditions.rows[1][1] < 55, "the goodput of 50 Mbit/s"
+    assert found["machine"]["cores"] >= 1
+    assert found["command"].startswith("thinwire bench quickstart --model.config ")
+
+
+def test_what_cannot_be_measured_is_a_sentence(capsys):
+    assert link_bench.main([*SMALL, "--codec", "zip"]) == 2
+    assert "unknown codec 'zip'" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--bandwidth", "fast"]) == 2
+    assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
+    assert told[0] == "a bench measures one pass a step; set pipeline.accumulation to 1"
+    assert link_bench.main([*SMALL, "--pipeline.num_stages", "1"]) == 2
+    assert "must make at least two processes, got 1" in capsys.readouterr().err
+    assert link_bench.main([*SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
+    said = "--like aqsgd takes bandwidths of its own; leave --bandwidth away\n"
+    assert capsys.readouterr().err == said
+    assert link_bench.main([*SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
+    assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_a_sentence(capsys):
+    assert link_bench.main([*SMALL, "--steps", "two"]) == 2
+    said = "argument --steps: must be a whole number, got 'two'; see thinwire bench --help\n"
+    assert capsys.readouterr() == ("", said)
+
+
+def test_who_is_not_root_is_told_before_anything_is_prepared(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(link_bench, "prepare", lambda wanted: pytest.fail("prepared data and model"))
+    assert link_bench.main(SMALL) == 1
+    assert capsys.readouterr().err.startswith("a cluster needs root, ")
+
+
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_a_bench_that_is_stopped_leaves_no_host(tmp_path):
+    with started([*THINWIRE, "bench", *SMALL], tmp_path) as command:
+        command.wait_until(lambda: len(hosts_of(command.process.pid)) == 3)
+        command.process.terminate()
+        assert command.wait(timeout=30) == 128 + signal.SIGTERM
+    assert hosts_of(command.process.pid) == set()

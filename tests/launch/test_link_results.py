@@ -1,0 +1,129 @@
+import pytest
+
+from thinwire.launch.bench.links.results import UNCOMPRESSED, Contest, as_document, simulated
+from thinwire.launch.run.assembly import prepare
+from thinwire.launch.run.recipe import parse
+from thinwire.launch.shared.tables import Table
+
+COMPUTE = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
+MICROBATCHES = 4
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """Two stages, four micro-batches of one sample."""
+    config = '{"vocab_size": 256, "n_layer": 2, "n_embd": 8, "n_head": 1, "n_positions": 16}'
+    options = ["--model.config", config, "--data.block_size", "16", "--data.limit", "5000"]
+    cut = ["--pipeline.num_stages", "2", "--pipeline.num_microbatches", "4", "--pipeline.microbatch_size", "1"]
+    return prepare(parse(["quickstart", *options, *cut], prog="thinwire bench"))
+
+
+def step(process, seconds, codec_seconds, frame_bytes):
+    """What a process says of a step; none of it, of plain torch."""
+    if codec_seconds is None:
+        return {"seconds": seconds, "sections": {}, "compute": [], "frames": []}
+    channel = ("activations", "gradients")[process]
+    return {
+        "seconds": seconds + process / 1000,
+        "sections": {"compute": 0.2, "encode": codec_seconds, "wait": 0.1, "decode": codec_seconds / 2},
+        "compute": [[process, task, spent] for task, spent in COMPUTE.items()],
+        "frames": [[0, channel, MICROBATCHES, MICROBATCHES * frame_bytes]],
+    }
+
+
+def contest(bandwidth, goodput, times):
+    """A contest where `times` gives each contender's (first, later seconds, codec seconds, bytes of a frame)."""
+    processes = [
+        {
+            "links": [
+                {"source": 0, "target": 1, "goodput": goodput, "latency": 0.001, "duplex": 0.9},
+                {"source": 1, "target": 0, "goodput": goodput, "latency": 0.001, "duplex": 0.9},
+            ],
+            "turns": [
+                {
+                    "contender": name,
+                    "first": step(process, first, codec, size),
+                    "later": [step(process, later + noise, codec, size) for noise in (0.0, 0.01, -0.01)],
+                }
+                for name, (first, later, codec, size) in times.items()
+            ],
+        }
+        for process in range(2)
+    ]
+    return Contest(bandwidth, processes)
+
+
+TIMES = {
+    UNCOMPRESSED: (0.9, 0.8, 0.004, 100_000),
+    "aqsgd(q(4))/q(8)": (0.8, 0.4, 0.02, 20_000),
+    "torch fp32": (1.1, 1.0, None, None),
+}
+
+
+def test_medians_are_of_the_slowest_process():
+    found = contest(100.0, 1e7, TIMES)
+    assert found.contenders == list(TIMES)
+    assert found.seconds(UNCOMPRESSED) == pytest.approx(0.801)
+    assert found.seconds(UNCOMPRESSED, "first") == pytest.approx(0.901)
+    assert found.seconds("torch fp32") == pytest.approx(1.0)
+    assert found.compute() == {(stage, task): spent for stage in range(2) for task, spent in COMPUTE.items()}
+    assert found.frames("torch fp32") == {} and found.sections("torch fp32") == [{}, {}]
+    assert found.frames(UNCOMPRESSED)[0, "gradients"] == (4, 400_000)
+
+
+def test_compute_is_that_of_the_contender_slowed_least():
+    found = contest(100.0, 1e7, TIMES)
+    for turn in found.processes[1]["turns"][:1]:
+        for slowed in turn["later"]:
+            slowed["compute"] = [[1, task, 2 * spent] for task, spent in COMPUTE.items()]
+    assert found.compute() == {(stage, task): spent for stage in range(2) for task, spent in COMPUTE.items()}
+
+
+def test_the_limit_is_the_recurrence_at_the_measured_goodput(prepared):
+    """GPipe over two stages, the wire (10 ms and 1 ms of latency) faster than compute.
+
+    Forward: the last stage starts 31 ms late and computes 4 x 20 ms. Back: the first stage's last gradient comes
+    10 + 1 ms after the last stage's 4 x 40 ms, and it has 40 ms to compute. Then the optimizer.
+    """
+    found = contest(100.0, 1e7, TIMES)
+    limit = simulated(found, prepared, free_codecs=True)
+    assert limit[UNCOMPRESSED] == pytest.approx(0.031 + 4 * 0.02 + 4 * 0.04 + 0.011 + 0.04 + 0.005)
+    assert set(limit) == {UNCOMPRESSED, "aqsgd(q(4))/q(8)"}
+    predicted = simulated(found, prepared, free_codecs=False)
+    # a frame is encoded in 1 ms and decoded in half of it: the last one arrives after 4 x 21 + 11 ms
+    assert predicted[UNCOMPRESSED] == pytest.approx(0.095 + 0.0205 + 4 * 0.041 + 0.011 + 0.0405 + 0.005)
+
+
+def test_a_slow_link_is_the_limit(prepared):
+    found = contest(1.0, 1e5, TIMES)
+    limit = simulated(found, prepared, free_codecs=True)
+    assert limit[UNCOMPRESSED] == pytest.approx(0.02 + 4 * 1.0 + 0.001 + 0.02 + 0.04 + 4 * 1.0 + 0.001 + 0.04 + 0.005)
+
+
+def test_tables_hold_ratios_of_what_was_measured(prepared):
+    found = as_document([contest(None, 1e9, TIMES), contest(100.0, 1e7, TIMES)], prepared, {}, {"command": "c"})
+    assert found["command"] == "c"
+    speeds, sections, visits, conditions = map(Table.from_json, found["tables"])
+    by_name = {(row[0], row[1]): dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows}
+    row = by_name["100 Mbit/s", "aqsgd(q(4))/q(8)"]
+    assert row["samples/s"] == pytest.approx(4 / 0.401)
+    assert row["x none"] == pytest.approx(0.801 / 0.401)
+    assert row["of unshaped"] == pytest.approx(0.801 / 0.401)
+    assert row["of LIMIT"] == pytest.approx(row["samples/s"] / row["LIMIT"])
+    assert row["MB a step"] == pytest.approx(0.16)
+    assert by_name["unshaped", "torch fp32"]["LIMIT"] is None
+    assert len(speeds.rows) == 6 and len(sections.rows) == 8
+    assert visits.rows[1] == [
+        *("100 Mbit/s", "aqsgd(q(4))/q(8)"),
+        *(pytest.approx(4 / seconds) for seconds in (0.801, 0.401, (0.801 + 9 * 0.401) / 10)),
+    ]
+    assert conditions.rows[1] == ["100 Mbit/s", *map(pytest.approx, (80.0, 0.9, 1.0, 20.0, 40.0, 5.0, 20.0, 40.0, 5.0))]
+    assert [contest["bandwidth"] for contest in found["measured"]] == [None, 100.0]
+
+
+def test_the_published_speed_ups_stand_beside_ours(prepared):
+    times = {UNCOMPRESSED: (0.9, 0.8, 0.004, 100_000), "q(4)/q(8)": (0.4, 0.2, 0.02, 20_000)}
+    contests = [contest(None, 1e9, times), contest(9.0, 1e6, times)]
+    found = as_document(contests, prepared, {100e6: 11.6}, {})
+    beside = Table.from_json(found["tables"][2])
+    assert beside.rows == [[100, 11.6, "q(4)/q(8)", pytest.approx(3.0 / 0.5), pytest.approx(0.801 / 0.201)]]

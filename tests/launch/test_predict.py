@@ -1,0 +1,137 @@
+"""`thinwire predict` as a user types it."""
+
+import json
+
+import pytest
+
+from thinwire.launch.cli import main
+from thinwire.launch.report import command as report
+from thinwire.launch.timing.published import share_cells, throughput_cells, wire_cells
+
+GIVEN = ["quickstart", "--forward-ms", "45", "--backward-ms", "135"]
+
+
+def predicted(capsys, *arguments):
+    assert main(["predict", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_packaged_recipe_with_given_times(capsys):
+    found = predicted(capsys, *GIVEN, "--bandwidth", "1gbit,10mbit", "--codec", "q(2)/q(4)", "--latency", "20ms")
+    assert found["workload"]["forward"] == [0.045] * 4
+    cells = {(cell["codec"], cell["bandwidth"]): cell for cell in found["predictions"]}
+    assert {codec for codec, _ in cells} == {"none", "q(4)/q(8)", "q(2)/q(4)"}
+    assert cells["none", 1e7]["samples_per_second"] < cells["q(4)/q(8)", 1e7]["samples_per_second"]
+    assert cells["none", 1e7]["speedup"] == 1.0
+    needed = found["needed_bandwidth"]
+    assert needed["none"] > 4 * needed["q(4)/q(8)"] > 4 * needed["q(2)/q(4)"] > 0
+    assert {cell["schedule"] for cell in found["schedules"]} >= {"gpipe", "1f1b", "1f1b-wan"}
+    assert [sentence.split(" with ")[0] for sentence in found["verdicts"]] == ["at 1gbit", "at 10mbit"]
+    assert "compression pays: q(2)/q(4)" in found["verdicts"][1]
+    for cell in found["predictions"]:
+        shares = zip(cell["busy"], cell["wait"], cell["bubble"], strict=True)
+        assert [sum(parts) for parts in shares] == pytest.approx([cell["seconds"]] * 4)
+
+
+def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
+    told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2)/q(4)")
+    (tmp_path / "predict.json").write_text(json.dumps(told))
+    [document] = report.read([tmp_path / "predict.json"])[1]
+    assert document.title == "prediction of quickstart"
+    speeds, needed, schedules = document.tables
+    codecs = ["none", "q(4)/q(8)", "q(2)/q(4)"]
+    assert [row[:3] for row in speeds.rows] == [["10mbit", "gpipe", codec] for codec in codecs]
+    assert [row[3] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
+    assert [row[0] for row in needed.rows] == codecs
+    assert len(schedules.rows) == len(told["schedules"]) > 3 * len(codecs)
+    assert told["verdicts"][0] in speeds.note
+
+
+def test_bandwidths_are_read_as_a_cluster_reads_them(capsys):
+    found = predicted(capsys, *GIVEN, "--bandwidth", "NONE,10MBIT", "--codec", "q(8)", "--link", "1-2:none,500us")
+    assert {cell["bandwidth"] for cell in found["predictions"]} == {None, 1e7}
+
+
+def test_fields_of_the_recipe_can_be_overridden(capsys):
+    found = predicted(
+        capsys, *GIVEN, "--pipeline.num_microbatches", "8", "--schedule", "1f1b-wan", "--max-in-flight", "3"
+    )
+    assert found["workload"]["num_microbatches"] == 8
+    assert {cell["schedule"] for cell in found["predictions"]} == {"1f1b-wan"}
+    assert found["best"] is None
+
+
+def test_directions_that_leave_each_other_less_slow_the_schedules_that_use_both(capsys):
+    def speed(schedule, *options):
+        slow = ["--bandwidth", "2mbit", "--codec", "none", "--schedule", schedule]
+        return predicted(capsys, *GIVEN, *slow, *options)["predictions"][0]["samples_per_second"]
+
+    assert speed("gpipe", "--duplex", "0.8") == speed("gpipe")
+    assert speed("1f1b-wan", "--duplex", "0.8") < 0.95 * speed("1f1b-wan")
+    assert main(["predict", *GIVEN, "--duplex", "1.5"]) != 0
+    assert "--duplex: must be above 0 and at most 1, got '1.5'" in capsys.readouterr().err
+
+
+def test_tables_say_it_in_words(capsys):
+    assert main(["predict", *GIVEN, "--bandwidth", "10mbit", "--link", "1-2:5mbit", "2>3:1mbit,30ms"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("hides the wire", "compression pays", "best at 10mbit", "45+135", "1f1b-wan"):
+        assert part in shown
+
+
+def test_times_are_measured_where_none_are_given(capsys):
+    small = [
+        "--model.config",
+        '{"vocab_size": 256, "n_layer": 2, "n_embd": 12, "n_head": 2, "n_positions": 128}',
+        "--pipeline.num_stages",
+        "2",
+    ]
+    found = predicted(capsys, "quickstart", *small, "--bandwidth", "1gbit", "--codec", "topk(0.1)/reuse")
+    assert all(seconds > 0 for name in ("forward", "backward") for seconds in found["workload"][name])
+    measured = {(cost["channel"], cost["codec"]) for cost in found["workload"]["codec_seconds"]}
+    assert {("activations", "topk(0.1)"), ("activations", "q(4)"), ("gradients", "q(8)")} <= measured
+    assert all(cost["encode"] > 0 and cost["decode"] > 0 for cost in found["workload"]["codec_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a RECIPE, or --like aqsgd"),
+        (["quickstart", "--like", "aqsgd"], "--like aqsgd shows a published workload: no RECIPE or option but"),
+        (["--like", "aqsgd", "--latency", "30ms"], "--like aqsgd shows a published workload: no RECIPE or option but"),
+        (["--like", "aqsgd", "--training.steps=3"], "--like aqsgd shows a published workload: no RECIPE or option but"),
+        (
+            [*GIVEN, "--bandwidth", "fast"],
+            "--bandwidth: a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'",
+        ),
+        ([*GIVEN, "--bandwidth", "0mbit"], "--bandwidth: must be above 0, got '0mbit'"),
+        ([*GIVEN, "--latency", "20"], "--latency: a latency must be like 500us, 20ms or 1s, got '20'"),
+        ([*GIVEN, "--link", "1-3:5mbit"], "must be two neighbouring stages such as 1-2:20mbit"),
+        ([*GIVEN, "--link", "6-7:5mbit"], "--link must name stages in 0..3 beside each other, got 6-7, 7-6"),
+        ([*GIVEN, "--codec", "p(4)"], "unknown codec 'p'"),
+        ([*GIVEN, "--codec", "none/reuse"], "reuse needs topk or randk on the activations of the same boundary"),
+        ([*GIVEN, "--pipeline.num_stages", "1"], "a prediction needs links"),
+        ([*GIVEN, "--pipeline.num_microbatches", "2", "--schedule", "1f1b"], "must be at least num_stages"),
+        ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(arguments, said, capsys):
+    assert main(["predict", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_published_tables_are_shown_with_their_deviations(capsys):
+    found = predicted(capsys, "--like", "aqsgd")
+    assert [len(table["rows"]) for table in found["tables"]] == [15, 12, 8]
+    for *_, published, predicted_here, deviation in (row for table in found["tables"] for row in table["rows"]):
+        assert deviation == pytest.approx(predicted_here / published - 1)
+    assert main(["predict", "--like", "aqsgd"]) == 0
+    assert "deviation" in capsys.readouterr().out
+
+
+def test_the_published_numbers_are_met_where_the_simulation_claims_to():
+    """Frames to 6 %; compressed speed relative to 10 Gbps to 5 %; no published speed is above the limit."""
+    assert all(abs(cell.deviation) < 0.07 for cell in wire_cells())
+    assert all(cell.predicted > cell.published for cell in throughput_cells())
+    compressed = [cell for cell in share_cells() if cell.method != "fp32"]
+    assert all(abs(cell.deviation) < 0.05 for cell in compressed)

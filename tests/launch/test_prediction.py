@@ -1,0 +1,129 @@
+"""Questions about slow links, answered for workloads small enough to answer by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from thinwire.launch.timing.prediction import (
+    HIDDEN,
+    UNCOMPRESSED,
+    bandwidth_text,
+    best,
+    limit,
+    needed_bandwidth,
+    possible,
+    predict,
+    predict_each,
+    run,
+    verdict,
+)
+from thinwire.launch.timing.workload import CodecCost, Link, Network, codec_pair, uniform
+from thinwire.pipeline.schedules import SCHEDULES
+
+QUARTER = codec_pair("q(8)")
+
+
+def workload(num_stages=4, num_microbatches=8):
+    return uniform(
+        "even",
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        forward=0.05,
+        backward=0.1,
+        shape=(2, 100, 100),
+    )
+
+
+@pytest.mark.parametrize("codec", [UNCOMPRESSED, QUARTER], ids=["none", "q(8)"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-wan"])
+def test_the_bandwidth_needed_is_where_the_wire_stops_being_hidden(schedule, codec):
+    work = workload()
+    needed = needed_bandwidth(work, schedule, codec, Network())
+    full = run(work, schedule, codec, Network()).seconds
+    above, below = (run(work, schedule, codec, Network(bandwidth=needed * by)).seconds for by in (1.01, 0.99))
+    assert above <= full / HIDDEN < below
+
+
+def test_four_times_fewer_bytes_need_almost_a_quarter_of_the_bandwidth():
+    work = workload()
+    ratio = needed_bandwidth(work, "gpipe", UNCOMPRESSED, Network()) / needed_bandwidth(
+        work, "gpipe", QUARTER, Network()
+    )
+    assert 3.8 < ratio < 4.0  # frames have a header, and rows a scale
+
+
+def test_nothing_crosses_with_one_stage():
+    work = workload(num_stages=1)
+    assert needed_bandwidth(work, "gpipe", UNCOMPRESSED, Network()) == 0.0
+    assert predict(work, "gpipe", UNCOMPRESSED, Network(bandwidth=1e3)).of_unthrottled == 1.0
+
+
+def test_compression_pays_on_slow_links_and_not_on_fast_ones():
+    said = {}
+    for bandwidth in (1e12, 1e5):
+        network = Network(bandwidth=bandwidth)
+        said[bandwidth] = verdict([predict(workload(), "gpipe", codec, network) for codec in (UNCOMPRESSED, QUARTER)])
+    assert said[1e12].startswith("at 1000gbit with gpipe compression does not pay")
+    assert said[1e5].startswith("at 100kbit with gpipe compression pays: q(8) is 3.")
+
+
+def test_a_codec_that_costs_more_than_it_saves_does_not_pay():
+    dear = {(channel, "q(8)"): CodecCost(1.0, 1.0) for channel in ("activations", "gradients")}
+    work, network = replace(workload(), costs=dear), Network(bandwidth=1e9)
+    found = predict(work, "gpipe", QUARTER, network)
+    assert found.speedup < 1
+    assert found.seconds > limit(work, "gpipe", QUARTER, network)
+    assert "does not pay" in verdict([predict(work, "gpipe", UNCOMPRESSED, network), found])
+
+
+def test_the_best_schedule_depends_on_the_memory_there_is():
+    work = uniform(
+        "as 2206.01299", num_stages=8, num_microbatches=32, forward=0.045, backward=0.135, shape=(1, 1024, 1600)
+    )
+    codec, network = codec_pair("q(4)/q(8)"), Network(bandwidth=100e6)
+    found = [predict(work, name, codec, network) for name in ("gpipe", "1f1b", "1f1b-wan")]
+    assert best(found).schedule == "1f1b-wan"
+    assert best(found, 15).in_flight == 15
+    assert best(found, 14).schedule == "1f1b"
+    assert best(found, 7) is None
+
+
+@pytest.mark.parametrize("schedule", possible(workload(), SCHEDULES))
+def test_every_schedule_does_the_same_work_on_the_same_processes(schedule):
+    found = predict(workload(), schedule, UNCOMPRESSED, Network())
+    assert len(found.busy) == 4
+    assert found.busy == pytest.approx([8 * 0.15] * 4)
+    assert found.of_unthrottled == 1.0
+    assert found.in_flight <= 8
+
+
+def test_codecs_that_are_predicted_together_are_compared_as_each_alone():
+    """What they are compared with is simulated once a schedule and network: that was three quarters of a prediction."""
+    workload = uniform("w", num_stages=3, num_microbatches=4, forward=0.01, backward=0.02, shape=(4, 64, 64))
+    network, codecs = Network(bandwidth=5e6), [UNCOMPRESSED, codec_pair("q(4)/q(8)"), codec_pair("q(2)")]
+    together = predict_each(workload, "1f1b", codecs, network)
+    assert together == [predict(workload, "1f1b", codec, network) for codec in codecs]
+    assert together[0].speedup == 1 < together[1].speedup < together[2].speedup
+
+
+def test_schedules_that_cannot_run_are_left_out():
+    assert set(possible(workload(num_microbatches=2), SCHEDULES)) & {"1f1b", "dualpipev"} == set()
+
+
+def test_one_slow_direction_of_one_link_slows_the_step():
+    even = run(workload(), "gpipe", QUARTER, Network(bandwidth=1e9)).seconds
+    one_way = Network(bandwidth=1e9, links={(2, 1): Link(bandwidth=1e6)})
+    late = Network(bandwidth=1e9, links={(0, 1): Link(latency=3.0)})
+    nbytes = 64 + 2 * 100 * 100 + 2 * 2 * 100  # header, codes, a bf16 scale a row
+    frame = 8 * nbytes / 1e6
+    slowed = even + frame + 7 * (frame - 0.1)  # it repeats in the place of the backward, and is passed once
+    assert run(workload(), "gpipe", QUARTER, one_way).seconds == pytest.approx(slowed, rel=0.001)
+    assert run(workload(), "gpipe", QUARTER, late).seconds == pytest.approx(even + 3.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"), [(1e10, "10gbit"), (3.05e8, "305mbit"), (2e3, "2kbit"), (7, "7bit"), (math.inf, "unlimited")]
+)
+def test_bandwidths_are_said_as_people_write_them(bits, text):
+    assert bandwidth_text(bits).startswith(text)

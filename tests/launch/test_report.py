@@ -1,0 +1,248 @@
+"""The report of runs that a user made, read as text and opened in Chromium."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from thinwire.launch import cli
+from thinwire.launch.report.command import read, render
+from thinwire.launch.report.plots import ROLES, STAND_INS, running_mean
+from thinwire.launch.shared.tables import Table, document
+from thinwire.pipeline.automatic import Measured, choose
+from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.schedules import Overlap
+
+RECIPE = """
+description: As small as can be.
+model:
+  name: gpt2
+  config:
+    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
+data: {name: text, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: q(4), gradients: "q(8, round='stochastic')"}
+training: {steps: 4, evaluate_every: 2 steps}
+"""
+CHOICES = choose(
+    {(0, "activations"): {"none": 40_000, "q(8)": 10_064}, (0, "gradients"): {"none": 40_000, "bf16": 20_064}},
+    Measured(
+        compute={"activations": [0.004, 0.006], "gradients": [0.008, 0.012]},
+        links={(0, 1): LinkSpeed(goodput=2.5e6, latency=0.0), (1, 0): LinkSpeed(goodput=1e6, latency=0.0)},
+    ),
+    [0, 1],
+    Overlap(1.0, phased=True),
+)
+TABLES = document(
+    "bench <of> codecs",
+    [Table("Samples a second", ("codec", "100 Mbit/s"), (("q(4)", 512.5), ("<script>alert(1)</script>", None)))],
+)
+CHROMIUM = next(filter(None, map(shutil.which, ("google-chrome", "chromium", "chromium-browser"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the PATH")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with two runs, `tiny` with a trace and tables, `other` without, and the file `bench.json`."""
+    made = tmp_path_factory.mktemp("report")
+    (made / "tiny.yaml").write_text(RECIPE)
+    (made / "text").write_bytes(b"some words, many times; " * 83 + b"the end.")
+    before = Path.cwd()
+    os.chdir(made)
+    try:
+        assert cli.main(["simulate", "tiny.yaml", "--output", "tiny", "--trace=3"]) == 0
+        shutil.copytree("tiny", "other")
+        shutil.rmtree("other/trace")
+        summary = json.loads(Path("other/summary.json").read_text())
+        choices = [asdict(choice) | {"hides": choice.hides} for choice in CHOICES]
+        Path("other/summary.json").write_text(json.dumps({**summary, "name": "other & <co>", "choices": choices}))
+        Path("bench.json").write_text(json.dumps(TABLES))
+        Path("tiny/predict.json").write_text(json.dumps(document("prediction", [Table("Cells", ("n",), ((7,),))])))
+        assert cli.main(["report", "tiny", "other", "bench.json"]) == 0
+    finally:
+        os.chdir(before)
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(folder):
+    return (folder / "report.html").read_text()
+
+
+class Page(HTMLParser):
+    """What a page consists of: text by element, and attributes by element."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.elements, self.rows, self._open = {}, [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag not in ("meta", "br", "link", "path", "use"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if data.strip():
+            self.text.setdefault(self._open[-1] if self._open else "", []).append(data.strip())
+            if self._open[-1:] in (["th"], ["td"]):
+                self.rows[-1].append(data.strip())
+
+    def count(self, tag):
+        return sum(found == tag for found, _ in self.elements)
+
+
+def chromium(*arguments, cwd):
+    """What headless Chromium writes."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"]
+    command = [CHROMIUM, *options, f"--user-data-dir={cwd / 'chromium'}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def expect_content(page, folder):
+    """What the page must say of the runs in `folder`."""
+    summary = json.loads((folder / "tiny" / "summary.json").read_text())
+    assert page.text["h1"] == ["tiny, other & <co>, bench <of> codecs"]
+    assert page.text["h2"] == ["Side by side", "tiny", "other & <co>", "bench <of> codecs"]
+    assert page.text["h3"].count("One step") == 1  # only one run has a trace
+    assert "prediction" in page.text["h3"]
+    assert page.count("svg") == len(("side by side", "tiny", "other")) + len(("one step",))
+    for mode in ("on", "off"):
+        assert f"{summary['held_out'][mode]['loss']:,.4f}" in page.text["dd"]
+    assert 'q(8, round="stochastic")' in page.text["td"]
+    assert "<script>alert(1)</script>" in page.text["th"]
+    assert page.text["caption"].count("What auto chose, and why") == 1  # only one run used auto
+    chosen = page.rows[page.rows.index(next(row for row in page.rows if "next milder" in row)) + 1 :][:2]
+    assert chosen == [
+        ["0 to 1", "activations", "q(8)", "10,064", "20", "4.03", "6", "yes", "6", "none", "16"],
+        ["1 to 0", "gradients", "bf16", "20,064", "8", "20.06", "12", "no", "12", "none", "40"],
+    ]
+    assert {"stage 0", "stage 1"} <= set(page.text["text"]) and {"stage 0", "stage 1"} <= set(page.text["span"])
+    assert any("num_microbatches: 2" in text for text in page.text["code"])
+    assert summary["weights_digest"] in page.text["code"]
+    assert any(text.startswith("Step ") and "the median of 3 recorded" in text for text in page.text["figcaption"])
+
+
+def test_the_page_says_what_the_runs_were(source, folder):
+    expect_content(Page(source), folder)
+
+
+def test_nothing_leaves_the_page(source):
+    page = Page(source)
+    reaching_out = {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not reaching_out & {tag for tag, _ in page.elements}
+    links = [
+        value
+        for _, attributes in page.elements
+        for name, value in attributes.items()
+        if name in ("src", "srcset", "href", "xlink:href", "data", "action", "poster", "background")
+    ]
+    assert links and all(link.startswith("#") for link in links), links
+    assert set(re.findall(r"url\((.)", source)) == {"#"}
+    assert "@import" not in source and "//" not in re.sub(r"<pre>.*?</pre>", "", source, flags=re.DOTALL)
+    (policy,) = [part["content"] for _, part in page.elements if part.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def test_every_link_and_reference_has_its_aim_and_no_two_things_one_name(source):
+    page = Page(source)
+    names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(names) == len(set(names))
+    aims = set(re.findall(r"url\(#([^)]*)\)", source)) | set(re.findall(r'href="#([^"]*)"', source))
+    assert aims <= set(names)
+
+
+def test_pictures_have_titles_and_only_colours_of_the_page(source):
+    assert not [stand_in for stand_in in STAND_INS.values() if stand_in in source]
+    assert set(re.findall(r"var\(--([a-z0-9-]+)\)", source)) <= set(re.findall(r"--([a-z0-9-]+):", source))
+    for role in ROLES:
+        assert source.count(f"--{role}:") == 2, f"{role} needs a colour in the light and one in the dark"
+    assert [text for text in Page(source).text["title"] if text.startswith("Loss of tiny")]
+
+
+@needs_chromium
+def test_chromium_shows_it(source, folder, tmp_path):
+    dom = chromium("--dump-dom", (folder / "report.html").as_uri(), cwd=tmp_path)
+    expect_content(Page(dom), folder)
+
+
+@needs_chromium
+def test_chromium_draws_the_timeline_in_its_colours(source, folder, tmp_path):
+    """Each kind of work that the step had covers some area of the picture, in the colour that the legend gives it."""
+    image = pytest.importorskip("PIL.Image")
+    picture = tmp_path / "page.png"
+    chromium(f"--screenshot={picture}", "--window-size=1200,6000", (folder / "report.html").as_uri(), cwd=tmp_path)
+    counted = {colour: count for count, colour in image.open(picture).convert("RGB").getcolors(1 << 24)}
+    swatch = 100  # pixels that the colour has in the legend
+    for role in ("forward", "backward", "encode", "decode"):
+        colour = re.search(rf"--{role}: #(\w+);", source)[1]
+        assert counted.get(tuple(bytes.fromhex(colour)), 0) > 3 * swatch, role
+
+
+def test_one_run_alone_is_compared_with_nothing(folder):
+    page = Page(render(*read([folder / "tiny"])))
+    assert page.text["h1"] == page.text["h2"] == ["tiny"]
+    assert page.count("nav") == 0
+
+
+def test_a_folder_of_tables_is_no_run_but_shown(folder, tmp_path):
+    shutil.copy(folder / "bench.json", tmp_path)
+    runs, documents = read([tmp_path])
+    assert not runs and [found.title for found in documents] == ["bench <of> codecs"]
+
+
+def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    shutil.copytree(folder / "tiny", tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n{")
+    (tmp_path / "run" / "trace" / "stage-1.json").write_text("[]")
+    names = ["empty", "broken.json", "list.json", "none.json", "run"]
+    out = tmp_path / "report.html"
+    assert cli.main(["report", *(str(tmp_path / name) for name in names), "--out", str(out)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix(f"{tmp_path}/").split(":")[0] for line in lines] == [
+        "empty is the folder of no run",
+        "broken.json holds no tables",
+        "list.json holds no tables",
+        "none.json cannot be read",
+        "run/metrics.jsonl cannot be read",
+        "run/trace/stage-1.json is no trace of a stage",
+    ]
+    assert not out.exists()
+
+
+def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
+    run = shutil.copytree(folder / "tiny", tmp_path / "run")
+    (run / "summary.json").write_text('{"name": "x", "title": "t", "tables": []}')
+    with pytest.raises(ValueError, match="is no summary of a run: it lacks steps, seconds, training_seconds"):
+        read([run])
+
+
+def test_a_loss_that_was_no_number_is_a_gap(folder, tmp_path):
+    run = shutil.copytree(folder / "tiny", tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[1]["loss"] = None
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert "<svg" in render(*read([run, folder / "other"]))
+
+
+def test_a_running_mean_leaves_out_what_is_no_number():
+    points = [(1, 1.0), (2, math.nan), (3, 3.0), (4, 5.0)]
+    assert running_mean(points, 2) == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 4.0)]
+    assert math.isnan(running_mean([(1, math.nan)], 3)[0][1])

@@ -1,0 +1,112 @@
+import json
+
+import pytest
+from rich.console import Console
+
+from thinwire.launch.shared.tables import Table, document, is_document, read_document, show, text_of
+
+TABLE = Table(
+    "speed",
+    ("codec", "GB/s", "lossless", "[bytes]"),
+    (("q(4)", 1.23456, False, 12345), ("none", None, True, 0)),
+    note="one thread",
+)
+
+
+def test_a_document_comes_back_from_its_json():
+    text = json.dumps(document("bench", [TABLE], machine="a laptop"))
+    assert json.loads(text)["machine"] == "a laptop"
+    title, (table,) = read_document(text)
+    assert title == "bench"
+    assert table.to_json() == json.loads(json.dumps(TABLE.to_json()))
+    assert is_document(json.loads(text)) and not is_document([]) and not is_document({"title": "x"})
+
+
+def test_a_terminal_shows_every_cell_and_takes_no_markup():
+    console = Console(width=120, record=True, file=None, quiet=False)
+    with console.capture() as shown:
+        console.print(TABLE.rich())
+    words = shown.get().split()
+    for word in ("speed", "q(4)", "1.235", "no", "yes", "12,345", "-", "[bytes]"):
+        assert word in words, (word, shown.get())
+    assert "one thread" in shown.get()
+
+
+def test_numbers_stay_whole_on_a_narrow_terminal():
+    """A bench showed 2,155.9 as "2,155." over "9"."""
+    numbers = [2155.9, 1.0, 98765.4, 3.25]
+    wide = Table(
+        "speed",
+        ("links", "who", *(f"of what was measured {letter}" for letter in "abcdefgh")),
+        (("300 Mbit/s", "aqsgd(q(2))/q(8)", *numbers, *numbers),),
+    )
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(wide.rich())
+    assert [shown.get().split().count(text_of(number)) for number in numbers] == [2] * 4, shown.get()
+    assert max(map(len, shown.get().splitlines())) <= 80
+
+
+def test_what_is_too_wide_for_a_terminal_is_shown_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    numbers = [1234.5 + column for column in range(12)]
+    show([Table("speed", ("who", *("x" * 9 for _ in numbers)), (("aqsgd(q(2), store='disk')", *numbers),))])
+    said = capsys.readouterr().out
+    assert [word for word in said.split() if word[0] == "1"] == [text_of(number) for number in numbers], said
+
+
+def test_columns_of_numbers_are_known_by_their_cells():
+    assert TABLE.numeric == (False, True, False, True)
+    assert Table("empty", ("a", "b"), ()).numeric == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (None, "-"),
+        (True, "yes"),
+        (False, "no"),
+        (1234567, "1,234,567"),
+        (0.0, "0"),
+        (0.00012345, "0.0001234"),
+        (999.96, "1000"),
+        (123456.7, "123,457"),
+        (float("nan"), "nan"),
+        ("as it is", "as it is"),
+    ],
+)
+def test_cells_are_told_as_people_read_them(cell, text):
+    assert text_of(cell) == text
+
+
+def test_a_column_of_fractions_lines_up_at_the_point():
+    rows = ((0.56, 1e-9, 812.34, 1), (0.6, 2.5, 102, 2), (float("nan"), 0.0, None, 3))
+    assert Table("numbers", ("a", "b", "c", "d"), rows).texts == [
+        ["0.56", "1e-09", "812.3", "1"],
+        ["0.60", "2.5", "102.0", "2"],
+        ["nan", "0", "-", "3"],
+    ]
+    assert Table("far apart", ("a",), ((0.0625,), (65536.5,))).texts == [["0.0625"], ["65,536"]]
+    assert Table("empty", ("a",), ()).texts == []
+
+
+def test_a_row_has_a_cell_a_column():
+    with pytest.raises(ValueError, match="got 1 for 2 in row 1 of 'speed'"):
+        Table("speed", ("a", "b"), ((1, 2), (3,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "it is no JSON"),
+        ("[]", "must have a title and a list of tables"),
+        ('{"title": "x", "tables": [1]}', "a table must have a title, a list of columns and a list of rows"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [[[]]]}]}', r"got \[\]"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": [1], "rows": []}]}', "got 1"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [3]}]}', "got 3"),
+        ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [[1, 2]]}]}', "got 2 for 1"),
+    ],
+)
+def test_what_is_no_document_is_said(text, said):
+    with pytest.raises(ValueError, match=said):
+        read_document(text)

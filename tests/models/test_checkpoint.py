@@ -1,0 +1,218 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.family_cases import CASES, LABELS, LENGTH, apart, inputs, library_side, split, state_of, whole
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import build_stage
+from thinwire.models.model import ModelOptions, blueprint
+
+IDENTICAL = {"rtol": 0, "atol": 0}
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def pretrained(folder, task, **config):
+    given = ModelOptions(name=str(folder), weights="pretrained", config=config)
+    return blueprint(given, task=task, num_labels=LABELS if task == "classification" else None, block_size=LENGTH)
+
+
+def outputs(stages, ids, side):
+    for stage in stages:
+        ids = stage.eval()(ids, **side)
+    return ids
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a tiny random model whole, as transformers does; return it."""
+
+    def save(name, sharded=False, **changes):
+        torch.manual_seed(4)
+        model = whole(name, **changes).eval()
+        model.save_pretrained(tmp_path, **({"max_shard_size": "4KB"} if sharded else {}))
+        return model
+
+    return save
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_pretrained_model_is_read_and_what_is_exported_loads_in_the_library(name, saved, tmp_path, recwarn):
+    import transformers
+
+    model, (ids, side) = saved(name), inputs(name)
+    layered = pretrained(tmp_path, CASES[name].task)
+    stages = split(layered, 3)
+    assert not [str(w.message) for w in recwarn if "drawn" in str(w.message)]
+    expected = model(input_ids=ids, **library_side(name, side)).logits
+    torch.testing.assert_close(outputs(stages, ids, side), expected, **CLOSE)
+
+    exported = tmp_path / "exported"
+    layered.save_config(exported)
+    save_file(state_of(stages), exported / "model.safetensors", metadata={"format": "pt"})
+    loaded, report = getattr(transformers, model.__class__.__name__).from_pretrained(exported, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    torch.testing.assert_close(loaded.state_dict(), state_of(stages), **IDENTICAL)
+    torch.testing.assert_close(loaded.eval()(input_ids=ids, **library_side(name, side)).logits, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "opt"])
+def test_a_tied_head_starts_as_a_copy_of_the_embedding(name, saved, tmp_path):
+    model = saved(name, tie_word_embeddings=True)
+    assert not any(key.startswith("lm_head") for key in load_file(tmp_path / "model.safetensors"))
+    stages = split(pretrained(tmp_path, "causal-lm"), 4)
+    ids, _ = inputs(name)
+    torch.testing.assert_close(outputs(stages, ids, {}), model(input_ids=ids).logits, **CLOSE)
+    embedding = model.get_input_embeddings().weight
+    torch.testing.assert_close(state_of(stages)["lm_head.weight"], embedding.detach(), **IDENTICAL)
+
+
+def test_a_stage_opens_only_the_shards_it_needs(saved, tmp_path):
+    model = saved("llama", sharded=True)
+    shards = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    layered = pretrained(tmp_path, "causal-lm")
+    state = state_of(split(layered, 4))
+    torch.testing.assert_close(state, dict(model.state_dict()), **IDENTICAL)
+    needed = {file for name, file in shards.items() if name.startswith("model.layers.1.")}
+    for file in set(shards.values()) - needed:
+        (tmp_path / file).unlink()
+    assert build_stage(layered, range(2, 3), seed=0).full_state().keys() < state.keys()
+    with pytest.raises(ModelError, match=r"must hold model-0.*which its index names, and does not"):
+        build_stage(layered, range(1), seed=0)
+
+
+def rewrite(folder: Path, rename, change=lambda tensor: tensor) -> None:
+    state = load_file(folder / "model.safetensors")
+    renamed = {new: change(tensor) for name, tensor in state.items() if (new := rename(name)) is not None}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "rename"),
+    [
+        ("gpt2", lambda name: name.removeprefix("transformer.")),
+        ("opt", lambda name: name.removeprefix("model.")),
+        (
+            "bert",
+            lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ),
+        ),
+        ("gpt_neox", lambda name: name.replace("lm_head", "embed_out")),
+    ],
+)
+def test_other_names_of_the_same_tensors_are_known(name, rename, saved, tmp_path):
+    model = saved(name)
+    rewrite(tmp_path, rename)
+    state = state_of(split(pretrained(tmp_path, CASES[name].task), 2))
+    torch.testing.assert_close(state, dict(model.state_dict()), **IDENTICAL)
+
+
+def test_a_new_classifier_is_drawn_and_said_so_once(saved, tmp_path, recwarn):
+    model = saved("bert")
+    rewrite(tmp_path, lambda name: name.removeprefix("bert.") if name.startswith("bert.e") else None)
+    layered = pretrained(tmp_path, "classification")
+    recwarn.clear()
+    cut, one = state_of(split(layered, 4)), state_of(split(layered, 1))
+    [said] = [str(warning.message) for warning in recwarn]
+    names = "bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight, classifier.bias"
+    assert said == f"the checkpoint has no {names}: drawn from the seed"
+    torch.testing.assert_close(cut, one, **IDENTICAL)
+    fresh = state_of(split(apart("bert"), 1))
+    for name, tensor in one.items():
+        expected = fresh[name] if name in names else model.state_dict()[name]
+        torch.testing.assert_close(tensor, expected, **IDENTICAL)
+
+
+def test_bf16_files_fill_fp32_weights(saved, tmp_path):
+    model = saved("qwen3").bfloat16()
+    model.save_pretrained(tmp_path)
+    state = state_of(split(pretrained(tmp_path, "causal-lm"), 2))
+    expected = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    torch.testing.assert_close(state, expected, **IDENTICAL)
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+def test_every_weight_of_another_shape_is_named(saved, tmp_path):
+    saved("gpt2")
+    [stage_of_embedding] = [pretrained(tmp_path, "causal-lm", vocab_size=70, n_positions=20)]
+    with pytest.raises(ModelError) as caught:
+        build_stage(stage_of_embedding, range(1), seed=0)
+    for part in ("transformer.wte.weight must be of shape [70, 16], got [61, 16]", "wpe.weight must be", "do not fit"):
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_a_lost_block_is_an_error_and_not_drawn(saved, tmp_path):
+    saved("bert")
+    rewrite(tmp_path, lambda name: None if "layer.1.output.dense" in name else name)
+    layered = pretrained(tmp_path, "classification")
+    with pytest.raises(ModelError, match=r"must hold every weight .* lacks bert\.encoder\.layer\.1\.output\.dense\."):
+        build_stage(layered, range(5), seed=0)
+
+
+def test_folders_without_safetensors(saved, tmp_path):
+    saved("gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"must hold model\.safetensors or .*; weights: fresh draws them"):
+        pretrained(tmp_path, "causal-lm")
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=r"it holds pytorch_model\.bin: convert it with from_pretrained"):
+        pretrained(tmp_path, "causal-lm")
+    (tmp_path / "model.safetensors").write_bytes(b"\x08")
+    with pytest.raises(ModelError, match="must be a whole safetensors file"):
+        pretrained(tmp_path, "causal-lm")
+
+
+MEASURE = """
+import ctypes, gc, pathlib, sys
+from thinwire.models.layers import build_stage
+from thinwire.models.model import ModelOptions, blueprint
+
+def memory(field):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+# the same steps on a model of no size take what the libraries take
+tiny = ModelOptions(config=dict(n_layer=1, n_embd=8, n_head=1, vocab_size=8, n_positions=8))
+build_stage(blueprint(tiny, task="causal-lm"), range(3), seed=0)
+for layers in (range(2, 5), range(1)):
+    gc.collect()
+    # what was freed goes back, and the highest mark begins anew
+    ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    options = ModelOptions(name=sys.argv[1], weights="pretrained")
+    stage = build_stage(blueprint(options, task="causal-lm"), layers, seed=0)
+    print(sum(tensor.nbytes for tensor in stage.full_state().values()), memory("VmHWM") - before)
+    del stage
+"""
+
+
+def write_gpt2(folder: Path, n_layer: int, n_embd: int) -> int:
+    """Write a GPT-2 of these sizes without computing its values; return its bytes."""
+    import transformers
+
+    config = transformers.GPT2Config(n_layer=n_layer, n_embd=n_embd, n_head=n_embd // 64, tie_word_embeddings=False)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in transformers.GPT2LMHeadModel(config).state_dict().items()}
+    config.save_pretrained(folder)
+    tensors = {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
+def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
+    """With a quarter of the weights, a stage that takes a tenth more than they do peaks at 0.35 of the whole."""
+    whole_bytes = write_gpt2(tmp_path, n_layer=8, n_embd=640)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    for line in done.stdout.splitlines():
+        held, grown = map(int, line.split())
+        assert 0.12 * whole_bytes < held < 0.4 * whole_bytes
+        assert 0.95 * held <= grown < held + 0.1 * whole_bytes, (held, grown, whole_bytes)

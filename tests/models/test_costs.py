@@ -1,0 +1,97 @@
+import pytest
+import torch
+from torch import nn
+
+from support.pipelined import reset
+from thinwire.models.architectures.chain import Chain
+from thinwire.models.costs import LayerCost, count, measure
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, LayerSpec
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x + 1, x.argmax(dim=1)
+
+
+class Back(nn.Module):
+    def forward(self, x, ids):
+        return x * ids[:, None]
+
+
+def blueprint_of(**modules):
+    layers = tuple(LayerSpec(name, lambda name=name, m=m: Chain({name: m()}), cost=7.0) for name, m in modules.items())
+    return Blueprint(layers, reset)
+
+
+BLUEPRINT = blueprint_of(
+    first=lambda: nn.Linear(6, 4), tanh=nn.Tanh, relu=nn.ReLU, last=lambda: nn.Linear(4, 3, bias=False)
+)
+
+
+def test_memory_is_exact():
+    first, tanh, relu, last = measure(BLUEPRINT, torch.randn(5, 6), repetitions=1, warmup=0)
+    # a linear layer holds its input; the others theirs too, and their outputs are the next one's
+    assert (first.parameter_bytes, first.activation_bytes, first.output_bytes) == (4 * (24 + 4), 4 * 30, 4 * 20)
+    for middle in (tanh, relu):
+        assert (middle.parameter_bytes, middle.activation_bytes, middle.output_bytes) == (0, 4 * 20, 4 * 20)
+    assert (last.parameter_bytes, last.activation_bytes, last.output_bytes) == (4 * 12, 4 * 20, 4 * 15)
+    assert first.memory(parameter_copies=4, microbatches=3) == 4 * 112 + 3 * 120
+
+
+def test_what_a_layer_holds_inside_counts():
+    blueprint = blueprint_of(both=lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)))
+    [both] = measure(blueprint, torch.randn(5, 6), repetitions=1, warmup=0)
+    assert both.activation_bytes == 4 * (30 + 20)
+
+
+def test_times_are_positive_and_nothing_else_is_disturbed():
+    before = torch.get_rng_state()
+    costs = measure(BLUEPRINT, torch.empty(5, 6, device="meta"), repetitions=3)
+    assert [cost.name for cost in costs] == ["first", "tanh", "relu", "last"]
+    assert all(cost.forward > 0 and cost.backward > 0 for cost in costs)
+    assert all(cost.compute == cost.forward + cost.backward for cost in costs)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_layer_is_gone_before_the_next_is_built():
+    alive = set()
+
+    class Watched(nn.Linear):
+        def __init__(self):
+            assert not alive, "two layers at once"
+            super().__init__(4, 4)
+            alive.add(id(self))
+
+        def __del__(self):
+            alive.discard(id(self))
+
+    measure(blueprint_of(a=Watched, b=Watched, c=Watched), torch.randn(2, 4), repetitions=1)
+
+
+def test_tuples_integers_and_layers_without_gradients():
+    blueprint = blueprint_of(embed=lambda: nn.Embedding(3, 4), pair=Pair, back=Back)
+    embed, pair, back = measure(blueprint, torch.empty(5, dtype=torch.int64, device="meta"), repetitions=1)
+    assert embed.output_bytes == 4 * 20
+    assert pair.output_bytes == 4 * 20 + 8 * 5
+    assert back.activation_bytes == 4 * 20 + 8 * 5
+    [alone, _] = measure(blueprint_of(pair=Pair, back=Back), torch.randn(5, 4), repetitions=1)
+    assert alone.backward == 0
+    assert alone.forward > 0
+
+
+def test_counted():
+    costs = count(BLUEPRINT, torch.empty(5, 6, device="meta"))
+    assert costs[0] == LayerCost(
+        name="first", forward=7.0, backward=14.0, parameter_bytes=112, activation_bytes=None, output_bytes=80
+    )
+    measured = measure(BLUEPRINT, torch.randn(5, 6), repetitions=1, warmup=0)
+    for field in ("name", "parameter_bytes", "output_bytes"):
+        assert [getattr(cost, field) for cost in costs] == [getattr(cost, field) for cost in measured]
+    with pytest.raises(ModelError, match="those of 'first' were counted"):
+        costs[0].memory(parameter_copies=4, microbatches=1)
+
+
+def test_no_repetition_is_an_error():
+    with pytest.raises(ModelError, match="repetitions must be at least 1, got 0; warmup must be at least 0, got -1"):
+        measure(BLUEPRINT, torch.randn(5, 6), repetitions=0, warmup=-1)

@@ -1,0 +1,94 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from support.family_cases import CASES, LENGTH, apart
+from thinwire.models.architectures.families import FAMILIES, take_apart
+from thinwire.models.errors import ModelError
+from thinwire.models.model import ModelOptions, blueprint, check_fits
+
+
+def build(name, task="causal-lm", weights="fresh", **config):
+    return blueprint(ModelOptions(name=name, weights=weights, config=config), task=task, block_size=LENGTH)
+
+
+def test_every_family_is_listed_and_has_a_tiny_case():
+    assert list(FAMILIES) == list(CASES)
+    assert {name: family.task for name, family in FAMILIES.items()} == {name: case.task for name, case in CASES.items()}
+
+
+def test_a_folder_names_the_family_and_overrides_go_on_top(tmp_path):
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 40, **small}))
+    model = build(str(tmp_path), num_hidden_layers=3)
+    assert (len(model.layers), model.vocab_size) == (5, 40)
+
+
+def test_labels_are_the_datas():
+    [*_, head] = apart("bert").layers
+    assert head.build().parts["classifier"].out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "no/such/folder"}, r"module:factory or one of gpt2, llama.*got 'no/such/folder': no such file or f"),
+        ({"name": "gpt2", "n_layers": 3}, r"configuration of gpt2 has no 'n_layers' \(meant 'n_layer'\?\)"),
+        (
+            {"name": "gpt2", "n_embd": 10, "n_head": 4},
+            r"cannot build gpt2 of this configuration: .*divisible",
+        ),
+        ({"name": "gpt2", "n_layer": "many"}, r"transformers refuses the configuration of 'gpt2'"),
+        ({"name": "bert"}, r"bert is here for classification only, got the task causal-lm; take one of gpt2, llama"),
+    ],
+)
+def test_what_cannot_be_built_is_one_sentence(given, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=message):
+        build(**given)
+
+
+def test_an_unsupported_architecture_is_answered_with_the_supported_ones(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(ModelError, match=r"type 't5' comes apart here; families: gpt2, .*given as module:factory"):
+        build(str(tmp_path))
+
+
+def test_weights_that_no_layer_would_hold_are_refused():
+    """Another release of the library may name a part otherwise; left out in silence, it would train another model."""
+    from transformers import GPT2Config
+
+    renamed = replace(FAMILIES["gpt2"], head=("transformer.norm", "lm_head"))
+    config = GPT2Config(vocab_size=61, n_layer=1, n_embd=8, n_head=1, bos_token_id=None, eos_token_id=None)
+    with pytest.raises(
+        ModelError, match=r"no weights beside .* got transformer\.ln_f\.bias, transformer\.ln_f\.weight"
+    ):
+        take_apart(renamed, config)
+
+
+def test_bad_options_are_named_all_at_once():
+    with pytest.raises(ModelError, match=r"name must be .* nothing; weights must be fresh, .* got nothing"):
+        ModelOptions(name="", weights="")
+
+
+def test_tokens_and_blocks_must_fit():
+    model = apart("roberta")
+    # RoBERTa counts positions from the padding token's number on
+    check_fits(model, vocab_size=61, block_size=14)
+    check_fits(model, vocab_size=None, block_size=None)
+    with pytest.raises(ModelError) as caught:
+        check_fits(model, vocab_size=62, block_size=15)
+    assert str(caught.value) == (
+        "the model's vocab_size must be at least the tokenizer's 62, got 61; take the model's own tokenizer, or raise "
+        "vocab_size in config; block_size must be at most the model's 14 positions, got 15"
+    )
+
+
+def test_no_module_imports_transformers_before_a_model_is_asked_for():
+    modules = ("checkpoint", "digest", "families", "layers", "model", "partition", "pieces")
+    imports = "".join(f"import thinwire.models.{name}; " for name in modules)
+    check = "import sys; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", imports + check], timeout=120, check=False).returncode == 0

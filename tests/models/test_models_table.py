@@ -1,0 +1,83 @@
+"""The table of models in docs/models.md says what the tests below run with, and no more."""
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.models.architectures.families import FAMILIES
+from thinwire.models.architectures.vision import VISION
+
+TESTS = Path(__file__).parents[1]
+DOCUMENT = TESTS.parent / "docs" / "models.md"
+FACTORY = "module:factory"
+EXPORTS = (
+    "models/test_checkpoint.py::test_a_pretrained_model_is_read_and_what_is_exported_loads_in_the_library",
+    "launch/test_export.py::test_models_that_transformers_lacks",
+)
+SHOWN = {
+    "split parity": (
+        "models/test_families.py::test_stages_equal_the_unsplit_model",
+        "models/test_vision.py::test_pipelined_stages_equal_the_unsplit_model",
+        "models/test_sequential.py::test_pipelined_stages_equal_the_unsplit_model",
+    ),
+    "pretrained load": EXPORTS,
+    "export round trip": EXPORTS,
+}
+"""What a column says of a model -> the tests that show it."""
+
+
+class Collector:
+    """A plugin that keeps what pytest collects."""
+
+    def pytest_collection_finish(self, session):
+        self.items = session.items
+
+
+@pytest.fixture(scope="module")
+def models_of():
+    """Test -> the models that it is run with, as pytest collects it."""
+    names = sorted({test for tests in SHOWN.values() for test in tests})
+    collector = Collector()
+    pytest.main(
+        ["--collect-only", "-qq", "-p", "no:cacheprovider", *(str(TESTS / name) for name in names)], [collector]
+    )
+    found = {name: set() for name in names}
+    for item in collector.items:
+        model = item.callspec.params.get("name", FACTORY) if hasattr(item, "callspec") else FACTORY
+        test = str(item.path.relative_to(TESTS)) + "::" + item.originalname
+        found[test].add(FACTORY if ":" in model else model)
+    assert all(found.values()), found
+    return found
+
+
+def row(models_of, title, kind, members):
+    """A line of the table: "yes" of a single model, of many the names of those that were tried."""
+    cells = []
+    for tests in SHOWN.values():
+        tried = sorted(members & set().union(*(models_of[test] for test in tests)))
+        cells.append(", ".join(f"`{name}`" for name in tried) if len(members) > 1 else "yes" if tried else "-")
+    return f"| {title} | {kind} | {' | '.join(cells)} |"
+
+
+def table(models_of):
+    kinds = {"causal-lm": "language model", "classification": "classifier of text"}
+    vits = {name for name in VISION if name.startswith("vit")}
+    return [
+        f"| model | kind | {' | '.join(SHOWN)} |",
+        "|---" * (2 + len(SHOWN)) + "|",
+        *(
+            row(models_of, f"`{family.name}`, {family.architecture}", kinds[family.task], {family.name})
+            for family in FAMILIES.values()
+        ),
+        row(models_of, "ResNet, ResNeXt, wide ResNet of torchvision", "classifier of images", set(VISION) - vits),
+        row(models_of, "ViT of torchvision", "classifier of images", vits),
+        row(models_of, f"`{FACTORY}`, layers of one's own", "any", {FACTORY}),
+    ]
+
+
+def test_the_table_of_models_is_what_the_tests_show(models_of):
+    lines = DOCUMENT.read_text().splitlines()
+    start = next((at for at, line in enumerate(lines) if line.startswith("| model | kind |")), len(lines))
+    end = next((at for at, line in enumerate(lines) if at > start and not line.startswith("|")), len(lines))
+    wanted = "\n".join(table(models_of))
+    assert "\n".join(lines[start:end]) == wanted, f"docs/models.md must have this table:\n{wanted}"

@@ -1,0 +1,122 @@
+import pytest
+import torch
+
+from thinwire.models.data.sampler import Sampler, evaluation_batches
+from thinwire.models.errors import ModelError
+from thinwire.models.seed import derive_seed
+
+
+def epoch_ids(sampler: Sampler, epoch: int) -> list[int]:
+    steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
+    return torch.cat([sampler.batch(step).ids for step in steps]).tolist()
+
+
+def test_seeds_are_the_same_everywhere():
+    assert derive_seed(7, "transformer.h.3.ln_1") == 7264574476712093336
+    assert derive_seed(1, "2") != derive_seed(12, "")
+    assert len({derive_seed(seed, name) for seed in range(10) for name in "abc"}) == 30
+
+
+def test_the_order_is_the_same_everywhere():
+    assert epoch_ids(Sampler(8, 2, seed=0), 0) == [2, 5, 0, 3, 6, 7, 1, 4]
+    assert epoch_ids(Sampler(8, 2, seed=0), 1) == [7, 4, 2, 5, 3, 0, 6, 1]
+
+
+def test_an_epoch_holds_every_sample_once():
+    sampler = Sampler(12, 4, seed=1)
+    assert sampler.steps_per_epoch == 3
+    for epoch in range(3):
+        assert sorted(epoch_ids(sampler, epoch)) == list(range(12))
+
+
+def test_the_last_short_batch_is_dropped():
+    sampler = Sampler(11, 4, seed=1)
+    assert sampler.steps_per_epoch == 2
+    for epoch in range(20):
+        ids = epoch_ids(sampler, epoch)
+        assert len(set(ids)) == len(ids) == 8
+    assert {i for epoch in range(20) for i in epoch_ids(sampler, epoch)} == set(range(11))
+
+
+def test_a_batch_depends_on_its_step_alone():
+    forward, backward = Sampler(10, 3, seed=5), Sampler(10, 3, seed=5)
+    expected = [forward.batch(step).ids.tolist() for step in range(12)]
+    got = [backward.batch(step).ids.tolist() for step in reversed(range(12))]
+    assert got == expected[::-1]
+
+
+def test_changing_a_batch_changes_no_other():
+    sampler = Sampler(10, 5, seed=5)
+    expected = sampler.batch(0).ids.tolist()
+    sampler.batch(0).ids.zero_()
+    assert sampler.batch(0).ids.tolist() == expected
+
+
+def test_epochs_and_seeds_differ():
+    orders = {tuple(epoch_ids(Sampler(20, 4, seed=seed), epoch)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+
+
+def test_a_batch_knows_its_epoch_and_counts_whole():
+    batch = Sampler(10, 4, seed=0).batch(5)
+    assert batch.epoch == 2
+    assert batch.ids.dtype == torch.int64
+    assert batch.valid.tolist() == [True] * 4
+
+
+def test_without_shuffling_the_order_is_plain():
+    sampler = Sampler(5, 2, seed=3, shuffle="never")
+    assert [sampler.batch(step).ids.tolist() for step in range(4)] == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+def test_shuffling_once_keeps_the_first_order():
+    once, every = Sampler(8, 2, seed=0, shuffle="once"), Sampler(8, 2, seed=0, shuffle="epoch")
+    assert epoch_ids(once, 0) == epoch_ids(once, 5) == epoch_ids(every, 0) != list(range(8))
+    assert once.batch(23).epoch == 5
+
+
+def test_an_unknown_order_is_answered_with_the_known_ones():
+    with pytest.raises(ModelError, match="shuffle must be one of epoch, once, never, got 'always'"):
+        Sampler(8, 2, seed=0, shuffle="always")
+
+
+def test_the_global_random_state_is_left_alone():
+    before = torch.get_rng_state()
+    Sampler(10, 2, seed=0).batch(17)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "message"),
+    [(3, 4, "at most the 3 samples, got 4"), (3, 0, "at least 1, got 0"), (0, 1, "at most the 0 samples, got 1")],
+)
+def test_impossible_batches(num_samples, batch_size, message):
+    with pytest.raises(ModelError, match=message):
+        Sampler(num_samples, batch_size, seed=0)
+
+
+def test_a_step_is_not_negative():
+    with pytest.raises(ModelError, match="step must be at least 0, got -1"):
+        Sampler(3, 1, seed=0).batch(-1)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "ids", "num_valid"),
+    [
+        (4, 2, [[0, 1], [2, 3]], [2, 2]),
+        (5, 2, [[0, 1], [2, 3], [4, 0]], [2, 2, 1]),
+        (5, 4, [[0, 1, 2, 3], [4, 0, 1, 2]], [4, 1]),
+        (2, 5, [[0, 1, 0, 1, 0]], [2]),
+    ],
+)
+def test_evaluation_batches(num_samples, batch_size, ids, num_valid):
+    batches = list(evaluation_batches(num_samples, batch_size))
+    assert [batch.ids.tolist() for batch in batches] == ids
+    assert [batch.valid.tolist() for batch in batches] == [[i < n for i in range(batch_size)] for n in num_valid]
+
+
+def test_impossible_evaluations_are_refused_at_once():
+    with pytest.raises(ModelError, match="at least one sample"):
+        evaluation_batches(0, 2)
+    with pytest.raises(ModelError, match="batch_size must be at least 1, got 0"):
+        evaluation_batches(3, 0)

@@ -1,0 +1,252 @@
+import hashlib
+import pickle
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+import torch
+
+from support.data_files import png, random_pixels, write_images, write_json, write_rows
+from thinwire.models.data.sources import (
+    Labelled,
+    Place,
+    check_labels,
+    evaluation_place,
+    local_path,
+    read_pairs,
+    read_pictures,
+    read_texts,
+)
+from thinwire.models.errors import ModelError
+
+uses_datasets = pytest.mark.usefixtures("hub_cache")
+ROWS = [{"sentence": f"the cat {i}", "label": i % 2, "idx": i} for i in range(4)]
+TEXTS = [row["sentence"] for row in ROWS]
+
+
+def test_pydoc_is_every_topic_in_order():
+    texts = read_texts(Place("pydoc"))
+    assert texts == [topics[name] for name in sorted(topics)]
+    assert 200_000 < len("".join(texts)) < 2_000_000
+
+
+def test_a_text_file_is_lines_that_join_to_it(tmp_path):
+    content = b"\r\none\x0b\ntwo\xff\x00"
+    (tmp_path / "text").write_bytes(content)
+    texts = read_texts(Place(str(tmp_path / "text")))
+    assert len(texts) == 3
+    assert "".join(texts).encode(errors="surrogateescape") == content
+
+
+@uses_datasets
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_texts_of_tables(tmp_path, suffix):
+    path = write_rows(tmp_path / f"rows{suffix}", ROWS)
+    assert read_texts(Place(str(path))) == TEXTS
+    labelled = read_pairs(Place(str(path)), [], "label")
+    assert labelled.examples == [(text,) for text in TEXTS]
+    assert labelled.labels.tolist() == [0, 1, 0, 1]
+    assert labelled.num_labels == 2
+
+
+@uses_datasets
+def test_a_folder_of_text_keeps_the_ends_of_lines_and_names_its_splits(tmp_path):
+    (tmp_path / "train.txt").write_text("one\n\ntwo")
+    (tmp_path / "test.txt").write_text("three\n")
+    assert read_texts(Place(str(tmp_path))) == ["one\n", "\n", "two"]
+    assert read_texts(Place(str(tmp_path), "test")) == ["three\n"]
+    with pytest.raises(ModelError, match="must have the split 'dev', or be given another: it has train, test"):
+        read_texts(Place(str(tmp_path), "dev"))
+
+
+@uses_datasets
+def test_the_layout_of_the_hub(tmp_path):
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n"
+        "- config_name: cola\n  data_files:\n  - {split: train, path: cola/a.jsonl}\n"
+        "  - {split: dev, path: cola/b.jsonl}\n"
+        "- config_name: qnli\n  data_files: qnli/a.jsonl\n---\n"
+    )
+    write_json(tmp_path / "cola" / "a.jsonl", ROWS)
+    write_json(tmp_path / "cola" / "b.jsonl", ROWS[:1])
+    write_json(tmp_path / "qnli" / "a.jsonl", [{"question": "why", "sentence": "it", "label": 1}])
+    assert read_texts(Place(str(tmp_path), "dev", "cola")) == TEXTS[:1]
+    assert read_pairs(Place(str(tmp_path), "train", "qnli"), [], "label").examples == [("why", "it")]
+    with pytest.raises(ModelError, match=r"pick one among the available configs: \['cola', 'qnli'\]"):
+        read_texts(Place(str(tmp_path)))
+
+
+def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
+    asked = []
+
+    def load_dataset(*arguments, **options):
+        asked.append((arguments, options))
+        return {"validation": hub_cache.Dataset.from_list(ROWS)}
+
+    monkeypatch.setattr(hub_cache, "load_dataset", load_dataset)
+    assert read_texts(Place("nyu-mll/glue", "validation", "cola")) == TEXTS
+    assert asked == [(("nyu-mll/glue", "cola"), {})]
+
+
+def test_what_cannot_be_a_name_on_the_hub_is_a_wrong_path(tmp_path):
+    assert local_path("gpt2", "name") is local_path("Qwen/Qwen3-0.6B", "name") is None
+    assert local_path(str(tmp_path), "name") == tmp_path
+    for wrong in (str(tmp_path / "nowhere"), "no/such/file", "text.txt", "data/rows.parquet", "./data"):
+        with pytest.raises(ModelError, match="no such file or folder"):
+            local_path(wrong, "name must be a file")
+
+
+@uses_datasets
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [(b"", "rows.csv", "name must be"), (b"{no", "rows.json", "JSON parse error"), (b"x" * 9, "rows.parquet", "magic")],
+)
+def test_a_table_that_cannot_be_read_is_named(tmp_path, caplog, capsys, content, name, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message) as caught:
+        read_texts(Place(str(tmp_path / name)))
+    assert f"got '{tmp_path / name}': " in str(caught.value)
+    assert caplog.text + capsys.readouterr().err == "", "told twice"
+
+
+@uses_datasets
+def test_an_empty_folder_is_named(tmp_path):
+    with pytest.raises(ModelError, match="doesn't contain any data files"):
+        read_texts(Place(str(tmp_path)))
+
+
+@uses_datasets
+def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
+    path = str(write_rows(tmp_path / "rows.parquet", ROWS))
+    with pytest.raises(ModelError) as caught:
+        read_pairs(Place(path), ["question", "idx"], "class")
+    for part in (
+        "lacks question; it has sentence, label, idx",
+        "got idx, which hold something else",
+        "must have the label column 'class'; it has sentence, label, idx",
+    ):
+        assert part in str(caught.value), str(caught.value)
+    with pytest.raises(ModelError, match=r"one column of images of .*, got \[\]; it has sentence, label, idx"):
+        read_pictures(Place(path), [], "label")
+
+
+@uses_datasets
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("yes", "must hold integers as labels, got string"),
+        (0.5, "must hold integers as labels, got float64"),
+        (True, "must hold integers as labels, got bool"),
+        (-1, r"labels must lie in 0..0, got -1 in row 1 of column label"),
+        (None, "must hold a label in every row, got none in row 1"),
+    ],
+)
+def test_labels_are_integers_in_range(tmp_path, label, message):
+    first = type(label)() if label is not None else 0
+    rows = [{"text": "a", "label": first}, {"text": "b", "label": label}]
+    path = write_rows(tmp_path / "rows.parquet", rows)
+    with pytest.raises(ModelError, match=message):
+        read_pairs(Place(str(path)), [], "label")
+
+
+def test_the_first_label_out_of_range_is_told():
+    check_labels(torch.tensor([0, 2]), 3, "here")
+    with pytest.raises(ModelError, match=r"labels must lie in 0..1, got 2 in row 1 of here"):
+        check_labels(torch.tensor([0, 2, -1]), 2, "here")
+
+
+@uses_datasets
+def test_a_row_without_text_is_told(tmp_path):
+    path = write_json(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": None}])
+    with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 1"):
+        read_texts(Place(str(path)))
+
+
+@uses_datasets
+def test_images_of_a_table_stay_encoded(tmp_path):
+    pixels = random_pixels(3)
+    path = write_images(tmp_path / "images.parquet", pixels, [1, 1, 0], names=["cat", "dog", "eel"])
+    labelled = read_pictures(Place(str(path)), [], "label")
+    assert labelled.examples == [png(image) for image in pixels]
+    assert labelled.labels.tolist() == [1, 1, 0]
+    assert labelled.num_labels == 3, "the classes that are declared, not those that occur"
+
+
+@uses_datasets
+def test_images_as_plain_bytes(tmp_path):
+    path = write_rows(tmp_path / "images.parquet", [{"picture": png(random_pixels(1)[0]), "y": 1}])
+    labelled = read_pictures(Place(str(path)), ["picture"], "y")
+    assert labelled.examples == [png(random_pixels(1)[0])]
+
+
+@uses_datasets
+def test_a_folder_of_images_has_its_folders_as_classes(tmp_path):
+    for split in ("train", "test"):
+        for seed, name in enumerate(("cat", "dog")):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            (folder / "1.png").write_bytes(png(random_pixels(1, seed=seed)[0]))
+    for split in ("train", "test"):
+        labelled = read_pictures(Place(str(tmp_path), split), [], "label")
+        assert labelled.examples == [png(random_pixels(1, seed=seed)[0]) for seed in range(2)]
+        assert labelled.labels.tolist() == [0, 1]
+
+
+def test_digits():
+    sklearn_datasets = pytest.importorskip("sklearn.datasets")
+    labelled = read_pictures(Place("digits"), [], "label")
+    assert (len(labelled), labelled.num_labels) == (1797, 10)
+    expected = sklearn_datasets.load_digits()
+    assert labelled.labels.tolist() == expected.target.tolist()
+    assert labelled.examples[5].dtype == np.uint8
+    assert np.abs(labelled.examples[5] - expected.images[5] * 255 / 16).max() <= 0.5
+    with pytest.raises(ModelError, match="digits has no splits, got 'test'"):
+        read_pictures(Place("digits", "test"), [], "label")
+
+
+def test_cifar10_as_torchvision_keeps_it(tmp_path, monkeypatch):
+    cifar = pytest.importorskip("torchvision.datasets").CIFAR10
+    folder = tmp_path / cifar.base_folder
+    folder.mkdir()
+    pixels = random_pixels(2, (3, 32, 32))
+    files = {
+        "batch": {"data": pixels.reshape(2, -1), "labels": [3, 9]},
+        "meta": {"label_names": [str(i) for i in range(10)]},
+    }
+    sums = {}
+    for name, content in files.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+        sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(cifar, "train_list", [["batch", sums["batch"]]])
+    monkeypatch.setattr(cifar, "test_list", [])
+    monkeypatch.setattr(cifar, "meta", {"filename": "meta", "key": "label_names", "md5": sums["meta"]})
+    labelled = read_pictures(Place(str(tmp_path)), [], "label")
+    assert np.array_equal(np.stack(labelled.examples), pixels.transpose(0, 2, 3, 1))
+    assert (labelled.labels.tolist(), labelled.num_labels) == ([3, 9], 10)
+    (folder / "batch").write_bytes(b"")
+    with pytest.raises(ModelError, match="not found or corrupted"):
+        read_pictures(Place(str(tmp_path)), [], "label")
+
+
+def test_evaluation_is_a_split_or_a_path(tmp_path, monkeypatch):
+    (tmp_path / "validation").mkdir()
+    monkeypatch.chdir(tmp_path)
+    training = Place("nyu-mll/glue", "train", "cola")
+    assert evaluation_place(training, "validation") == Place("nyu-mll/glue", "validation", "cola")
+    for path in (str(tmp_path), "./validation", "nowhere.txt"):
+        assert evaluation_place(training, path) == Place(path, None)
+
+
+def test_selecting_keeps_labels_with_their_examples():
+    labelled = Labelled(["a", "b", "c"], torch.tensor([0, 1, 2]), 3)
+    chosen = labelled.select([2, 0])
+    assert (chosen.examples, chosen.labels.tolist(), chosen.num_labels) == (["c", "a"], [2, 0], 3)
+
+
+def test_the_halves_of_pydocs_paragraphs_are_every_other_time_the_wrong_way_round():
+    found = read_pairs(Place("pydoc", "train", None), (), "label")
+    text = " ".join(" ".join(read_texts(Place("pydoc", "train", None))).split())
+    assert found.labels[:4].tolist() == [0, 1, 0, 1] and found.num_labels == 2
+    for (first, second), label in zip(found.examples[:50], found.labels[:50].tolist(), strict=True):
+        assert (f"{first} {second}" in text) == bool(label)
+        assert label or f"{second} {first}" in text

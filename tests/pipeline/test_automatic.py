@@ -1,0 +1,330 @@
+import json
+import math
+from itertools import chain
+
+import pytest
+
+from support import processes
+from support.commands import THINWIRE, completed
+from support.toy import make_trainer
+from thinwire.launch import cli
+from thinwire.launch.report import command as report
+from thinwire.launch.run import recipe
+from thinwire.launch.timing import simulator as limit
+from thinwire.launch.timing.timetable import timetable
+from thinwire.pipeline import automatic
+from thinwire.pipeline.automatic import Automatic, Measured, choose
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.options import PipelineOptions
+from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.schedules import SCHEDULES, Overlap, placement
+
+# --- the choice ---------------------------------------------------------------------------------------------------
+
+SIZES = {"none": 1000, "q(8)": 250, "q(4)": 125}
+BOTH = Overlap(1.0, phased=True)
+
+
+def measured(forward, backward, links, latency=0.0):
+    return Measured(
+        compute={"activations": forward, "gradients": backward},
+        links={pair: LinkSpeed(goodput=goodput, latency=latency) for pair, goodput in links.items()},
+    )
+
+
+def codecs(found):
+    return {(choice.boundary, choice.channel): choice.codec for choice in found}
+
+
+@pytest.mark.parametrize(
+    ("overlap", "goodput", "latency", "activation", "gradient"),
+    [
+        (BOTH, 1000.0, 0.0, "none", "none"),  # a second each, behind 1 s and 2 s
+        (BOTH, 999.0, 0.0, "q(8)", "none"),
+        (BOTH, 250.0, 9.0, "q(8)", "q(8)"),  # latency is felt in the fill only
+        (BOTH, 125.0, 0.0, "q(4)", "q(8)"),
+        (BOTH, 1.0, 0.0, "q(4)", "q(4)"),  # nothing hides
+        (Overlap(1.0), 1000.0, 0.1, "q(8)", "none"),
+        (Overlap(1.0), 1000.0, 1.5, "q(4)", "q(8)"),
+        (Overlap(0.05), 5000.0, 0.0, "q(8)", "q(8)"),
+        (Overlap(0.05), 10000.0, 0.0, "q(8)", "none"),
+    ],
+)
+def test_the_mildest_codec_under_which_the_wire_hides(overlap, goodput, latency, activation, gradient):
+    links = {(0, 1): goodput, (1, 0): goodput}
+    found = choose(
+        {(0, channel): SIZES for channel in CHANNELS},
+        measured([0.5, 1.0], [2.0, 0.1], links, latency),
+        [0, 1],
+        overlap,
+    )
+    assert codecs(found) == {(0, "activations"): activation, (0, "gradients"): gradient}
+    for choice in found:
+        assert choice.nbytes == SIZES[choice.codec]
+        assert choice.wire == pytest.approx(choice.nbytes / goodput + (0 if overlap.phased else latency))
+        assert choice.hides == (choice.wire <= choice.hidden)
+        assert choice.milder_wire is None or choice.milder_wire > choice.hidden
+
+
+def test_each_boundary_and_direction_has_its_own():
+    links = {(0, 1): 1000.0, (1, 0): 125.0, (1, 2): 250.0, (2, 1): 1e9}
+    frames = {(boundary, channel): SIZES for boundary in range(2) for channel in CHANNELS}
+    found = codecs(choose(frames, measured([1.0] * 3, [1.0] * 3, links), [0, 1, 2], BOTH))
+    assert found == {
+        (0, "activations"): "none",
+        (0, "gradients"): "q(4)",
+        (1, "activations"): "q(8)",
+        (1, "gradients"): "none",
+    }
+
+
+def test_boundaries_between_the_same_processes_share_their_link_and_one_inside_a_process_has_none():
+    """A process's stages compute one after the other, so frames hide behind them all together."""
+    links = {(0, 1): 1000.0, (1, 0): 1000.0}
+    frames = {(boundary, "activations"): SIZES for boundary in range(3)}
+    looped = choose(frames, measured([0.5] * 4, [0.5] * 4, links), [0, 1, 0, 1], BOTH)
+    assert [(choice.sharing, choice.codec) for choice in looped] == [(2, "q(8)"), (1, "none"), (2, "q(8)")]
+    mixed = choose(frames, measured([0.5] * 4, [0.5] * 4, links), [0, 1, 0, 1], Overlap(1.0))
+    assert [choice.sharing for choice in mixed] == [3, 3, 3]  # gradients of the other boundaries too
+    there_and_back = choose(frames, measured([0.5] * 4, [0.5] * 4, links), [0, 1, 1, 0], BOTH)
+    assert [(choice.goodput, choice.codec) for choice in there_and_back] == [
+        (1000.0, "none"),
+        (None, "none"),
+        (1000.0, "none"),
+    ]
+
+
+def test_the_reason_is_told():
+    def told(goodput, overlap=BOTH, where=(0, 1)):
+        frames = {(0, "gradients"): SIZES}
+        (choice,) = choose(frames, measured([1.0] * 2, [0.002] * 2, {(1, 0): goodput}), where, overlap)
+        return str(choice)
+
+    assert told(1e6) == (
+        "auto: boundary 1 -> 0 gradients: none, 1,000 bytes a frame: 1 ms at 8 Mbit/s hide behind 2 ms of backward"
+    )
+    assert " at 12,268 Mbit/s" in told(12268e6 / 8), "it said 1.227e+04"
+    assert told(250e3).endswith(
+        "q(8), 250 bytes a frame: 1 ms at 2 Mbit/s hide behind 2 ms of backward, none takes 4 ms"
+    )
+    assert told(1e4).endswith("12.5 ms at 0.08 Mbit/s do not hide behind 2 ms of backward: the strongest candidate")
+    assert "hide behind 5% of 2 ms of backward" in told(1e7, Overlap(0.05))
+    assert told(1e7, where=(0, 0)).endswith("the mildest, because both ends are in one process")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_what_is_said_to_hide_does(schedule, num_processes):
+    """Simulated with frames that take exactly as long as they may: more micro-batches cost what they cost for free."""
+    spec = SCHEDULES[schedule]
+    stages = num_processes * spec.stages_per_process
+    process_of = [placement(schedule, stages, num_processes)[stage] for stage in range(stages)]
+    forward, backward = [1.0] * stages, [2.0] * stages
+    links = {(a, b): 1.0 for a in range(num_processes) for b in range(num_processes) if a != b}
+    frames = {(boundary, channel): {"none": 1} for boundary in range(stages - 1) for channel in CHANNELS}
+    found = choose(frames, measured(forward, backward, links), process_of, spec.overlap)
+
+    def per_microbatch(times):
+        wires = {
+            channel: limit.Channel(
+                nbytes=[
+                    times * choice.hidden / choice.sharing if choice.goodput else 0.0
+                    for choice in found
+                    if choice.channel == channel
+                ],
+                bandwidth=8.0,
+            )
+            for channel in CHANNELS
+        }
+        compute = limit.Compute(forward=forward, backward=backward)
+        few, many = (
+            limit.simulate(
+                timetable(schedule, stages, count), compute, wires["activations"], wires["gradients"]
+            ).seconds
+            for count in (32, 64)
+        )
+        return (many - few) / 32
+
+    free = per_microbatch(0)
+    assert per_microbatch(1) <= 1.05 * free
+    if spec.overlap.share == 1:
+        assert per_microbatch(2) >= 1.3 * free
+
+
+# --- the switch ---------------------------------------------------------------------------------------------------
+
+SLOW, FAST = LinkSpeed(goodput=1.0, latency=0.0), LinkSpeed(goodput=1e15, latency=0.0)
+CANDIDATES = ["none", "q(8)", "ef21(q(4))"]
+AUTO = {"activations": "auto", "gradients": "auto", "candidates": CANDIDATES}
+AFTER, STEPS = 2, 6
+
+
+def train(rank, options, speed):
+    """Train, choosing after two steps over links of a given speed; what each process saw."""
+    automatic.probe = lambda source, target, group: speed
+    trainer = make_trainer(rank, steps=STEPS, **options)
+    pipeline = PipelineOptions(schedule=options["schedule"], num_stages=options["num_stages"])
+    chooser = Automatic(trainer.stages, trainer.placement, pipeline)
+    losses, bytes_of_steps, choices = [], [], []
+
+    def after(record):
+        losses.append(record.loss)
+        bytes_of_steps.append(record.bytes)
+        chooser.end_step()
+        if record.step + 1 == AFTER:
+            choices.extend(chooser.switch())
+        chooser.begin_step()
+
+    trainer.train(after)
+    digests = {stage.stage_index: stage.digests() for stage in trainer.stages}
+    trainer.placement.compare(digests)
+    return losses, bytes_of_steps, codecs(choices), digests
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_stages", "local"), [("gpipe", 2, ()), ("zbv-zero-bubble", 4, (1,))], ids=["gpipe", "zbv"]
+)
+def test_both_ends_switch_after_the_same_step_and_training_goes_on(schedule, num_stages, local, alone):
+    options = {"schedule": schedule, "num_stages": num_stages, "compression": AUTO}
+    found = processes.run(train, 2, options, SLOW)
+    (_, first, chosen, digests), (_, second, same, others) = found
+    assert chosen == same
+    assert chosen == {
+        (boundary, channel): "none" if boundary in local else "ef21(q(4))"
+        for boundary in range(num_stages - 1)
+        for channel in CHANNELS
+    }
+    for counted in (first, second):
+        assert len(set(counted[:AFTER])) == 1
+        assert len(set(counted[AFTER:])) == 1
+        assert counted[AFTER] < 0.7 * counted[0]
+    kept = dict(chain.from_iterable(ends.items() for ends in [*digests.values(), *others.values()]))
+    assert {name.split()[1] for name in kept} == {str(b) for b in range(num_stages - 1) if b not in local}
+    losses = next(losses for losses, *_ in found if losses[0] is not None)
+    assert all(map(math.isfinite, losses))
+
+    by_hand = make_trainer(0, simulated=True, steps=STEPS, **options)
+    expected = []
+
+    def after(record):
+        expected.append(record.loss)
+        if record.step + 1 == AFTER:
+            wire = by_hand.stages[0].wire
+            wire.switch(wire.compression.chosen(chosen))
+            for stage in by_hand.stages:
+                stage.reconnect()
+
+    by_hand.train(after)
+    assert losses == expected
+
+
+def test_fast_links_change_nothing():
+    options = {"schedule": "gpipe", "num_stages": 2, "compression": AUTO}
+    for _, counted, chosen, digests in processes.run(train, 2, options, FAST):
+        assert set(chosen.values()) == {"none"}
+        assert len(set(counted)) == 1
+        assert digests == {stage: {} for stage in digests}
+
+
+def test_a_channel_with_a_codec_of_its_own_keeps_what_it_remembers(alone):
+    compression = {"activations": "ef21(q(4))", "gradients": "auto", "candidates": ["q(8)"]}
+    trainer = make_trainer(0, simulated=True, steps=STEPS, compression=compression)
+    chooser = Automatic(trainer.stages, trainer.placement, PipelineOptions(num_stages=2))
+    trainer.train_step(0)
+    chooser.end_step()
+    ends = [trainer.stages[0]._downstream, trainer.stages[1]._upstream]
+    before = trainer.stages[0].digests()
+    (choice,) = chooser.switch()
+    assert (choice.channel, choice.codec, choice.goodput) == ("gradients", "q(8)", None)
+    now = [trainer.stages[0]._downstream, trainer.stages[1]._upstream]
+    assert trainer.stages[0].digests() == before != {}
+    assert now[0].outgoing is ends[0].outgoing
+    assert now[1].incoming is ends[1].incoming
+    assert str(now[1].outgoing.channel.method) == "q(8)"
+    record = trainer.train_step(1)
+    assert math.isfinite(record.loss)
+    assert trainer.stages[0].digests() != before
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+RECIPE = """
+model:
+  config:
+    {vocab_size: 256, n_layer: 2, n_embd: 32, n_head: 2, n_positions: 32, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
+data: {name: text, block_size: 32, held_out: 0}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 4}
+compression: {activations: auto, gradients: auto, candidates: [none, q(8), q(2)], measure: 2 steps}
+training: {steps: 4}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    (tmp_path / "text").write_bytes(b"some words, many times; " * 83)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def chosen_in(folder):
+    return {channel["channel"]: channel["codec"] for channel in summary(folder)["channels"]}
+
+
+def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(folder, capsys):
+    assert cli.main(["simulate", "tiny.yaml", "--compression.candidates", '["q(6)", "q(2)"]', "--output", "run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("auto: ")]
+    reason = "q(6), 3,392 bytes a frame: the mildest, because both ends are in one process"
+    assert lines == [f"auto: boundary {route}: {reason}" for route in ("0 -> 1 activations", "1 -> 0 gradients")]
+    told = summary(folder / "run")
+    assert chosen_in(folder / "run") == {"activations": "q(6)", "gradients": "q(6)"}
+    assert [(choice["codec"], choice["nbytes"], choice["hides"]) for choice in told["choices"]] == [
+        ("q(6)", 3392, True)
+    ] * 2
+    page = report.render(*report.read([folder / "run"]))
+    assert "What auto chose, and why" in page and page.count("<td>q(6)</td>") == 4  # channels, and choices
+    in_full = 4 * 32 * 32 * 4 + 64
+    assert told["channels"][0]["bytes"] == 2 * 2 * in_full + 2 * 2 * 3392
+    assert "activations: auto" in (folder / "run/recipe.yaml").read_text()
+    assert cli.main(["export", "run", "--to", "exported"]) == 0
+    exported = recipe.parse(["exported/recipe.yaml"]).compression
+    assert [str(exported.method(0, channel)) for channel in CHANNELS] == ["q(6)", "q(6)"]
+    assert exported.automatic == []
+
+
+def test_a_run_too_short_to_choose_is_noted(folder, capsys):
+    assert cli.main(["simulate", "tiny.yaml", "--training.steps", "2", "--output", "short"]) == 0
+    note = "auto sends everything as it is: compression.measure of 2 steps is as long as all 2 steps"
+    assert note in capsys.readouterr().out
+    assert chosen_in(folder / "short") == {"activations": "none", "gradients": "none"}
+    assert summary(folder / "short")["choices"] == []
+    assert "What auto chose" not in report.render(*report.read([folder / "short"]))
+
+
+def test_an_evaluation_wants_codecs_by_name(folder, capsys):
+    assert cli.main(["eval", "tiny.yaml", "--data.held_out", "0.2"]) == 2
+    assert capsys.readouterr().err == (
+        "an evaluation needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
+        "compression.activations, compression.gradients; name codecs such as q(4)/q(8), or those in a run's "
+        "summary.json\n"
+    )
+
+
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_a_slow_direction_gets_no_milder_codec_than_a_fast_one(folder):
+    where = ["cluster", "run", "--hosts", 2, "--link", "0>1:3mbit", "--"]
+    command = completed([*THINWIRE, *where, "thinwire", "train", "tiny.yaml", "--output", "run"], folder)
+    assert command.status == 0, command.stderr
+    forward, back = summary(folder / "run")["choices"]
+    # the slow direction is no faster than its link, the other one is by far; which codecs hide, the machine decides
+    assert 8 * forward["goodput"] < 3.5e6 < 2 * 3.5e6 < 8 * back["goodput"]
+    mildest_first = ["none", "q(8)", "q(2)"]
+    assert mildest_first.index(back["codec"]) <= mildest_first.index(forward["codec"])
+    for choice in (forward, back):
+        assert choice["hides"] or choice["codec"] == mildest_first[-1]
+        assert choice["milder_wire"] is None or choice["milder_wire"] > choice["hidden"]

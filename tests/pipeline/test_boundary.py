@@ -1,0 +1,192 @@
+import math
+
+import pytest
+import torch
+
+from thinwire.compress import Coder, Moment, SlotCounts, parse
+from thinwire.compress.stores.memory import MemoryStore
+from thinwire.pipeline.boundary import Channel, ChannelEnd, Crossing, Receiver, Sender, lay_out
+from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
+from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.transport import MemoryEnd
+
+
+def example(*shape, dtype=torch.float32, gradient=True):
+    return torch.empty(shape, dtype=dtype, device="meta").requires_grad_(gradient)
+
+
+def channel(*examples, codec="q(4)", name="activations"):
+    return Channel(boundary=1, name=name, examples=examples, method=parse(codec), seed=3)
+
+
+def coders(described, sends):
+    return [
+        Coder(
+            method,
+            tensor,
+            sends=sends,
+            counts=SlotCounts(positions=64),
+            make_store=lambda layout, purpose: MemoryStore(layout),
+        )
+        for method, tensor in zip(described.methods, described.examples, strict=True)
+    ]
+
+
+def crossing(phase="train", step=0, microbatch=0):
+    mode = {"train": "train", "eval-on": "eval", "eval-off": "off"}[phase]
+    return Crossing(phase, step, microbatch, Moment(mode, torch.arange(64)))
+
+
+def ends(described, options=None):
+    meter = Meter()
+    leaving, arriving = coders(described, True), coders(described, False)
+    link = MemoryEnd(ChannelEnd(described, leaving, meter).capacity)
+    sender = Sender(described, leaving, link, options or WireOptions(), meter)
+    return sender, Receiver(described, arriving, link, meter), meter, link
+
+
+def carry(described, tensors, *when, **which):
+    sender, receiver, _, _ = ends(described)
+    sender.send(crossing(*when, **which), tensors)
+    return receiver.receive(crossing(*when, **which))
+
+
+def test_payloads_lie_behind_the_header_at_multiples_of_16():
+    plan = lay_out([12, 56, 0, 8])
+    assert plan.ranges == ((64, 76), (80, 136), (144, 144), (144, 152))
+    assert plan.nbytes == 152
+
+
+def test_only_floating_tensors_that_need_gradients_are_compressed():
+    described = channel(example(64, 64), example(4, dtype=torch.int64, gradient=False), example(64, 64, gradient=False))
+    hidden, ids, mask = torch.randn(64, 64), torch.tensor([2**40, -1, 0, 7]), torch.randn(64, 64)
+    got = carry(described, (hidden, ids, mask))
+    assert torch.equal(got[1], ids)
+    assert torch.equal(got[2], mask)
+    error = (got[0] - hidden).norm() / hidden.norm()
+    assert 0.02 < error < 0.2, error
+
+
+def test_a_bool_mask_crosses_as_it_is():
+    mask = torch.rand(5, 3) > 0.5
+    assert torch.equal(carry(channel(example(5, 3, dtype=torch.bool, gradient=False)), (mask,))[0], mask)
+
+
+def test_evaluation_with_compression_off_is_exact_and_on_is_not():
+    described, hidden = channel(example(8, 32)), torch.randn(8, 32)
+    assert torch.equal(carry(described, (hidden,), "eval-off")[0], hidden)
+    assert not torch.equal(carry(described, (hidden,), "eval-on")[0], hidden)
+
+
+def test_none_crosses_as_none():
+    described = channel(example(4, 4), example(4, 4), name="gradients")
+    present = torch.randn(4, 4)
+    first, second = carry(described, (None, present))
+    assert first is None
+    assert torch.allclose(second, present, atol=0.5)
+
+
+def test_a_frame_is_as_long_as_its_plan_in_every_phase_and_no_longer_than_the_capacity():
+    described = channel(example(9, 31, dtype=torch.bfloat16), codec='q(3, scale="minmax", per="tensor")')
+    planned = {}
+    for phase in PHASES:
+        sender, _, meter, link = ends(described)
+        sender.send(crossing(phase), (torch.randn(9, 31).bfloat16(),))
+        planned[phase] = sender.plan(crossing(phase).moment).nbytes
+        (traffic,) = meter.sent.values()
+        assert (traffic.bytes, traffic.uncompressed, traffic.elements) == (planned[phase], 2 * 9 * 31, 9 * 31)
+        assert traffic.full_rows == (9 if phase == "eval-off" else 0)
+        assert Header.read(link._frames[0]).length == planned[phase] - HEADER_BYTES
+        assert planned[phase] <= sender.capacity
+    assert planned["train"] == planned["eval-on"] == HEADER_BYTES + 8 + math.ceil(9 * 31 * 3 / 8)
+    assert planned["eval-off"] == HEADER_BYTES + 2 * 9 * 31
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_values_are_named_and_can_be_sent_on(bad):
+    described, hidden = channel(example(4, 8)), torch.ones(4, 8)
+    hidden[2, 3] = bad
+    sender, _, _, _ = ends(described)
+    with pytest.raises(
+        NonFiniteError, match="stage 1 has NaN or infinity in the activations of micro-batch 6, train step"
+    ):
+        sender.send(crossing("train", 5, 6), (hidden,))
+    sender, receiver, _, _ = ends(described, WireOptions(nonfinite="send"))
+    sender.send(crossing("train", 5, 6), (hidden,))
+    (got,) = receiver.receive(crossing("train", 5, 6))
+    assert not got[2].isfinite().any()
+    assert torch.allclose(got[[0, 1, 3]], hidden[[0, 1, 3]], atol=0.1)
+
+
+def test_large_finite_values_whose_sum_overflows_are_finite():
+    hidden = torch.full((4, 8), 3e38)
+    sender, _, _, _ = ends(channel(example(4, 8), codec="none"))
+    sender.send(crossing("train", 0, 0), (hidden,))
+
+
+@pytest.mark.parametrize("tensors", [(torch.ones(4, 7),), (torch.ones(4, 8).half(),), ()])
+def test_tensors_that_were_not_announced_are_refused(tensors):
+    sender, _, _, _ = ends(channel(example(4, 8)))
+    with pytest.raises(PipelineError, match=r"stage 1 announced .* give output_args"):
+        sender.send(crossing("train", 0, 0), tensors)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("train", 1, 0), "step 0 where 1 was planned"),
+        (("train", 0, 1), "microbatch 0 where 1 was planned"),
+        (("eval-on", 0, 0), "phase train where eval-on was planned"),
+        (("eval-off", 0, 0), "phase train where eval-off was planned, length 36 where 256 was planned"),
+    ],
+)
+def test_a_frame_of_another_moment_names_both_stages(asked, said):
+    sender, receiver, _, _ = ends(channel(example(2, 32)))
+    sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
+    with pytest.raises(WireError, match=f"stage 2 received from stage 1, .*{said}"):
+        receiver.receive(crossing(*asked))
+
+
+def test_a_frame_of_another_boundary_is_refused():
+    sender, receiver, _, _ = ends(channel(example(2, 32)))
+    sender.channel = Channel(boundary=0, name="activations", examples=(example(2, 32),), method=parse("q(4)"), seed=3)
+    sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
+    with pytest.raises(WireError, match="boundary 0 where 1 was planned"):
+        receiver.receive(crossing("train", 0, 0))
+
+
+def test_a_corrupted_payload_is_refused_and_unnoticed_only_where_that_was_asked_for():
+    for checked in (True, False):
+        sender, receiver, _, link = ends(channel(example(2, 32)), WireOptions(checksum=checked))
+        sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
+        link._frames[0][HEADER_BYTES + 20] ^= 64
+        assert (Header.read(link._frames[0]).crc32 != 0) == checked
+        if checked:
+            with pytest.raises(WireError, match="does not match its CRC-32"):
+                receiver.receive(crossing("train", 0, 0))
+        else:
+            receiver.receive(crossing("train", 0, 0))
+
+
+def test_buffers_are_reused_and_received_tensors_are_not_views_of_them():
+    described = channel(example(4, 4), codec="none")
+    sender, receiver, _, link = ends(described)
+    seen = set()
+    kept = []
+    for step in range(3):
+        sender.send(crossing("train", step, 0), (torch.full((4, 4), float(step)),))
+        seen.add(link._frames[0].data_ptr())
+        kept.append(receiver.receive(crossing("train", step, 0))[0])
+    assert len(seen) == 1
+    assert [float(tensor[0, 0]) for tensor in kept] == [0.0, 1.0, 2.0]
+
+
+def test_random_numbers_come_from_the_key_alone():
+    described, hidden = channel(example(16, 64), codec='q(2, round="stochastic")'), torch.randn(16, 64)
+    first = carry(described, (hidden,), step=1, microbatch=2)[0]
+    torch.manual_seed(99)
+    assert torch.equal(first, carry(described, (hidden,), step=1, microbatch=2)[0])
+    assert not torch.equal(first, carry(described, (hidden,), step=1, microbatch=3)[0])
+    assert not torch.equal(first, carry(described, (hidden,), step=2, microbatch=2)[0])

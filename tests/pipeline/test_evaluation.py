@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from support.toy import IGNORE, Samples, Task, make_trainer, unsplit
+from thinwire.pipeline.evaluation import evaluate
+
+
+class Padded:
+    def __init__(self, ids, valid):
+        self.epoch, self.ids, self.valid = 0, torch.tensor(ids), torch.tensor(valid)
+
+
+def batches():
+    return [
+        Padded([1, 2, 3, 4, 5, 6, 7, 8], [True] * 8),
+        Padded([9, 11, 12, 1, 2, 3, 4, 6], [True] * 3 + [False] * 5),
+    ]
+
+
+def mask(targets, valid):
+    return torch.where(valid[:, None], targets, IGNORE)
+
+
+def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
+    trainer = make_trainer(
+        0, num_stages=2, simulated=True, dropout=0.5, compression={"activations": "q(1)", "gradients": "q(8)"}
+    )
+    scores = evaluate(trainer, Samples(), batches, mask)
+    ids = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12])
+    model, samples, task = unsplit(2, dropout=0.5).eval(), Samples(), Task()
+    targets = samples.targets(ids)
+    with torch.no_grad():
+        output = model(samples.inputs(ids, 0))
+        expected = task.loss_sum(output, targets) / task.num_valid(targets)
+    assert scores["off"].num_targets == scores["on"].num_targets == task.num_valid(targets)
+    assert scores["off"].loss == pytest.approx(expected.item(), rel=1e-6)
+    assert scores["off"].metrics == {"correct": float(task.observe(output, targets))}
+    assert abs(scores["on"].loss - expected.item()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("activations", "gradients"),
+    [("none", "none"), ("aqsgd(topk(0.25))", "reuse"), ("ef21(lowrank(1))", "ef(topk(0.25))"), ("lowrank(1)", "q(8)")],
+)
+def test_evaluation_changes_nothing_of_training(activations, gradients, alone):
+    compression = {"activations": activations, "gradients": gradients}
+
+    def losses(evaluating):
+        trainer = make_trainer(0, num_stages=2, simulated=True, dropout=0.5, steps=5, compression=compression)
+        found = []
+
+        def after_step(record):
+            found.append(record.loss)
+            if evaluating:
+                evaluate(trainer, Samples(), batches, mask)
+
+        trainer.train(after_step)
+        return found
+
+    assert losses(True) == losses(False)
+
+
+def test_compression_is_on_again_after_an_evaluation_that_failed(alone):
+    trainer = make_trainer(0, num_stages=2, simulated=True)
+
+    def broken():
+        yield batches()[0]
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        evaluate(trainer, Samples(), broken, mask)
+    assert trainer.stages[0].wire.compressed_evaluation

@@ -1,0 +1,137 @@
+import warnings
+
+import pytest
+import torch
+
+from support import processes
+from support.recipe_runs import SHORT, TINY
+from support.toy import make_trainer
+from thinwire.compress import StoreError
+from thinwire.compress.feedback import DifferenceFeedback
+from thinwire.launch import cli
+from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.process import Placement
+
+
+def told(compression, alone):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(0, num_stages=2, simulated=True, compression=compression)
+    return [str(warning.message) for warning in caught if "will not converge" in str(warning.message)]
+
+
+def test_differences_around_a_codec_that_is_not_contractive_are_warned_about_with_its_c(alone):
+    (sentence,) = told({"activations": 'ef21(q(1, scale="minmax", per="tensor"))', "gradients": "q(8)"}, alone)
+    assert 'ef21(q(1, scale="minmax", per="tensor")) for the activations of boundary 0' in sentence
+    c = float(sentence.split("c = ")[1].split()[0])
+    assert c > 1
+
+
+@pytest.mark.parametrize(
+    "method", ["ef21(q(2))", "aqsgd(topk(0.1))", "ef21(randk(0.1))", 'ef(q(1, scale="minmax", per="tensor"))']
+)
+def test_contractive_codecs_and_rules_without_differences_are_not(method, alone):
+    assert told({"activations": method, "gradients": "q(8)"}, alone) == []
+
+
+def test_stores_on_disk_lie_where_told_and_are_discarded_at_the_end(alone, tmp_path):
+    trainer = make_trainer(
+        0,
+        num_stages=2,
+        simulated=True,
+        steps=4,
+        compression={"activations": 'aqsgd(q(4), store="disk")', "gradients": "q(8)", "store_folder": str(tmp_path)},
+    )
+    in_memory = make_trainer(
+        0, num_stages=2, simulated=True, steps=4, compression={"activations": "aqsgd(q(4))", "gradients": "q(8)"}
+    )
+    losses = ([], [])
+    for made, found in zip((trainer, in_memory), losses, strict=True):
+        made.train(lambda record, found=found: found.append(record.loss))
+    assert losses[0] == losses[1]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"boundary-0-activations-0-{end}-train.slots" for end in ("receiver", "sender")]
+    wire = trainer.stages[0].wire
+    row = 3 * 12 * 4
+    assert [layout.nbytes for layout, path in wire.stores if path is not None] == [64 * row] * 4
+    for stage in trainer.stages:
+        stage.close()
+    wire.discard_stores()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_folder_that_cannot_be_made_is_named(alone, tmp_path):
+    (tmp_path / "file").write_text("")
+    compression = {"activations": 'aqsgd(q(4), store="disk")', "store_folder": str(tmp_path / "file" / "stores")}
+    trainer = make_trainer(0, num_stages=2, simulated=True, steps=1, compression=compression)
+    with pytest.raises(StoreError, match="file/stores: Not a directory; name another folder"):
+        trainer.train(lambda record: None)
+
+
+def test_buffers_that_differ_are_named(alone):
+    trainer = make_trainer(0, num_stages=2, simulated=True, compression={"activations": "ef21(q(4))"})
+    trainer.train(lambda record: None)
+    where = Placement({0: 0, 1: 0})
+    found = {stage.stage_index: stage.digests() for stage in trainer.stages}
+    where.compare(found)
+    store = trainer.stages[1]._upstream.incoming.coders[0]._stores["train"]
+    store.write(torch.tensor([2]), torch.ones(1, 3, 12))
+    with pytest.raises(
+        MismatchError, match="buffers of boundary 0 activations tensor 0 train slot 2 differ between stages 0 and 1"
+    ):
+        where.compare({stage.stage_index: stage.digests() for stage in trainer.stages})
+
+
+@pytest.mark.parametrize(("checked", "code"), [("true", 1), ("false", 0)])
+def test_a_run_that_checks_its_buffers_stops_where_they_drift_apart(checked, code, tmp_path, capsys, monkeypatch):
+    receive = DifferenceFeedback.receive
+
+    def drifting(self, decoded, buffer):
+        receive(self, decoded, buffer)
+        decoded.mul_(1 + 2**-20)
+
+    monkeypatch.setattr(DifferenceFeedback, "receive", drifting)
+    codecs = ["--compression.activations", "ef21(q(4))", "--compression.gradients", "q(8)"]
+    command = ["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, *codecs, "--output", str(tmp_path)]
+    command += ["--debug.check_buffers", checked]
+    assert cli.main(command) == code
+    told = "buffers of boundary 0 activations tensor 0 train slot 0 differ between stages 0 and 1"
+    assert (told in capsys.readouterr().err) == bool(code)
+
+
+def connect(rank):
+    options = [{"candidates": ["none", "q(4)"]}, {"candidates": ["none", "q(2)"], "measure": "9 steps"}]
+    try:
+        make_trainer(rank, compression={"activations": "auto", "gradients": ["none", "auto"][rank], **options[rank]})
+    except MismatchError as error:
+        return str(error)
+
+
+def test_ends_that_would_choose_differently_are_told():
+    for said in processes.run(connect, 2):
+        assert {line.split(":")[0].strip() for line in said.splitlines()[1:]} == {"automatic", "candidates", "measure"}
+
+
+def test_a_stage_comes_back_from_its_state(alone):
+    options = {
+        "num_stages": 2,
+        "simulated": True,
+        "steps": 6,
+        "optimizer": {"name": "sgd", "lr": 0.0},
+        "compression": {"activations": "aqsgd(q(2))", "gradients": "ef21(topk(0.25))"},
+    }
+    whole, losses = make_trainer(0, **options), []
+    states = []
+
+    def after(record):
+        losses.append(record.loss)
+        if record.step == 2:
+            states.extend(stage.state_dict() for stage in whole.stages)
+
+    whole.train(after)
+    resumed, again = make_trainer(0, **options), []
+    for stage, state in zip(resumed.stages, states, strict=True):
+        stage.load_state_dict(state)
+    for step in range(3, 6):
+        again.append(resumed.train_step(step).loss)
+    assert again == losses[3:]

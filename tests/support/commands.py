@@ -1,0 +1,124 @@
+"""How tests run what a user types: real processes, marked so that each can be found, and none outlives its test.
+
+A launcher's stages have sessions of their own, so no process group holds them all; they inherit the mark.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from thinwire.launch.hosts.namespaces import PREFIX
+
+THINWIRE = [str(Path(sys.executable).with_name("thinwire"))]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TRAIN = ["-m", "thinwire.launch.train"]
+TIMEOUT = 240
+MARK = "THINWIRE_TEST_MARK"
+
+
+class Command:
+    """A started command; what it writes goes to files, so that nothing waits for a reader."""
+
+    def __init__(self, arguments, folder, environment):
+        self.mark = uuid.uuid4().hex
+        self._files = [folder / f"{self.mark}.{name}" for name in ("stdout", "stderr")]
+        with self._files[0].open("w") as stdout, self._files[1].open("w") as stderr:
+            self.process = subprocess.Popen(
+                [str(argument) for argument in arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=folder,
+                env={**os.environ, **environment, MARK: self.mark},
+                start_new_session=True,
+            )
+
+    @property
+    def stdout(self):
+        return self._files[0].read_text()
+
+    @property
+    def stderr(self):
+        return self._files[1].read_text()
+
+    def wait(self, timeout=TIMEOUT):
+        """The exit status; AssertionError with all that was written when there is none in time."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()  # stages say then what they were doing
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+            raise AssertionError(f"no end within {timeout} s\n{self.stdout}\n{self.stderr}") from None
+
+    def wait_until(self, condition, timeout=TIMEOUT):
+        """Wait until `condition()`; AssertionError when the command ends first, or the time does."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"ended with status {self.process.returncode}\n{self.stderr}"
+            assert time.monotonic() < deadline, f"not within {timeout} s\n{self.stdout}\n{self.stderr}"
+            time.sleep(0.05)
+
+    def processes(self):
+        """Every living process that this command or its offspring started: pid -> its environment."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                lines = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            environment = dict(line.decode(errors="replace").partition("=")[::2] for line in lines if line)
+            if environment.get(MARK) == self.mark:
+                found[int(entry.name)] = environment
+        return found
+
+    def stage_process(self, rank):
+        """The pid of one rank."""
+        (pid,) = (pid for pid, environment in self.processes().items() if environment.get("RANK") == str(rank))
+        return pid
+
+    def kill(self):
+        """End all its processes."""
+        while alive := self.processes():
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.poll()
+            time.sleep(0.05)
+        self.process.wait()
+
+
+@contextmanager
+def started(arguments, folder, **environment):
+    """A Command, killed on leaving if it still runs."""
+    command = Command(arguments, folder, environment)
+    try:
+        yield command
+    finally:
+        command.kill()
+
+
+def completed(arguments, folder, timeout=TIMEOUT, **environment):
+    """A Command that has ended, with its `status`."""
+    with started(arguments, folder, **environment) as command:
+        command.status = command.wait(timeout)
+    return command
+
+
+def free_port():
+    """A TCP port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def hosts_of(pid):
+    """The namespaces that a process made."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    return {name for name in listed.split() if name.startswith(f"{PREFIX}-{pid}-")}

@@ -1,0 +1,31 @@
+"""What tests of the sparse codecs share: the codecs, and messages that are told something beside."""
+
+import dataclasses
+
+import torch
+
+from support.codec_helpers import KEY
+from thinwire.compress.codecs.sparse import RandK, TopK
+
+FORMATS = ("fp32", "fp16", "bf16", "q(8)", "q(4)")
+CODECS = (
+    *(TopK(0.1, values=values) for values in FORMATS),
+    TopK(0.5),
+    TopK(1.0, values="q(4)"),
+    RandK(0.1),
+    RandK(0.3, values="q(8)"),
+    RandK(0.75, values="fp16", scaled=False),
+)
+
+
+def key_of(microbatch):
+    return dataclasses.replace(KEY, microbatch=microbatch)
+
+
+def sent_through(codec, x, side):
+    """Return ``x`` as it comes back from a codec that is told something beside."""
+    payload = torch.full((codec.nbytes(x.shape, x.dtype),), 0xA5, dtype=torch.uint8)
+    codec.encode(x, payload, KEY, side)
+    out = torch.full(x.shape, 77, dtype=x.dtype)
+    codec.decode(payload, out, KEY, side)
+    return out

@@ -1,0 +1,65 @@
+"""The rooms of the house: imports go down, no command imports another, and no test imports another."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BELOW = {
+    "launch": {"pipeline", "compress", "models"},
+    "pipeline": {"compress", "models"},
+    "compress": set(),
+    "models": set(),
+}
+SHARED = {"run", "hosts", "timing", "shared"}
+"""The rooms of launch/ that several commands use; every other file or folder there is one command's."""
+MODULES = [path for package in BELOW for path in sorted((ROOT / package).rglob("*.py"))]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def imported(path):
+    """Every module that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own(path):
+    """The parts of the names that a file imports from Thinwire."""
+    return {tuple(name.split(".")[1:]) for name in imported(path) if name.startswith("thinwire.")}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path):
+    package = path.relative_to(ROOT).parts[0]
+    assert {parts[0] for parts in own(path)} <= BELOW[package] | {package}
+
+
+def room(parts):
+    """Which room of launch/ a module is in; None for what no command is."""
+    return None if len(parts) < 2 or parts[1] in SHARED | {"cli"} else parts[1]
+
+
+LAUNCH = [path for path in MODULES if path.is_relative_to(ROOT / "launch")]
+
+
+@pytest.mark.parametrize("path", LAUNCH, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_command_imports_another(path):
+    mine = room(path.relative_to(ROOT).with_suffix("").parts)
+    commands = {path.stem if path.is_file() else path.name for path in (ROOT / "launch").iterdir()}
+    found = {room(parts) for parts in own(path) if parts[0] == "launch" and len(parts) > 1 and parts[1] in commands}
+    assert found <= {mine, None}
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_imports_another(path):
+    assert not [name for name in imported(path) if name.split(".")[-1].startswith("test_")]
+
+
+def test_no_folder_is_crowded():
+    folders = {path.parent for path in MODULES}
+    assert all(len(list(folder.glob("*.py"))) <= 25 for folder in folders)
