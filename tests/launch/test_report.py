@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.launch import cli
-from thinwire.launch.report.command import read, render
+from thinwire.launch.report.page import render
 from thinwire.launch.report.plots import ROLES, STAND_INS, running_mean
+from thinwire.launch.report.reading import read
 from thinwire.launch.shared.tables import Table, document
 from thinwire.pipeline.automatic import Measured, choose
 from thinwire.pipeline.probe import LinkSpeed

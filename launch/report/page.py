@@ -1,0 +1,295 @@
+"""The page of a report: what the template shows, made from what runs left."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from thinwire.launch.report.plots import Curve, curves, running_mean, timeline
+from thinwire.launch.report.reading import Document, RunFiles
+from thinwire.launch.report.timeline import transfers
+from thinwire.launch.shared.tables import Table
+from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.tracer import StageTrace
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The picture of one step, and what must be known to read it."""
+
+    picture: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of a bar: what it is, its share of the whole, and how long it took."""
+
+    role: str
+    share: float
+    text: str
+
+
+def render(runs: Sequence[RunFiles], documents: Sequence[Document]) -> str:
+    """The page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("thinwire.launch.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = Markup  # drawn by thinwire.launch.report.plots, which escapes what it is given
+    names = [run.summary["name"] for run in runs] + [document.title for document in documents]
+    return environment.get_template("report.html").render(
+        title=", ".join(dict.fromkeys(names)),
+        runs=[_view(run) for run in runs],
+        comparison=_comparison(runs) if len(runs) > 1 else None,
+        documents=documents,
+    )
+
+
+def _view(run: RunFiles) -> dict[str, Any]:
+    """What the template shows of a run."""
+    summary = run.summary
+    return {
+        "name": summary["name"],
+        "facts": _facts(run),
+        "command": f"thinwire train {shlex.quote(str(run.folder / 'recipe.yaml'))} --output runs/again",
+        "recipe": run.recipe,
+        "loss": _loss_picture(run),
+        "held_out": _held_out(summary),
+        "channels": _channels(summary["channels"]),
+        "choices": _choices(summary.get("choices", [])),
+        "shares": [(stage["stage"], _shares(stage["seconds"], summary["training_seconds"])) for stage in _stages(run)],
+        "stages": _stage_table(_stages(run), summary["training_seconds"]),
+        "timeline": _timeline(run.traces, summary["name"]),
+        "documents": run.documents,
+        "digest": summary.get("weights_digest"),
+    }
+
+
+def _stages(run: RunFiles) -> Sequence[Mapping[str, Any]]:
+    stages: Sequence[Mapping[str, Any]] = run.summary["stages"]
+    return stages
+
+
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
+    """The few numbers to see first: (what, how much)."""
+    summary = run.summary
+    held_out = [
+        (f"held-out loss, compression {mode}", _number(score["loss"], 4)) for mode, score in summary["held_out"].items()
+    ]
+    return [
+        *held_out,
+        ("samples a second", _number(_speed(run), 1)),
+        ("fewer bytes in training", f"{_ratio(summary['channels']):.2f}x"),
+        ("sent in all", _megabytes(summary["bytes_sent"])),
+        ("steps, in all", f"{summary['steps']:,} in {summary['seconds']:,.0f} s"),
+    ]
+
+
+def _speed(run: RunFiles) -> float:
+    samples: int = sum(step["samples"] for step in run.steps)
+    return samples / max(1e-9, float(run.summary["training_seconds"]))
+
+
+def _ratio(channels: Sequence[Mapping[str, Any]]) -> float:
+    sent = sum(channel["bytes"] for channel in channels)
+    uncompressed: int = sum(channel["uncompressed"] for channel in channels)
+    return uncompressed / sent if sent else 1.0
+
+
+def _loss_picture(run: RunFiles) -> str:
+    curve = [Curve("training", _losses(run))]
+    for mode, marker in (("on", "o"), ("off", "x")):
+        curve.append(Curve(f"held out, compression {mode}", _held_out_losses(run, mode), marker))
+    return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
+
+
+def _comparison(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    """What the template shows of several runs together."""
+    names = _distinct([run.summary["name"] for run in runs], [str(run.folder) for run in runs])
+    window = max(1, max(len(run.steps) for run in runs) // 25)
+    smoothed = f" as the mean of {window} steps" if window > 1 else ""
+    lines = []
+    for name, run in zip(names, runs, strict=True):
+        lines.append(Curve(f"{name}: training", running_mean(_losses(run), window)))
+        lines.append(Curve(f"{name}: held out", _held_out_losses(run, "on"), "o"))
+    rows = [
+        (
+            name,
+            run.summary["steps"],
+            *(_score(run.summary, mode) for mode in ("on", "off")),
+            round(run.summary["bytes_sent"] / 1e6, 2),
+            round(_ratio(run.summary["channels"]), 2),
+            round(_speed(run), 1),
+            round(run.summary["training_seconds"], 1),
+        )
+        for name, run in zip(names, runs, strict=True)
+    ]
+    columns = (
+        *("run", "steps", "held-out loss, on", "held-out loss, off", "MB sent", "ratio"),
+        *("samples/s", "seconds of training"),
+    )
+    return {
+        "picture": curves(lines, "Losses of " + ", ".join(names)),
+        "caption": f"Training loss{smoothed}; points are held out, with compression on.",
+        "table": Table("All runs", columns, rows),
+    }
+
+
+def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """The names, or the folders where two names are one."""
+    return list(names) if len(set(names)) == len(names) else list(folders)
+
+
+def _losses(run: RunFiles) -> list[tuple[float, float]]:
+    return [(step["step"] + 1, math.nan if step["loss"] is None else step["loss"]) for step in run.steps]
+
+
+def _held_out_losses(run: RunFiles, mode: str) -> list[tuple[float, float]]:
+    scores = [(line["step"], line[mode]["loss"]) for line in run.evaluations if mode in line]
+    return [(step, math.nan if loss is None else loss) for step, loss in scores]
+
+
+def _score(summary: Mapping[str, Any], mode: str) -> float | None:
+    loss: float | None = summary["held_out"].get(mode, {}).get("loss")
+    return loss
+
+
+def _held_out(summary: Mapping[str, Any]) -> Table | None:
+    scores = summary["held_out"]
+    if not scores:
+        return None
+    names = list(next(iter(scores.values())))
+    columns = ("compression", *(name.replace("_", " ") for name in names))
+    return Table("Held out", columns, [(mode, *(score[name] for name in names)) for mode, score in scores.items()])
+
+
+def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
+    columns = ("boundary", "channel", "codec", "MB sent", "MB as they are", "ratio", "bits an element", "% in full")
+    rows = [
+        (
+            _route(channel),
+            channel["channel"],
+            channel["codec"],
+            round(channel["bytes"] / 1e6, 3),
+            round(channel["uncompressed"] / 1e6, 3),
+            round(channel["uncompressed"] / max(1, channel["bytes"]), 2),
+            round(channel["bits_per_element"], 3),
+            round(100 * channel["full_share"], 1),
+        )
+        for channel in channels
+    ]
+    note = "Bytes of frames while training, headers included. In full: rows that went uncompressed, such as in warm-up."
+    return Table("Bytes of each channel", columns, rows, note)
+
+
+def _choices(choices: Sequence[Mapping[str, Any]]) -> Table | None:
+    """The codecs that auto chose, with what was measured; None where it chose none."""
+    if not choices:
+        return None
+    columns = (
+        *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide", "hides"),
+        *("compute, ms", "next milder", "its ms on the wire"),
+    )
+    rows = [
+        (
+            _route(choice),
+            choice["channel"],
+            choice["codec"],
+            choice["nbytes"],
+            _scaled(choice["goodput"], 8e-6),
+            _scaled(choice["wire"], 1e3),
+            _scaled(choice["hidden"], 1e3),
+            choice["hides"],
+            _scaled(choice["hidden"] / choice["share"], 1e3),
+            choice["milder"],
+            _scaled(choice["milder_wire"], 1e3),
+        )
+        for choice in choices
+    ]
+    note = (
+        "Measured in the first steps. Compute is that of a micro-batch's forwards (for gradients: backwards) in the "
+        "slowest process; the schedule lets a share of it hide the wire. Each channel got the mildest candidate that "
+        "hides, the strongest where none does. Mbit/s are the channel's part of its link; none are needed within a "
+        "process."
+    )
+    return Table("What auto chose, and why", columns, rows, note)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else round(value * factor, 2)
+
+
+def _route(channel: Mapping[str, Any]) -> str:
+    """From which stage to which a channel goes."""
+    low, high = channel["boundary"], channel["boundary"] + 1
+    return f"{low} to {high}" if channel["channel"] == "activations" else f"{high} to {low}"
+
+
+def _split(seconds: Mapping[str, float], total: float) -> dict[str, float]:
+    """Seconds by section, and what is in none of them."""
+    return {**seconds, "other": max(0.0, total - sum(seconds.values()))}
+
+
+def _shares(seconds: Mapping[str, float], total: float) -> list[Share]:
+    parts = _split(seconds, total)
+    whole = max(1e-9, sum(parts.values()))
+    return [Share(name, spent / whole, f"{name}: {spent:.1f} s, {spent / whole:.0%}") for name, spent in parts.items()]
+
+
+def _stage_table(stages: Sequence[Mapping[str, Any]], total: float) -> Table:
+    columns = (
+        "stage", "layers", "parameters", *(f"{name}, s" for name in (*SECTIONS, "other")), "peak memory, MB",
+    )  # fmt: skip
+    rows = [
+        (
+            stage["stage"],
+            stage.get("layers"),
+            stage.get("parameters"),
+            *(round(spent, 2) for spent in _split(stage["seconds"], total).values()),
+            round(stage["peak_memory"] / 1e6),
+        )
+        for stage in stages
+    ]
+    note = (
+        "Sections exclude each other; other is reading data, clipping, what the schedule itself takes, and the work of "
+        "further stages in the same process. Peak memory is that of the process."
+    )
+    return Table("Time and memory of each stage", columns, rows, note)
+
+
+def _timeline(traces: Sequence[StageTrace], name: str) -> Timeline | None:
+    """The recorded step of median length; None where there is none."""
+    recorded = [step for trace in traces[-1:] for step in trace.steps]
+    if not recorded:
+        return None
+    lengths = {step.step: step.end - step.start for step in recorded}
+    shown = min(lengths, key=lambda step: abs(lengths[step] - median(lengths.values())))
+    steps = [(trace.stage, step) for trace in traces for step in trace.steps if step.step == shown]
+    frames = [transfer for transfer in transfers(traces) if transfer.step == shown]
+    picture = timeline(steps, frames, f"Timeline of step {shown} of {name}: a lane a stage")
+    error = max(trace.clock_error for trace in traces)
+    return Timeline(
+        picture,
+        f"Step {shown}, {1e3 * lengths[shown]:,.1f} ms, the median of {len(recorded)} recorded. Numbers are "
+        f"micro-batches. Thin bars are frames on their way: activations above, gradients below. The stages' clocks are "
+        f"aligned to {1e6 * error:,.0f} µs.",
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "NaN" if value is None else f"{value:,.{digits}f}"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB"

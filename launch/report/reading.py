@@ -1,0 +1,115 @@
+"""What a report is about, read from folders of runs and files of tables; whatever cannot be read is told at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.report.timeline import read_traces
+from thinwire.launch.shared.tables import Table, is_document, read_document
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.tracer import StageTrace
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tables under a title, from a file of their own."""
+
+    title: str
+    tables: Sequence[Table]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run's files, read."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    recipe: str
+    steps: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    traces: Sequence[StageTrace]
+    documents: Sequence[Document]
+
+
+def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
+    """The runs and documents of tables under these paths; OptionsError with a sentence for each that is neither."""
+    runs: list[RunFiles] = []
+    documents: list[Document] = []
+    mistakes: list[str] = []
+    for path in paths:
+        try:
+            if (path / "summary.json").exists():
+                runs.append(_read_run(path))
+            elif path.is_dir():
+                inside = _documents_in(path)
+                if not inside:
+                    raise OptionsError([f"{path} is the folder of no run: it has no summary.json and no tables"])
+                documents += inside
+            else:
+                documents.append(_read_document(path))
+        except OptionsError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise OptionsError(mistakes)
+    return runs, documents
+
+
+def _read_run(folder: Path) -> RunFiles:
+    mistakes: list[str] = []
+
+    def part(name: str, parse: Any, missing: Any = None) -> Any:
+        path = folder / name
+        if missing is not None and not path.exists():
+            return missing
+        try:
+            return parse(path.read_text())
+        except (OSError, ValueError) as error:
+            mistakes.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+            return None
+
+    summary, recipe = part("summary.json", json.loads), part("recipe.yaml", str)
+    steps, evaluations = part("metrics.jsonl", _json_lines), part("evaluations.jsonl", _json_lines, missing=[])
+    wanted = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
+    if isinstance(summary, Mapping) and (lacking := [name for name in wanted if name not in summary]):
+        mistakes.append(f"{folder / 'summary.json'} is no summary of a run: it lacks {', '.join(lacking)}")
+    traces: list[StageTrace] = []
+    found: list[Document] = []
+    try:
+        traces = read_traces(folder) if (folder / "trace").exists() else []
+        found = _documents_in(folder)
+    except OptionsError as error:
+        mistakes += error.mistakes
+    if mistakes:
+        raise OptionsError(mistakes)
+    return RunFiles(folder, summary, recipe, steps, evaluations, traces, found)
+
+
+def _documents_in(folder: Path) -> list[Document]:
+    """Every document of tables that lies in a folder, in the order of their names."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            if is_document(json.loads(path.read_text())):
+                found.append(_read_document(path))
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OptionsError):
+                raise OptionsError([f"{path} cannot be read: {error}"]) from error
+            raise
+    return found
+
+
+def _read_document(path: Path) -> Document:
+    try:
+        return Document(*read_document(path.read_text()))
+    except OSError as error:
+        raise OptionsError([f"{path} cannot be read: {error.strerror}"]) from error
+    except ValueError as error:
+        raise OptionsError([f"{path} holds no tables: {error}"]) from error
+
+
+def _json_lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
