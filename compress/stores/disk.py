@@ -11,13 +11,15 @@ Each of these is a dict by slot, in order of arrival, behind one lock. The rules
 
 - A slot's bytes are those in `pending`, if it is there, and those in the file otherwise: the writer takes a row out
   only after the file has it, and only if nobody wrote the slot meanwhile.
+- A snapshot takes the rows in `pending` as they are and asks the file for the others (`asked`) whenever it likes: the
+  writer saves such a row (`kept`) before it puts a newer one in its place.
 - What is `ready` is what a read of the slot would find. So a write replaces it, and whatever the reader brings for a
   slot that was written meanwhile is dropped.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -59,6 +61,8 @@ class DiskStore(Store):
         self._wanted: dict[int, int] = {}  # slot -> which call of prefetch wants it
         self._reading: dict[int, int] = {}  # the same for the one slot that the reader is at
         self._ready: dict[int, tuple[int, Tensor]] = {}  # the same, with its bytes
+        self._asked: set[int] = set()  # slots whose rows in the file a snapshot still wants
+        self._kept: dict[int, Tensor] = {}  # rows of a snapshot that are in memory
         self._prefetches = 0  # calls of prefetch so far
         self._reached = 0  # the last of them of which something was read
         self._failure: StoreError | None = None
@@ -176,6 +180,41 @@ class DiskStore(Store):
                     (self._reading if slot in self._reading else self._wanted)[slot] = self._prefetches
             self._changed.notify_all()
 
+    def _capture(self, slots: list[int]) -> Iterator[Tensor]:
+        with self._calls, self._changed:
+            self._require_usable()
+            assert not self._asked and not self._kept, "the snapshot before is still being read"
+            self._kept = {slot: self._pending[slot] for slot in slots if slot in self._pending}
+            self._asked = set(slots) - self._kept.keys()
+        return (self._captured(slot) for slot in slots)
+
+    def _release(self) -> None:
+        with self._changed:
+            self._asked, self._kept = set(), {}
+
+    def _captured(self, slot: int) -> Tensor:
+        """A row of the snapshot. The file is read first: if the writer came between, it has kept the row before."""
+        row = torch.empty(self.layout.row_bytes, dtype=torch.uint8)
+        with self._changed:
+            asked = slot in self._asked
+        if asked:
+            self._do(lambda: self._file.read(slot * self.layout.row_bytes, row))
+        with self._changed:
+            self._asked.discard(slot)
+            return self._kept.pop(slot, row)
+
+    def _keep_for_snapshot(self, slot: int) -> None:
+        """Save the row in the file if a snapshot wants it; called by the writer alone, before it writes the slot."""
+        with self._changed:
+            if slot not in self._asked:
+                return
+        row = torch.empty(self.layout.row_bytes, dtype=torch.uint8)
+        self._file.read(slot * self.layout.row_bytes, row)
+        with self._changed:
+            if slot in self._asked:
+                self._asked.remove(slot)
+                self._kept[slot] = row
+
     def _drain(self) -> None:
         with self._changed:
             self._wait_for(lambda: not self._pending)
@@ -187,6 +226,7 @@ class DiskStore(Store):
                 if self._failure or not self._pending:
                     return
                 slot, row = next(iter(self._pending.items()))
+            self._keep_for_snapshot(slot)
             self._file.write(slot * self.layout.row_bytes, row)
             with self._changed:
                 if self._pending[slot] is row:

@@ -1,5 +1,7 @@
 """A store in memory: one buffer, of which the operating system provides only the pages that were written."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,6 +42,12 @@ class MemoryStore(Store):
 
     def _load(self, slots: list[int]) -> Tensor:
         return self._rows.index_select(0, torch.tensor(slots, dtype=torch.int64))
+
+    def _capture(self, slots: list[int]) -> Iterator[Tensor]:
+        return iter(self._load(slots))  # a copy: what memory holds changes with the next message
+
+    def _release(self) -> None:
+        """A snapshot has rows of its own."""
 
     def _put(self, slots: list[int], rows: Tensor) -> None:
         # One by one: torch's index_copy_ moves bytes singly, ten times as slowly.

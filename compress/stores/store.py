@@ -8,10 +8,12 @@ kept. Where the bytes lie (memory.py, disk.py) changes none of them.
     row of 8 or 4 bits     | bf16 scales | codes |      the payload of q(8) or q(4) for the row alone
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -144,6 +146,18 @@ class Loan:
         return [part.shape[0] for part in self.parts]
 
 
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a store held at one moment, as far as it changed since the snapshot before."""
+
+    known: Tensor
+    """bool [num_slots]: the slots that held a row."""
+    slots: list[int]
+    """The slots written since the snapshot before, ascending."""
+    rows: Iterator[Tensor]
+    """Their bytes in this order, uint8 [row_bytes] each; may be read once, from any thread."""
+
+
 class Store(ABC):
     """One tensor a slot, the same bytes whatever the medium.
 
@@ -154,6 +168,7 @@ class Store(ABC):
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
         self._known = torch.zeros(layout.num_slots, dtype=torch.bool)
+        self._unsaved = torch.zeros(layout.num_slots, dtype=torch.bool)
 
     def known(self, slots: Tensor) -> Tensor:
         """Return which of ``slots`` were ever written, as bool [R]."""
@@ -186,6 +201,7 @@ class Store(ABC):
         rows = self.layout.encode(values)
         self._put(indices, rows)
         self._known[slots] = True
+        self._unsaved[slots] = True
         return self.layout.decode(rows)
 
     def borrow(self, slots: Tensor) -> Loan:
@@ -197,7 +213,9 @@ class Store(ABC):
 
     def keep(self, loan: Loan) -> None:
         """Do as `write` does with what became of a loan."""
-        if not loan.live:
+        if loan.live:
+            self._unsaved[loan.slots] = True
+        else:
             (values,) = loan.parts
             self.write(loan.slots, values)
 
@@ -247,6 +265,32 @@ class Store(ABC):
                 f"checkpoint, which holds none itself; put back the store's file as it was when the checkpoint was made"
             )
 
+    def snapshot(self) -> Snapshot:
+        """The rows written since the last snapshot, as they are now, whatever is written from now on.
+
+        One at a time: the one before must have been read to its end, or given up.
+        """
+        slots: list[int] = self._unsaved.nonzero().flatten().tolist()
+        self._unsaved.zero_()
+        return Snapshot(self._known.clone(), slots, self._capture(slots))
+
+    def unsave(self, snapshot: Snapshot) -> None:
+        """Give a snapshot up, read or not: the next one has its rows too."""
+        self._release()
+        self._unsaved[snapshot.slots] = True
+
+    def restore(self, known: Tensor, rows: Iterable[tuple[list[int], Tensor]]) -> None:
+        """Replace the store's content by saved rows, which count as saved.
+
+        Args:
+            known: bool [num_slots], the slots that hold a row.
+            rows: slots, and their bytes as uint8 [R, row_bytes], in parts; every known slot once.
+        """
+        for slots, part in rows:
+            self._put(slots, part)
+        self._known.copy_(known)
+        self._unsaved.zero_()
+
     @abstractmethod
     def flush(self) -> None:
         """Wait until everything written has reached the medium."""
@@ -279,6 +323,14 @@ class Store(ABC):
     @abstractmethod
     def _put(self, slots: list[int], rows: Tensor) -> None:
         """Keep a copy of ``rows``, uint8 [R, row_bytes]."""
+
+    @abstractmethod
+    def _capture(self, slots: list[int]) -> Iterator[Tensor]:
+        """The bytes of written `slots` as they are now, uint8 [row_bytes] each, in this order, at any later time."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Keep nothing more for a snapshot."""
 
     def _take(self, slots: list[int]) -> Tensor:
         """Do as `_load` does, and may use up what was prefetched."""

@@ -1,0 +1,127 @@
+"""A store's rows in a checkpoint: each checkpoint has a file of those that changed, and a base has all before them.
+
+    base.slots      every slot at its own place, as the store's own file has it; sparse
+    step 500        the rows written until step 500
+    step 1000       the rows written since
+
+The store at step 1000 is the base, with the rows of step 500 put over it, and those of step 1000 over them. An older
+checkpoint is folded into the base, row by row in place. Folding half a file changes nothing for those who read the base
+with that file over it, so it may stop anywhere and be done again.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.stores.store import Snapshot, StoreError, StoreLayout
+
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRows:
+    """The rows of one checkpoint: a file with nothing but them, one after the other."""
+
+    path: Path
+    slots: list[int]
+    """The slot of each row, ascending."""
+
+    @classmethod
+    def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> SavedRows:
+        """Write a snapshot's rows, durable on return, and their CRC-32 into `checksums`, int64 [num_slots].
+
+        StoreError where the disk does not take them.
+        """
+        with _told(path, "write"), path.open("wb") as file:
+            for slot, row in zip(snapshot.slots, snapshot.rows, strict=True):
+                content = row.numpy().data
+                checksums[slot] = zlib.crc32(content)
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        return cls(path, snapshot.slots)
+
+    def read(self, row_bytes: int) -> Iterator[tuple[int, bytes]]:
+        """Every row with its slot. StoreError where the file is shorter or longer than its rows."""
+        with _told(self.path, "read"), self.path.open("rb") as file:
+            size, wanted = os.fstat(file.fileno()).st_size, len(self.slots) * row_bytes
+            if size != wanted:
+                raise StoreError(f"{self.path} must hold {wanted} bytes, got {size}: the checkpoint is damaged")
+            for slot in self.slots:
+                yield slot, file.read(row_bytes)
+
+
+def fold(base: Path, saved: SavedRows, layout: StoreLayout) -> None:
+    """Put the rows of a checkpoint into the base, durable on return."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    with _told(base, "write"), base.open("r+b" if base.exists() else "w+b") as file:
+        os.ftruncate(file.fileno(), layout.nbytes)
+        for slot, content in saved.read(layout.row_bytes):
+            os.pwrite(file.fileno(), content, slot * layout.row_bytes)
+        os.fsync(file.fileno())
+
+
+def restored(
+    layout: StoreLayout, known: Tensor, checksums: Tensor, base: Path, chain: Sequence[SavedRows]
+) -> Iterator[tuple[list[int], Tensor]]:
+    """The rows of all `known` slots in parts, for `Store.restore`.
+
+    Args:
+        layout: that of the store.
+        known: bool [num_slots].
+        checksums: int64 [num_slots], the CRC-32 of every row.
+        base: the rows of checkpoints that were folded; need not exist.
+        chain: the rows of the checkpoints since, the oldest first.
+
+    Raises:
+        StoreError: a row is missing or damaged.
+    """
+    newest = {slot: saved for saved in chain for slot in saved.slots}
+    in_base = [slot for slot in known.nonzero().flatten().tolist() if slot not in newest]
+    yield from _checked(_from_base(base, in_base, layout.row_bytes), base, checksums)
+    for saved in chain:
+        rows = ((slot, row) for slot, row in saved.read(layout.row_bytes) if newest[slot] is saved and known[slot])
+        yield from _checked(rows, saved.path, checksums)
+
+
+def _from_base(base: Path, slots: Sequence[int], row_bytes: int) -> Iterator[tuple[int, bytes]]:
+    if not slots:
+        return
+    with _told(base, "read"), base.open("rb") as file:
+        for slot in slots:
+            yield slot, os.pread(file.fileno(), row_bytes, slot * row_bytes)
+
+
+def _checked(rows: Iterator[tuple[int, bytes]], path: Path, checksums: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+    """The rows in parts, each row compared with its checksum."""
+    part: list[tuple[int, bytes]] = []
+    for slot, content in rows:
+        if zlib.crc32(content) != int(checksums[slot]):
+            raise StoreError(f"{path} does not hold the row of slot {slot} as it was saved: the checkpoint is damaged")
+        part.append((slot, content))
+        if len(part) == _ROWS_AT_ONCE:
+            yield _joined(part)
+            part = []
+    if part:
+        yield _joined(part)
+
+
+def _joined(part: Sequence[tuple[int, bytes]]) -> tuple[list[int], Tensor]:
+    content = bytearray(b"".join(row for _, row in part))
+    return [slot for slot, _ in part], torch.frombuffer(content, dtype=torch.uint8).view(len(part), -1)
+
+
+@contextmanager
+def _told(path: Path, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot {verb} {path}: {error.strerror}; check the disk of the checkpoints") from error
