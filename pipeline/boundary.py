@@ -23,7 +23,7 @@ from thinwire.compress import Coder, Feedback, Key, Method, Moment, parse
 from thinwire.compress.codecs.sparse import Reuse
 from thinwire.compress.feedback import check_channel, codec_of
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, checksum
+from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.spans import Work
@@ -264,8 +264,7 @@ class Sender(ChannelEnd):
             for coder, tensor, payload, key in parts:
                 coder.encode(tensor, payload, key, crossing.moment)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
-            crc32 = checksum(frame[: plan.nbytes]) if self._options.checksum else 0
-            replace(channel.header(crossing, plan), nones=nones, crc32=crc32).write(frame)
+            seal(replace(channel.header(crossing, plan), nones=nones), frame, payload=self._options.checksum)
             self._meter.depart(work, plan.nbytes)
             self._transport.send(
                 frame, plan.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
@@ -298,9 +297,11 @@ class Sender(ChannelEnd):
 class Receiver(ChannelEnd):
     """The end of a channel that a stage's tensors arrive through."""
 
-    def __init__(self, channel: Channel, coders: Sequence[Coder], transport: ReceivingEnd, meter: Meter) -> None:
+    def __init__(
+        self, channel: Channel, coders: Sequence[Coder], transport: ReceivingEnd, options: WireOptions, meter: Meter
+    ) -> None:
         super().__init__(channel, coders, meter)
-        self._transport = transport
+        self._transport, self._options = transport, options
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
@@ -322,7 +323,7 @@ class Receiver(ChannelEnd):
             plan = self.plan(crossing.moment)
             self.count(self._meter.received, crossing, plan)
             try:
-                header = check(channel.header(crossing, plan), frame)
+                header = check(channel.header(crossing, plan), frame, payload=self._options.checksum)
             except WireError as error:
                 raise WireError(
                     f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}"

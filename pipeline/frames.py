@@ -5,15 +5,16 @@
        4s       u16       u8      u8        u32        u32          u64    u64     u64      u32
 
 All little-endian. `nones`: bit i set means tensor i of the tuple is None (its bytes are there, and mean nothing).
-`length`: bytes after the header. `crc32`: of those bytes, 0 = not computed. The header is padded to 64 bytes, and every
-tensor's payload begins at a multiple of 16, so that payloads can be viewed as any number type.
+`length`: bytes after the header. `crc32`: of the header, this field as zeros, and of all that follows it; of the header
+alone where payloads are not protected; never 0. The header is padded to 64 bytes, and every tensor's payload begins at
+a multiple of 16, so that payloads can be viewed as any number type.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from torch import Tensor, frombuffer, uint8
@@ -26,10 +27,11 @@ ChannelName = Literal["activations", "gradients"]
 CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
 
 MAGIC = b"TWIR"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
 ALIGNMENT = 16
 _LAYOUT = struct.Struct("<4sHBBIIQQQI")
+_CRC = slice(40, 44)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,17 @@ class Header:
         )
 
 
-def check(planned: Header, frame: Tensor) -> Header:
-    """Return the header of `frame` if it is the planned one; WireError listing every differing field otherwise.
+def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
+    """Write `header` into a frame whose payloads are in place, with its checksum; `payload`: they are protected too."""
+    header.write(frame)
+    replace(header, crc32=checksum(frame[: HEADER_BYTES + header.length], payload=payload)).write(frame)
 
-    `frame` may be longer than what was sent: a receive buffer holds the largest frame its channel can carry.
+
+def check(planned: Header, frame: Tensor, *, payload: bool) -> Header:
+    """The header of `frame` if it is the planned one; WireError listing every differing field otherwise.
+
+    `frame` may be longer than what was sent: a receive buffer holds the largest frame its channel can carry. Whether
+    the checksum covers the payload is what both ends agreed on, never what the frame says.
     """
     got = Header.read(frame)
     sender_only = {"nones", "crc32"}
@@ -99,11 +108,14 @@ def check(planned: Header, frame: Tensor) -> Header:
     ]
     if wrong:
         raise WireError("the frame is not the planned one: " + ", ".join(wrong))
-    if got.crc32 and got.crc32 != checksum(frame[: HEADER_BYTES + got.length]):
-        raise WireError("the frame's payload does not match its CRC-32: it was damaged or cut short on the way")
+    if got.crc32 != checksum(frame[: HEADER_BYTES + got.length], payload=payload):
+        raise WireError("the frame does not match its CRC-32: it was damaged or cut short on the way")
     return got
 
 
-def checksum(frame: Tensor) -> int:
-    """CRC-32 of what follows the header; never 0, which stands for "not computed"."""
-    return zlib.crc32(frame[HEADER_BYTES:].numpy().data) or 1
+def checksum(frame: Tensor, *, payload: bool) -> int:
+    """CRC-32 of the header, its own field as zeros, and of what follows where `payload` is set; never 0."""
+    header = bytearray(frame[:HEADER_BYTES].numpy())
+    header[_CRC] = bytes(4)
+    crc32 = zlib.crc32(header)
+    return (zlib.crc32(frame[HEADER_BYTES:].numpy().data, crc32) if payload else crc32) or 1

@@ -191,7 +191,7 @@ class WireOptions:
     timeout: float = 300.0
     """Seconds that any wait on another stage may last."""
     checksum: bool = True
-    """Protect every payload with a CRC-32."""
+    """Protect whole frames with a CRC-32; false protects their headers alone."""
     nonfinite: Literal["raise", "send"] = "raise"
     """What to do with NaN or infinity in a tensor to be sent: stop and name it, or send it on."""
 

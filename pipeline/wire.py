@@ -166,7 +166,7 @@ class Wire:
         capacity = ChannelEnd(channel, coders, meter).capacity
         if sends:
             return Sender(channel, coders, self._sending(channel, capacity, peer), self.options, meter)
-        return Receiver(channel, coders, self._receiving(channel, capacity, peer), meter)
+        return Receiver(channel, coders, self._receiving(channel, capacity, peer), self.options, meter)
 
     def _coder(self, channel: Channel, index: int, *, sends: bool, slots: SlotCounts, companion: Coder | None) -> Coder:
         method = channel.methods[index]

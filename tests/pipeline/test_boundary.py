@@ -44,7 +44,7 @@ def ends(described, options=None):
     leaving, arriving = coders(described, True), coders(described, False)
     link = MemoryEnd(ChannelEnd(described, leaving, meter).capacity)
     sender = Sender(described, leaving, link, options or WireOptions(), meter)
-    return sender, Receiver(described, arriving, link, meter), meter, link
+    return sender, Receiver(described, arriving, link, options or WireOptions(), meter), meter, link
 
 
 def carry(described, tensors, *when, **which):
@@ -162,7 +162,7 @@ def test_a_corrupted_payload_is_refused_and_unnoticed_only_where_that_was_asked_
         sender, receiver, _, link = ends(channel(example(2, 32)), WireOptions(checksum=checked))
         sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
         link._frames[0][HEADER_BYTES + 20] ^= 64
-        assert (Header.read(link._frames[0]).crc32 != 0) == checked
+        assert Header.read(link._frames[0]).crc32 != 0
         if checked:
             with pytest.raises(WireError, match="does not match its CRC-32"):
                 receiver.receive(crossing("train", 0, 0))

@@ -1,10 +1,12 @@
+import random
 import struct
+import zlib
 
 import pytest
 import torch
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, PHASES, Header, check, checksum
+from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, PHASES, Header, check, checksum, seal
 
 PLANNED = Header(phase="train", channel="gradients", boundary=2, microbatch=3, step=70_000_000_000, length=40)
 
@@ -21,9 +23,16 @@ def changed(**fields):
     return Header(**{**vars(PLANNED), **fields})
 
 
+def sealed(*, payload=True, **fields):
+    """A frame as it is sent."""
+    frame = frame_of(PLANNED)
+    seal(changed(**fields), frame, payload=payload)
+    return frame
+
+
 def test_the_header_is_these_bytes():
     frame = frame_of(changed(nones=5, crc32=0xDEADBEEF))
-    expected = b"TWIR" + struct.pack("<HBBIIQQQI", 1, 0, 1, 2, 3, 70_000_000_000, 5, 40, 0xDEADBEEF)
+    expected = b"TWIR" + struct.pack("<HBBIIQQQI", 2, 0, 1, 2, 3, 70_000_000_000, 5, 40, 0xDEADBEEF)
     assert bytes(frame[:HEADER_BYTES].numpy()) == expected + bytes(HEADER_BYTES - len(expected))
 
 
@@ -35,8 +44,9 @@ def test_reading_is_the_inverse_of_writing(phase, channel):
 
 
 def test_the_planned_frame_passes_whatever_the_buffers_tail_holds():
-    frame = torch.cat([frame_of(changed(nones=1)), torch.full((100,), 7, dtype=torch.uint8)])
-    assert check(PLANNED, frame) == changed(nones=1)
+    sent = sealed(nones=1)
+    frame = torch.cat([sent, torch.full((100,), 7, dtype=torch.uint8)])
+    assert check(PLANNED, frame, payload=True) == changed(nones=1, crc32=checksum(sent, payload=True))
 
 
 @pytest.mark.parametrize(
@@ -51,48 +61,107 @@ def test_the_planned_frame_passes_whatever_the_buffers_tail_holds():
 )
 def test_another_frame_is_refused_field_by_field(fields, said):
     with pytest.raises(WireError, match=said):
-        check(PLANNED, frame_of(changed(**fields)))
+        check(PLANNED, frame_of(changed(**fields)), payload=True)
 
 
 def test_a_foreign_message_is_refused():
     with pytest.raises(WireError, match="must begin with b'TWIR'"):
-        check(PLANNED, torch.zeros(HEADER_BYTES + 40, dtype=torch.uint8))
+        check(PLANNED, torch.zeros(HEADER_BYTES + 40, dtype=torch.uint8), payload=True)
 
 
 def test_another_version_is_refused():
     frame = frame_of(PLANNED)
     frame[4] = 9
-    with pytest.raises(WireError, match="version 1 are understood here, got version 9"):
-        check(PLANNED, frame)
+    with pytest.raises(WireError, match="version 2 are understood here, got version 9"):
+        check(PLANNED, frame, payload=True)
 
 
 def test_a_damaged_header_is_refused():
     frame = frame_of(PLANNED)
     frame[6] = 200
     with pytest.raises(WireError, match="unknown phase 200"):
-        check(PLANNED, frame)
+        check(PLANNED, frame, payload=True)
 
 
-@pytest.mark.parametrize("position", [0, 17, 39])
-def test_one_flipped_bit_anywhere_in_the_payload_is_noticed(position):
-    frame = frame_of(PLANNED)
-    changed(crc32=checksum(frame)).write(frame)
-    check(PLANNED, frame)
-    frame[HEADER_BYTES + position] ^= 1
+@pytest.mark.parametrize("position", range(HEADER_BYTES + 40))
+def test_one_flipped_bit_anywhere_in_a_frame_is_noticed(position):
+    frame = sealed()
+    check(PLANNED, frame, payload=True)
+    for bit in range(8):
+        damaged = frame.clone()
+        damaged[position] ^= 1 << bit
+        with pytest.raises(WireError):
+            check(PLANNED, damaged, payload=True)
+
+
+def test_a_flipped_bit_does_not_drop_a_tensor():
+    """`nones` was trusted: one flipped bit of byte 24 trained on zeros, without a word."""
+    for payload in (True, False):
+        frame = sealed(payload=payload)
+        frame[24] ^= 1
+        with pytest.raises(WireError, match="CRC-32"):
+            check(PLANNED, frame, payload=payload)
+
+
+def test_a_frame_cannot_switch_its_checksum_off():
+    frame = sealed()
+    frame[HEADER_BYTES + 3] ^= 1
+    changed(crc32=0).write(frame)
     with pytest.raises(WireError, match="CRC-32"):
-        check(PLANNED, frame)
+        check(PLANNED, frame, payload=True)
 
 
-def test_a_frame_cut_short_leaves_a_stale_tail_that_the_checksum_notices():
-    sent = frame_of(PLANNED)
-    changed(crc32=checksum(sent)).write(sent)
-    buffer = torch.full_like(sent, 99)
-    buffer[:80] = sent[:80]
-    with pytest.raises(WireError, match="cut short"):
-        check(PLANNED, buffer)
+def test_a_checksum_is_never_0(monkeypatch):
+    monkeypatch.setattr(zlib, "crc32", lambda *_: 0)
+    assert sealed().numpy()[40:44].tolist() == [1, 0, 0, 0]
 
 
-def test_without_a_checksum_the_payload_is_not_looked_at():
-    frame = frame_of(PLANNED)
+@pytest.mark.parametrize("length", range(HEADER_BYTES + 40))
+def test_a_frame_cut_short_into_a_reused_buffer_is_noticed(length):
+    """The buffer still holds the frame before, whose tail passed as this one's."""
+    before, buffer = changed(step=PLANNED.step - 1), frame_of(PLANNED, torch.arange(40, dtype=torch.uint8) + 100)
+    seal(before, buffer, payload=True)
+    check(before, buffer, payload=True)
+    buffer[:length] = sealed()[:length]
+    with pytest.raises(WireError):
+        check(PLANNED, buffer, payload=True)
+
+
+def test_mutated_frames_never_pass():
+    draw = random.Random(0)
+    sent = sealed(nones=2)
+    for _ in range(3000):
+        frame = mutated(sent, draw)
+        if torch.equal(frame, sent):
+            continue
+        with pytest.raises(WireError):
+            check(PLANNED, frame, payload=True)
+
+
+def mutated(sent, draw):
+    """A frame with bytes flipped, replaced, zeroed, moved or cut, in a buffer that was used before."""
+    frame = sent.clone()
+    size = draw.randint(1, 40)
+    start, other = draw.randrange(len(frame) - size), draw.randrange(len(frame) - size)
+    kind = draw.choice(["bits", "bytes", "zeros", "moved", "cut"])
+    if kind == "bits":
+        for _ in range(draw.randint(1, 4)):
+            frame[draw.randrange(len(frame))] ^= 1 << draw.randrange(8)
+    elif kind == "bytes":
+        frame[start : start + size] = torch.tensor(list(draw.randbytes(size)), dtype=torch.uint8)
+    elif kind == "zeros":
+        frame[start : start + size] = 0
+    elif kind == "moved":
+        frame[start : start + size] = sent[other : other + size]
+    else:
+        frame[start:] = torch.tensor(list(draw.randbytes(len(frame) - start)), dtype=torch.uint8)
+    return frame
+
+
+def test_without_protected_payloads_the_header_is_protected_still():
+    frame = sealed(payload=False)
     frame[-1] ^= 1
-    assert check(PLANNED, frame).crc32 == 0
+    assert check(PLANNED, frame, payload=False) == changed(crc32=checksum(frame, payload=False))
+    frame[16] ^= 1
+    with pytest.raises(WireError, match="step"):
+        check(PLANNED, frame, payload=False)
