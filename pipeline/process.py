@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.exchange import all_gather_json, gather_json
 from thinwire.pipeline.transport import reaching
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,22 +60,19 @@ class Placement:
                         f"from now on would mean nothing; do both run the same release, torch and kind of machine?"
                     )
 
-    def gather(self, local: Mapping[int, T]) -> list[T] | None:
-        """One value of every stage, in stage order; None except on the process of the last stage."""
-        here = dist.get_rank() == self.last_process
-        everyone: list[Any] | None = [None] * dist.get_world_size() if here else None
-        with reaching(f"{_named(local)} reporting to the last stage"):
-            dist.gather_object(dict(local), everyone, dst=self.last_process)
+    def gather(self, local: Mapping[int, Any]) -> list[Any] | None:
+        """One JSON value of every stage, in stage order; None except on the process of the last stage."""
+        what = f"{_named(local)} reporting to the last stage"
+        everyone = gather_json(list(local.items()), self.last_process, what)
         if everyone is None:
             return None
-        return [everyone[self.process_of[stage]][stage] for stage in range(self.num_stages)]
+        found = [dict(pairs) for pairs in everyone]
+        return [found[self.process_of[stage]][stage] for stage in range(self.num_stages)]
 
-    def everyone(self, mine: T) -> list[T]:
-        """One value of every process, in their order, known to all of them afterwards."""
-        values: list[Any] = [None] * dist.get_world_size()
-        with reaching(f"{_named(dict.fromkeys(self.stages_of(dist.get_rank())))} waiting for word of all processes"):
-            dist.all_gather_object(values, mine)
-        return values
+    def everyone(self, mine: Any) -> list[Any]:
+        """One JSON value of every process, in their order, known to all of them afterwards."""
+        here = _named(dict.fromkeys(self.stages_of(dist.get_rank())))
+        return all_gather_json(mine, f"{here} waiting for word of all processes")
 
 
 def _named(stages: Mapping[int, Any]) -> str:

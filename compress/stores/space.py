@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from thinwire.compress.stores.store import StoreError, StoreLayout
 
@@ -26,6 +27,16 @@ class SpaceNeed:
     nbytes: int
     free: int
     """Bytes the file system has free."""
+
+    def to_json(self) -> dict[str, Any]:
+        """This need as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SpaceNeed:
+        """The need that `to_json` described."""
+        machine, device = value["disk"]
+        return cls((machine, device), value["folder"], value["nbytes"], value["free"])
 
 
 def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.compress import Feedback, parse
-from thinwire.compress.stores.space import check_space, space_needs
+from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
@@ -31,6 +31,7 @@ from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.meters import Traffic
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
 
@@ -123,7 +124,8 @@ class Run:
     def _check_space(self) -> None:
         """Raise StoreError, in every process alike, where stores on disk would run out of room; collective."""
         mine = space_needs((layout, path) for layout, path in self._wire.stores if path is not None)
-        check_space(self.assembly.placement.everyone(mine))
+        everyone = self.assembly.placement.everyone([need.to_json() for need in mine])
+        check_space([[SpaceNeed.from_json(need) for need in needs] for needs in everyone])
 
     @property
     def _steps_per_epoch(self) -> int:
@@ -154,7 +156,7 @@ class Run:
         }
         gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, mine)))
         if gathered is not None:
-            show_stores(dict(gathered))
+            show_stores({tuple(stages): taken for stages, taken in gathered})
 
     def _evaluate(self, done: int) -> None:
         if self._held_out is None:
@@ -178,8 +180,7 @@ class Run:
         """Gather what only the end knows, and let the last stage's process write and show it."""
         ends = {stage.stage_index: _end_report(stage) for stage in self.trainer.stages}
         gathered = self.assembly.placement.gather(ends)
-        tracer = self.trainer.tracer
-        traces = self.assembly.placement.gather(tracer.traces()) if tracer.keep else []
+        traces = self._gather_traces()
         if self._log is None or stages is None or gathered is None:
             return
         self._log.close()
@@ -201,7 +202,7 @@ class Run:
             "torch": torch.__version__,
         }
         save_summary(self.recipe.folder, summary)
-        save_traces(self.recipe.folder, traces or [])
+        save_traces(self.recipe.folder, traces)
         (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
         save_picture(
             self.recipe.folder / "loss.png",
@@ -212,6 +213,14 @@ class Run:
         )
         show_summary(summary)
 
+    def _gather_traces(self) -> list[StageTrace]:
+        """The trace of every stage; none where no trace is kept, and except where the last stage lives."""
+        tracer = self.trainer.tracer
+        if not tracer.keep:
+            return []
+        gathered = self.assembly.placement.gather({stage: trace.to_json() for stage, trace in tracer.traces().items()})
+        return [StageTrace.from_json(trace) for trace in gathered or ()]
+
     def _scores(self) -> dict[Mode, Score]:
         """The last scores, if there are any."""
         assert self._log is not None
@@ -219,7 +228,7 @@ class Run:
 
     def _channels(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Traffic of training, a row a boundary and channel."""
-        sent = {key: traffic for stage in stages for key, traffic in stage["traffic"].items()}
+        sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
         rows = []
         for boundary in range(self.recipe.num_boundaries):
             for channel in CHANNELS:
@@ -248,7 +257,7 @@ def _report(stage: CompressedStage) -> dict[str, Any]:
 
 def _end_report(stage: CompressedStage) -> dict[str, Any]:
     return {
-        "traffic": dict(stage.meter.sent),
+        "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest_lines": tensor_lines(_module(stage).full_state()),
     }
@@ -261,7 +270,7 @@ def _module(stage: CompressedStage) -> Stage:
 
 def _total(stages: list[dict[str, Any]]) -> int:
     """Bytes of every frame every stage sent, all phases."""
-    return sum(traffic.bytes for stage in stages for traffic in stage["traffic"].values())
+    return sum(traffic["bytes"] for stage in stages for _, traffic in stage["traffic"])
 
 
 def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

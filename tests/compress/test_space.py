@@ -86,7 +86,8 @@ def room_for_everyone(rank, folder):
     mine = space_needs([(layout, Path(folder, str(rank), "rows"))])
     check_space([mine])
     try:
-        check_space(Placement({0: 0, 1: 1}).everyone(mine))
+        everyone = Placement({0: 0, 1: 1}).everyone([need.to_json() for need in mine])
+        check_space([[SpaceNeed.from_json(need) for need in needs] for needs in everyone])
     except StoreError as error:
         return str(error)
     return "nothing"

@@ -1,0 +1,63 @@
+"""JSON values between processes: what torch sends as objects is pickled, and reading a pickle runs what it says.
+
+Lengths go first, so that nobody makes room for more than `LARGEST` bytes a process, whatever another one announces.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.transport import reaching
+
+LARGEST = 1 << 28
+"""Bytes that one process may have to say at a time."""
+
+
+def all_gather_json(mine: Any, what: str) -> list[Any]:
+    """One JSON value of every process of the default group, in their order.
+
+    Raises WireError where one sends no JSON, and PeerError, which names `what`, where one says nothing.
+    """
+    body, lengths = _announced(mine, what)
+    everyone = [torch.empty_like(body) for _ in lengths]
+    with reaching(what):
+        dist.all_gather(everyone, body)
+    return _read(everyone, lengths)
+
+
+def gather_json(mine: Any, to: int, what: str) -> list[Any] | None:
+    """As `all_gather_json`, but for process `to` alone; None elsewhere."""
+    body, lengths = _announced(mine, what)
+    everyone = [torch.empty_like(body) for _ in lengths] if dist.get_rank() == to else None
+    with reaching(what):
+        dist.gather(body, everyone, dst=to)
+    return None if everyone is None else _read(everyone, lengths)
+
+
+def _announced(mine: Any, what: str) -> tuple[Tensor, list[int]]:
+    """What this process has to say, as long as the longest of all, and the length of each."""
+    body = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+    announced = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    with reaching(what):
+        dist.all_gather(announced, torch.tensor([len(body)]))
+    lengths = [int(length) for length in announced]
+    for rank, length in enumerate(lengths):
+        if not 0 < length <= LARGEST:
+            raise WireError(f"process {rank} must say from 1 to {LARGEST} bytes at a time, and announces {length}")
+    return torch.nn.functional.pad(body, (0, max(lengths) - len(body))), lengths
+
+
+def _read(bodies: list[Tensor], lengths: list[int]) -> list[Any]:
+    values = []
+    for rank, (body, length) in enumerate(zip(bodies, lengths, strict=True)):
+        try:
+            values.append(json.loads(bytes(body[:length].numpy())))
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"process {rank} must send JSON, and sent something else: {error}") from error
+    return values
