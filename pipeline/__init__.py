@@ -3,9 +3,18 @@
 `CompressedStage` takes the place of torch.distributed.pipelining.PipelineStage; a `Wire` connects those of one process.
 """
 
+from thinwire.compress import SlotCounts
 from thinwire.pipeline.errors import PipelineError
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.wire import Wire
 
-__all__ = ["BoundaryOptions", "CompressedStage", "CompressionOptions", "PipelineError", "Wire", "WireOptions"]
+__all__ = [
+    "BoundaryOptions",
+    "CompressedStage",
+    "CompressionOptions",
+    "PipelineError",
+    "SlotCounts",
+    "Wire",
+    "WireOptions",
+]

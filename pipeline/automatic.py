@@ -142,16 +142,23 @@ class Automatic:
     """What chooses the codecs of a pipeline's automatic channels: one in every process, used alike by all.
 
     Args:
-        stages: this process's stages, connected.
+        stages: this process's stages, connected, with what is sent before the choice.
         where: where all stages live.
+        compression: which channels are automatic, and the candidates.
         pipeline: the schedule, and how many micro-batches a step has.
 
     Raises:
         CodecError: a candidate cannot carry what crosses a boundary.
     """
 
-    def __init__(self, stages: Sequence[CompressedStage], where: Placement, pipeline: PipelineOptions) -> None:
-        self._stages, self._where = list(stages), where
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        where: Placement,
+        compression: CompressionOptions,
+        pipeline: PipelineOptions,
+    ) -> None:
+        self._stages, self._where, self._compression = list(stages), where, compression
         self._process_of = [where.process_of[stage] for stage in range(where.num_stages)]
         self._wire = stages[0].wire
         self._overlap = SCHEDULES[pipeline.schedule].overlap
@@ -166,10 +173,6 @@ class Automatic:
         }
         self._laps: list[dict[tuple[int, ChannelName], float]] = []
         self.begin_step()
-
-    @property
-    def _compression(self) -> CompressionOptions:
-        return self._wire.compression
 
     def begin_step(self) -> None:
         """Compute counts from here."""

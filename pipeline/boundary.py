@@ -373,7 +373,3 @@ class BoundaryEnd:
                     end.prefetch(crossing.moment)
                 if isinstance(end, Receiver):
                     end.post(len(crossings))
-
-    def configuration(self) -> dict[str, Any]:
-        """What both ends must agree on, as JSON values."""
-        return self.outgoing.channel.configuration() | self.incoming.channel.configuration()

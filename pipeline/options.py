@@ -15,6 +15,7 @@ from thinwire.compress.feedback import check_channel, codec_of
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
+from thinwire.pipeline.store_files import is_on_disk
 
 AUTO = "auto"
 """In a codec's place: chosen from the candidates once compute and links are measured."""
@@ -51,7 +52,8 @@ class CompressionOptions:
     warmup_fill: bool = True
     """Whether feedback fills its buffers while warming up; 2401.07788 starts with empty ones."""
     store_folder: str = ""
-    """Folder on each stage's own disk for stores with store="disk"; empty means the run's output folder."""
+    """Folder on each stage's own disk for stores with store="disk", in which a run makes one of its own name; empty:
+    the run's output folder."""
 
     def __post_init__(self) -> None:
         mistakes = []
@@ -135,6 +137,11 @@ class CompressionOptions:
         return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
 
     @property
+    def on_disk(self) -> list[str]:
+        """The fields whose method keeps its buffers on disk, by dotted name."""
+        return [where for where, _, expression in self._expressions() if is_on_disk(_method(expression))]
+
+    @property
     def automatic(self) -> list[str]:
         """The fields that say auto, by dotted name."""
         return [where for where, _, expression in self._expressions() if _is_auto(expression)]
@@ -156,6 +163,17 @@ class CompressionOptions:
         pair = (self.activations, self.gradients)
         activations, gradients = ("none" if _is_auto(common) else common for common in pair)  # no boundary's any more
         return replace(self, activations=activations, gradients=gradients, boundaries=boundaries)
+
+    def before_choice(self) -> Self:
+        """The same with none for every channel that is still automatic: what is sent while auto measures."""
+        return self.chosen(
+            {
+                (index, channel): "none"
+                for index in self.boundaries
+                for channel in CHANNELS
+                if self.is_automatic(index, channel)
+            }
+        )
 
     def without_auto(self, command: str) -> Self:
         """Itself; OptionsError where a command that measures no links would have to choose."""

@@ -88,6 +88,12 @@ class CompressedStage(PipelineStage):
         self.accumulation_pass = 0
         self._first_layer = first_layer
         self._examples = (_examples(input_args), _examples(output_args))
+        self._boundaries = [
+            BoundaryShape(index, examples)
+            for index, examples in zip((stage_index - 1, stage_index), self._examples, strict=True)
+            if 0 <= index < num_stages - 1
+        ]
+        wire.announce(stage_index, self._boundaries)
         self._upstream: BoundaryEnd | None = None
         self._downstream: BoundaryEnd | None = None
         self._connected = False
@@ -104,20 +110,12 @@ class CompressedStage(PipelineStage):
         """
         if self._connected:
             return
-        inputs, outputs = self._examples
-        if not self.is_first:
-            self._upstream = self._end(self.stage_index - 1, inputs, self.stage_index - 1, self._upstream)
-        if not self.is_last:
-            self._downstream = self._end(self.stage_index, outputs, self.stage_index + 1, self._downstream)
-        remote = [
-            (index, end)
-            for index, end, neighbour in (
-                (self.stage_index - 1, self._upstream, self.stage_index - 1),
-                (self.stage_index, self._downstream, self.stage_index + 1),
-            )
-            if end is not None and self._peer(neighbour) is not None
-        ]
-        self.wire.compare(remote, self.stage_index)
+        for shape in self._boundaries:
+            if shape.index == self.stage_index:
+                self._downstream = self._end(shape, self._downstream)
+            else:
+                self._upstream = self._end(shape, self._upstream)
+        self.wire.compare(self.stage_index, [shape for shape in self._boundaries if self._peer(shape) is not None])
         self._connected = True
 
     def reconnect(self) -> None:
@@ -332,21 +330,20 @@ class CompressedStage(PipelineStage):
     def _ends(self) -> list[BoundaryEnd]:
         return [end for end in (self._upstream, self._downstream) if end is not None]
 
-    def _end(
-        self, boundary: int, examples: tuple[Tensor, ...], neighbour: int, before: BoundaryEnd | None
-    ) -> BoundaryEnd:
+    def _end(self, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
         return self.wire.end(
-            BoundaryShape(boundary, examples),
+            shape,
             stage=self.stage_index,
-            peer=self._peer(neighbour),
+            peer=self._peer(shape),
             meter=self.meter,
             positions=self._num_microbatches * self._rows,
             before=before,
         )
 
-    def _peer(self, stage: int) -> int | None:
-        """Rank of the process that holds a stage; None when it is this one."""
-        rank = self.stage_index_to_group_rank[stage]
+    def _peer(self, shape: BoundaryShape) -> int | None:
+        """Rank of the process that holds the stage beyond a boundary; None when it is this one."""
+        neighbour = shape.index + 1 if shape.index == self.stage_index else shape.index
+        rank = self.stage_index_to_group_rank[neighbour]
         return None if rank == self.group_rank else rank
 
     def _seeded(self, microbatch: int) -> AbstractContextManager[None]:

@@ -1,13 +1,11 @@
 """What the stages of one process share to reach their neighbours: options, a process group of its own, local links.
 
 The group is separate from the one torch's schedules use, because their exchange at start and at each switch between
-training and evaluation uses tag 0 there. The two ends of a boundary compare everything they must agree on through the
-rendezvous store before the first frame.
+training and evaluation uses tag 0 there.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,24 +21,21 @@ from torch import Tensor
 from thinwire.compress import Coder, Feedback, Method, SlotCounts
 from thinwire.compress.coder import Purpose
 from thinwire.compress.contraction import contraction
-from thinwire.compress.stores.disk import DiskStore
-from thinwire.compress.stores.memory import MemoryStore
-from thinwire.compress.stores.store import Store, StoreError, StoreLayout
+from thinwire.compress.stores.store import Store, StoreLayout
 from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Receiver, Sender
-from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
+from thinwire.pipeline.handshake import Handshake
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
+from thinwire.pipeline.store_files import StoreFiles
 from thinwire.pipeline.transport import (
     MemoryEnd,
     ProcessGroupReceiver,
     ProcessGroupSender,
     ReceivingEnd,
     SendingEnd,
-    reaching,
 )
-
-ADVISORY = ("torch",)
 
 
 @dataclass(frozen=True)
@@ -60,13 +55,16 @@ class Wire:
     """Connects the stages of this process to their neighbours, here or elsewhere.
 
     Args:
-        compression: the codecs, or None for the defaults.
+        compression: the codecs, or None for the defaults; where one keeps buffers on disk, with a store_folder that no
+            other run uses.
         options: time-out, checksum, what to do with NaN.
         seed: seed of every random number a codec draws.
         agreement: further JSON values both ends of every boundary must share, by name.
         group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
         slots: how many slots feedback may fill; None means the positions of one pass, and no sample ids.
-        store_folder: where stores on disk keep their files.
+
+    Raises:
+        OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
 
     Attributes:
         compressed_evaluation: whether evaluation sends what training would, or everything as it is.
@@ -83,37 +81,54 @@ class Wire:
         agreement: Mapping[str, Any] | None = None,
         group: dist.ProcessGroup | None = None,
         slots: SlotCounts | None = None,
-        store_folder: Path | None = None,
     ) -> None:
-        self.compression = compression or CompressionOptions()
+        self.compression = _usable(compression or CompressionOptions())
         self.options = options or WireOptions()
         self.seed = seed
         self.slots = slots
         self.compressed_evaluation = True
         self.warming_up = False
         self.stores: list[tuple[StoreLayout, Path | None]] = []
-        self._store_folder = store_folder or Path(self.compression.store_folder or "stores")
+        self._files = StoreFiles(Path(self.compression.store_folder) if self.compression.store_folder else None)
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
         self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
-        self._switches = 0
+        self._announced: dict[int, tuple[BoundaryShape, ...]] = {}
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         created = dist.new_group(ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True)
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
+        self._handshake = Handshake(created, self._timeout)
+
+    def announce(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
+        """Tell the neighbours of a stage how it is started; it waits for nobody, so it may come in any order."""
+        self._announced[stage] = tuple(boundaries)
+        for shape in boundaries:
+            self._handshake.announce(stage, shape.index, self._configuration(shape))
+
+    def compare(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
+        """Compare what a stage announced of each boundary with what its neighbour did.
+
+        Raises MismatchError listing every difference at once, PeerError when a neighbour says nothing in time; warns
+        where only the torch version differs.
+        """
+        for shape in boundaries:
+            self._handshake.compare(stage, shape.index, self._configuration(shape))
 
     def switch(self, compression: CompressionOptions) -> None:
         """Use other codecs from the next step on; every process does, and has each of its stages `reconnect`.
 
-        Nothing may be under way. What `compare` wrote before is not read again.
+        Nothing may be under way.
         """
-        before, self.compression = self.compression, compression
-        self._switches += 1
+        before, self.compression = self.compression, _usable(compression)
         self._local = {
             channel: end
             for channel, end in self._local.items()
             if before.method(*channel) == compression.method(*channel)
         }
+        self._handshake.restart()
+        for stage, boundaries in self._announced.items():
+            self.announce(stage, boundaries)
 
     def end(
         self,
@@ -172,23 +187,8 @@ class Wire:
         method = channel.methods[index]
         name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if sends else 'receiver'}"
 
-        def path(purpose: Purpose) -> Path | None:
-            on_disk = isinstance(method, Feedback) and method.store == "disk"
-            return self._store_folder / f"{name}-{purpose}.slots" if on_disk else None
-
         def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
-            where = path(purpose)
-            if where is None:
-                return MemoryStore(layout)
-            try:
-                where.parent.mkdir(parents=True, exist_ok=True)
-                where.unlink(missing_ok=True)  # of an earlier run of the same name
-            except OSError as error:
-                raise StoreError(
-                    f"stores cannot be kept in {where.parent}: {error.strerror}; name another folder as "
-                    f"compression.store_folder"
-                ) from error
-            return DiskStore(layout, where)
+            return self._files.make(method, f"{name}-{purpose}", layout)
 
         coder = Coder(
             method,
@@ -201,14 +201,14 @@ class Wire:
         )
         if sends:
             _warn_if_not_contractive(method, channel, channel.examples[index])
-        self.stores += [(layout, path(purpose)) for purpose, layout in coder.layouts.items()]
+        self.stores += [
+            (layout, self._files.path(method, f"{name}-{purpose}")) for purpose, layout in coder.layouts.items()
+        ]
         return coder
 
     def discard_stores(self) -> None:
-        """Delete the files of stores on disk, once they are closed."""
-        for _, path in self.stores:
-            if path is not None:
-                path.unlink(missing_ok=True)
+        """Delete the files of the stores on disk that were made here, once they are closed."""
+        self._files.discard()
 
     def channels(self, shape: BoundaryShape) -> dict[ChannelName, Channel]:
         """Both channels of a boundary, whoever holds its ends."""
@@ -236,33 +236,14 @@ class Wire:
     def _memory(self, channel: Channel, capacity: int) -> MemoryEnd:
         return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(capacity))
 
-    def compare(self, ends: Sequence[tuple[int, BoundaryEnd]], stage: int) -> None:
-        """Compare this stage's configuration of each remote boundary with its neighbour's.
-
-        Raises MismatchError listing every difference at once, PeerError when a neighbour says nothing in time; warns
-        where only the torch version differs.
-        """
-        prefix = f"thinwire/{self.group.group_name}/{self._switches}"
-        store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
-        mine = {index: self._configuration(end) for index, end in ends}
-        for index, configuration in mine.items():
-            store.set(f"{index}/{stage}", json.dumps(configuration))
-        for index, configuration in mine.items():
-            neighbour = index + 1 if stage == index else index
-            what = f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {index}"
-            with reaching(what):
-                store.wait([f"{index}/{neighbour}"], self._timeout)
-            theirs = json.loads(store.get(f"{index}/{neighbour}"))
-            _raise_on_difference(configuration, theirs, index, stage, neighbour)
-
-    def _configuration(self, end: BoundaryEnd) -> dict[str, Any]:
+    def _configuration(self, shape: BoundaryShape) -> dict[str, Any]:
+        configurations = [channel.configuration() for channel in self.channels(shape).values()]
         return {
-            **end.configuration(),
+            **{name: value for configuration in configurations for name, value in configuration.items()},
             "frame version": VERSION,
             "checksum": self.options.checksum,
             "warmup": self.compression.warmup,
             "warmup_fill": self.compression.warmup_fill,
-            "automatic": self.compression.automatic,
             "candidates": self.compression.candidates,
             "measure": self.compression.measure,
             "torch": torch.__version__,
@@ -270,30 +251,17 @@ class Wire:
         }
 
 
-def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configurations differ, with both values."""
-    names = [*mine, *(name for name in theirs if name not in mine)]
-    return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
-
-
-def _raise_on_difference(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], boundary: int, stage: int, neighbour: int
-) -> None:
-    found = differences(mine, theirs)
-    for name in ADVISORY:
-        if name in found:
-            here, there = found.pop(name)
-            warnings.warn(
-                f"boundary {boundary}: stage {stage} runs {name} {here}, stage {neighbour} {there}; results may "
-                f"differ in the last bits",
-                stacklevel=3,
-            )
-    if found:
-        lines = [f"  {name}: {here!r} here, {there!r} there" for name, (here, there) in found.items()]
-        raise MismatchError(
-            f"the two ends of boundary {boundary} must be started alike; stage {stage} (here) and stage {neighbour} "
-            f"(there) differ in:\n" + "\n".join(lines)
+def _usable(compression: CompressionOptions) -> CompressionOptions:
+    """Itself, unless a Wire could not do what it says."""
+    compression.without_auto("a Wire outside thinwire train")
+    if compression.on_disk and not compression.store_folder:
+        raise OptionsError(
+            [
+                f"compression.store_folder must name a folder for stores on disk, got none; {compression.on_disk[0]} "
+                f'has store="disk": give each run a folder of its own'
+            ]
         )
+    return compression
 
 
 def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) -> None:

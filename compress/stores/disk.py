@@ -75,6 +75,11 @@ class DiskStore(Store):
         for thread in self._threads:
             thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
     def flush(self) -> None:
         """Wait until the disk itself has everything written."""
         with self._calls:

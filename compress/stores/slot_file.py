@@ -126,3 +126,22 @@ class SlotFile:
             raise StoreError(
                 f"cannot {verb} {self.path}: {error.strerror}; {remedy}, then start the run again"
             ) from error
+
+
+def remove_unused(path: Path) -> None:
+    """Delete a file that an earlier store left behind, if there is one; :class:`StoreError` if a live store holds it.
+
+    Raises OSError where the file system refuses.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"{path} is in use by another store; give each run a folder of its own as compression.store_folder"
+            ) from error
+        path.unlink()

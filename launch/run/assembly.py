@@ -184,7 +184,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
     wire = Wire(
-        recipe.compression,
+        replace(recipe.compression.before_choice(), store_folder=_store_folder(recipe)),
         recipe.wire,
         seed=training.seed,
         agreement=_agreement(prepared),
@@ -193,7 +193,6 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
             samples=len(data.training),
             evaluation_samples=len(data.held_out or ()),
         ),
-        store_folder=_store_folder(recipe),
     )
     outputs = prepared.outputs
     inputs = [(prepared.inputs,), *outputs[:-1]]
@@ -267,9 +266,10 @@ def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage
     return build_merged(merge(order), stages, pipeline.num_microbatches, loss)
 
 
-def _store_folder(recipe: Recipe) -> Path:
+def _store_folder(recipe: Recipe) -> str:
+    """Where the stores of this run lie: in a folder of its own, wherever that is."""
     chosen = recipe.compression.store_folder
-    return Path(chosen, recipe.name) if chosen else recipe.folder / "stores"
+    return str(Path(chosen, recipe.name) if chosen else recipe.folder / "stores")
 
 
 def _agreement(prepared: Prepared) -> dict[str, Any]:
@@ -285,4 +285,4 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
-    return {**dotted, "samples": prepared.data.training.digest}
+    return {**dotted, "automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}

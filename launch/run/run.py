@@ -49,7 +49,7 @@ class Run:
         self._check_space()
         self._automatic: Automatic | None = None
         if self.recipe.compression.automatic:
-            self._automatic = Automatic(self.trainer.stages, where, self.recipe.pipeline)
+            self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, self.recipe.pipeline)
         self._choices: list[Choice] = []
         self._started = time.perf_counter()
         self._log = MetricsLog(self.recipe.folder) if self.trainer.has_last else None

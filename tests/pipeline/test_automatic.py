@@ -15,7 +15,7 @@ from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline import automatic
 from thinwire.pipeline.automatic import Automatic, Measured, choose
 from thinwire.pipeline.frames import CHANNELS
-from thinwire.pipeline.options import PipelineOptions
+from thinwire.pipeline.options import CompressionOptions, PipelineOptions
 from thinwire.pipeline.probe import LinkSpeed
 from thinwire.pipeline.schedules import SCHEDULES, Overlap, placement
 
@@ -164,7 +164,8 @@ def train(rank, options, speed):
     automatic.probe = lambda source, target, group: speed
     trainer = make_trainer(rank, steps=STEPS, **options)
     pipeline = PipelineOptions(schedule=options["schedule"], num_stages=options["num_stages"])
-    chooser = Automatic(trainer.stages, trainer.placement, pipeline)
+    compression = CompressionOptions(**options["compression"])
+    chooser = Automatic(trainer.stages, trainer.placement, compression, pipeline)
     losses, bytes_of_steps, choices = [], [], []
 
     def after(record):
@@ -210,7 +211,7 @@ def test_both_ends_switch_after_the_same_step_and_training_goes_on(schedule, num
         expected.append(record.loss)
         if record.step + 1 == AFTER:
             wire = by_hand.stages[0].wire
-            wire.switch(wire.compression.chosen(chosen))
+            wire.switch(CompressionOptions(**options["compression"]).chosen(chosen))
             for stage in by_hand.stages:
                 stage.reconnect()
 
@@ -229,7 +230,8 @@ def test_fast_links_change_nothing():
 def test_a_channel_with_a_codec_of_its_own_keeps_what_it_remembers(alone):
     compression = {"activations": "ef21(q(4))", "gradients": "auto", "candidates": ["q(8)"]}
     trainer = make_trainer(0, simulated=True, steps=STEPS, compression=compression)
-    chooser = Automatic(trainer.stages, trainer.placement, PipelineOptions(num_stages=2))
+    options = CompressionOptions(**compression), PipelineOptions(num_stages=2)
+    chooser = Automatic(trainer.stages, trainer.placement, *options)
     trainer.train_step(0)
     chooser.end_step()
     ends = [trainer.stages[0]._downstream, trainer.stages[1]._upstream]

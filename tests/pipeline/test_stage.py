@@ -10,8 +10,8 @@ from support.processes import outcomes_of, run
 from support.toy import make_trainer
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
 from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.schedules import actions, build_merged, merge
-from thinwire.pipeline.wire import differences
 
 BATCH, WIDTH = 8, 6
 

@@ -9,7 +9,8 @@ from support.toy import make_trainer
 from thinwire.compress import StoreError
 from thinwire.compress.feedback import DifferenceFeedback
 from thinwire.launch import cli
-from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline import CompressionOptions, Wire
+from thinwire.pipeline.errors import MismatchError, OptionsError
 from thinwire.pipeline.process import Placement
 
 
@@ -66,6 +67,46 @@ def test_a_store_folder_that_cannot_be_made_is_named(alone, tmp_path):
     trainer = make_trainer(0, num_stages=2, simulated=True, steps=1, compression=compression)
     with pytest.raises(StoreError, match="file/stores: Not a directory; name another folder"):
         trainer.train(lambda record: None)
+
+
+ON_DISK = {"activations": 'aqsgd(q(4), store="disk")', "gradients": "q(8)"}
+
+
+def test_stores_on_disk_need_a_folder(alone):
+    with pytest.raises(
+        OptionsError, match=r"compression\.store_folder must name a folder for stores on disk, got none"
+    ):
+        Wire(CompressionOptions(**ON_DISK))
+    assert Wire(CompressionOptions(**ON_DISK, store_folder="any")).compression.store_folder == "any"
+
+
+def test_two_wires_in_one_folder_never_delete_each_others_stores(alone, tmp_path):
+    """They did: both named the folder "stores", and the later one deleted the files of the earlier."""
+    options = {"num_stages": 2, "simulated": True, "compression": {**ON_DISK, "store_folder": str(tmp_path)}}
+    first, second = make_trainer(0, **options), make_trainer(0, **options)
+    first.train_step(0)
+    kept = sorted(tmp_path.iterdir())
+    with pytest.raises(StoreError, match=r"\.slots is in use by another store; give each run a folder of its own"):
+        second.train_step(0)
+    second.stages[0].wire.discard_stores()
+    assert sorted(tmp_path.iterdir()) == kept != []
+    first.train_step(1)
+    for stage in first.stages:
+        stage.close()
+    second = make_trainer(0, **options)
+    second.train_step(0)  # what the first one left behind is nobody's
+    first.stages[0].wire.discard_stores()
+    for stage in second.stages:
+        stage.close()
+    first.stages[0].wire.discard_stores()
+    second.stages[0].wire.discard_stores()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_is_refused_where_nothing_measures(alone):
+    """It was taken as none, without a word."""
+    with pytest.raises(OptionsError, match="a Wire outside thinwire train needs codecs by name, because auto is"):
+        Wire(CompressionOptions(activations="auto"))
 
 
 def test_buffers_that_differ_are_named(alone):

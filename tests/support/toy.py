@@ -124,10 +124,12 @@ def make_trainer(
     where = Placement(placement(schedule, num_stages, pipeline.num_processes))
     if simulated:
         where = Placement(dict.fromkeys(range(num_stages), 0))
+    wanted = CompressionOptions(**(compression or {}))
     shared = Wire(
-        CompressionOptions(**(compression or {})),
+        wanted.before_choice(),
         WireOptions(**(wire or {"timeout": 60.0})),
         seed=5,
+        agreement={"automatic": wanted.automatic},
         slots=SlotCounts(positions=pipeline.batch_size, samples=64, evaluation_samples=64),
     )
     example = torch.empty(microbatch_size, 3, WIDTH, device="meta")

@@ -1,0 +1,85 @@
+"""The comparison at start: both ends of a boundary tell each other how they were started, before the first frame.
+
+It goes through the rendezvous store, where writing never waits. Every stage announces itself when it is built, and
+waits for its neighbours only when it connects; so no stage has to go first, whatever the order in which the stages of
+a process are built and used.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.transport import reaching
+
+ADVISORY = ("torch",)
+"""Fields that may differ, with a warning."""
+
+
+class Handshake:
+    """What the stages of one process group have announced of themselves.
+
+    Args:
+        group: the process group, whose name keeps announcements of several pipelines apart.
+        timeout: how long a neighbour may be silent.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self._name, self._timeout, self._round = group.group_name, timeout, 0
+
+    def restart(self) -> None:
+        """Begin another round; what was announced before is not read again. Every process does."""
+        self._round += 1
+
+    def announce(self, stage: int, boundary: int, configuration: Mapping[str, Any]) -> None:
+        """Write down what a stage uses at one of its boundaries, as JSON values; never waits."""
+        self._store.set(f"{boundary}/{stage}", json.dumps(configuration))
+
+    def compare(self, stage: int, boundary: int, configuration: Mapping[str, Any]) -> None:
+        """Wait for what the neighbour of a stage announced, and compare.
+
+        Raises MismatchError listing every difference at once, PeerError when the neighbour says nothing in time; warns
+        where only the torch version differs.
+        """
+        neighbour = boundary + 1 if stage == boundary else boundary
+        store, name = self._store, f"{boundary}/{neighbour}"
+        with reaching(f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {boundary}"):
+            store.wait([name], self._timeout)
+        _raise_on_difference(configuration, json.loads(store.get(name)), boundary, stage, neighbour)
+
+    @property
+    def _store(self) -> dist.Store:
+        default = dist.distributed_c10d._get_default_store()
+        return dist.PrefixStore(f"thinwire/{self._name}/{self._round}", default)
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two configurations differ, with both values."""
+    names = [*mine, *(name for name in theirs if name not in mine)]
+    return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
+
+
+def _raise_on_difference(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], boundary: int, stage: int, neighbour: int
+) -> None:
+    found = differences(mine, theirs)
+    for name in ADVISORY:
+        if name in found:
+            here, there = found.pop(name)
+            warnings.warn(
+                f"boundary {boundary}: stage {stage} runs {name} {here}, stage {neighbour} {there}; results may "
+                f"differ in the last bits",
+                stacklevel=3,
+            )
+    if found:
+        lines = [f"  {name}: {here!r} here, {there!r} there" for name, (here, there) in found.items()]
+        raise MismatchError(
+            f"the two ends of boundary {boundary} must be started alike; stage {stage} (here) and stage {neighbour} "
+            f"(there) differ in:\n" + "\n".join(lines)
+        )

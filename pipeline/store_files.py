@@ -1,0 +1,71 @@
+"""The stores of one process's feedback, and the files of those on disk: named, made, and deleted at the end.
+
+A file belongs to the store that holds it open. What an earlier run left behind is replaced; what another live store
+holds never is, so two users of one folder get a sentence and lose nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from thinwire.compress import Feedback, Method, StoreError
+from thinwire.compress.stores.disk import DiskStore
+from thinwire.compress.stores.memory import MemoryStore
+from thinwire.compress.stores.slot_file import remove_unused
+from thinwire.compress.stores.store import Store, StoreLayout
+
+
+class StoreFiles:
+    """Makes stores, in memory or in files below one folder.
+
+    Args:
+        folder: where stores on disk keep their files; None where no method has any.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._made: list[tuple[Path, DiskStore]] = []
+
+    def path(self, method: Method, name: str) -> Path | None:
+        """The file of a store of this method and name; None where it is kept in memory."""
+        if not is_on_disk(method):
+            return None
+        assert self._folder is not None, "a wire with stores on disk has a folder for them"
+        return self._folder / f"{name}.slots"
+
+    def make(self, method: Method, name: str, layout: StoreLayout) -> Store:
+        """A new, empty store; StoreError if its file cannot be made, or another live store holds it."""
+        path = self.path(method, name)
+        if path is None:
+            return MemoryStore(layout)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_unused(path)  # of an earlier run of the same name
+        except OSError as error:
+            raise StoreError(
+                f"stores cannot be kept in {path.parent}: {error.strerror}; name another folder as "
+                f"compression.store_folder"
+            ) from error
+        store = DiskStore(layout, path)
+        self._made.append((path, store))
+        return store
+
+    def discard(self) -> None:
+        """Delete the files made here, once; their stores are closed, or given up.
+
+        The file of a store that is still open is ours, for nobody else could open it. That of a closed one may be
+        another's by now.
+        """
+        while self._made:
+            path, store = self._made.pop()
+            if not store.closed:
+                path.unlink(missing_ok=True)
+                continue
+            with suppress(StoreError):
+                remove_unused(path)
+
+
+def is_on_disk(method: Method) -> bool:
+    """Whether a method keeps its buffers on disk."""
+    return isinstance(method, Feedback) and method.store == "disk"
