@@ -5,6 +5,7 @@ PipelineError
 ├── MismatchError     the two ends of a boundary were started differently
 ├── WireError         a frame that is not the planned one
 ├── PeerError         a stage that is gone, or silent beyond the time-out
+├── CheckpointError   a checkpoint that cannot be written, read or resumed
 └── NonFiniteError    NaN or infinity in a tensor about to be sent
 """
 
@@ -39,3 +40,7 @@ class PeerError(PipelineError):
 
 class NonFiniteError(PipelineError):
     """A tensor to be sent holds NaN or infinity."""
+
+
+class CheckpointError(PipelineError):
+    """A checkpoint cannot be written, is damaged, or does not fit the run."""

@@ -59,13 +59,15 @@ class SavedRows:
                 yield slot, file.read(row_bytes)
 
 
-def fold(base: Path, saved: SavedRows, layout: StoreLayout) -> None:
+def fold(base: Path, saved: SavedRows) -> None:
     """Put the rows of a checkpoint into the base, durable on return."""
+    if not saved.slots:
+        return
     base.parent.mkdir(parents=True, exist_ok=True)
     with _told(base, "write"), base.open("r+b" if base.exists() else "w+b") as file:
-        os.ftruncate(file.fileno(), layout.nbytes)
-        for slot, content in saved.read(layout.row_bytes):
-            os.pwrite(file.fileno(), content, slot * layout.row_bytes)
+        row_bytes = saved.path.stat().st_size // len(saved.slots)
+        for slot, content in saved.read(row_bytes):
+            os.pwrite(file.fileno(), content, slot * row_bytes)
         os.fsync(file.fileno())
 
 

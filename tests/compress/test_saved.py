@@ -106,10 +106,10 @@ def test_folding_may_stop_after_any_row(store, tmp_path, folded):
         store.write(slots(*written), rows(len(written)) + index)
         chain.append(save(store, tmp_path / f"{index}.rows", checksums)[0])
     wanted, known = content(store), store.known(torch.arange(LAYOUT.num_slots))
-    fold(base, chain[0], LAYOUT)
+    fold(base, chain[0])
     part = SavedRows(tmp_path / "part", chain[1].slots[:folded])
     part.path.write_bytes(chain[1].path.read_bytes()[: len(part.slots) * LAYOUT.row_bytes])
-    fold(base, part, LAYOUT)
+    fold(base, part)
     load(store, known, checksums, base, chain[1:])
     assert_identical(content(store), wanted)
 
@@ -137,7 +137,7 @@ def test_a_base_that_is_damaged_is_a_sentence(store, tmp_path):
     checksums = torch.zeros(LAYOUT.num_slots, dtype=torch.int64)
     store.write(slots(0, 1), rows(2))
     saved, known = save(store, tmp_path / "0.rows", checksums)
-    fold(tmp_path / "base.slots", saved, LAYOUT)
+    fold(tmp_path / "base.slots", saved)
     (tmp_path / "base.slots").write_bytes(bytes(LAYOUT.nbytes))
     with pytest.raises(StoreError, match=r"base\.slots does not hold the row of slot 0"):
         load(store, known, checksums, tmp_path / "base.slots", [])

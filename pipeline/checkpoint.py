@@ -1,0 +1,364 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped, written beside training.
+
+FOLDER/
+  step-00000500/
+    manifest.json     the digest of every file of every stage
+    stage-0/          what that stage alone knows
+      model-00001-of-00001.safetensors    weights, optimizer and small state, by torch.distributed.checkpoint
+      values.json     counters
+      NAME.rows, NAME.slots               the rows of a store that changed since the checkpoint before
+  base/stage-0/NAME.slots                 the rows of checkpoints that are gone
+
+The order keeps it whole. Every process copies its state between two steps. A thread writes the copy, waits until the
+disk has it, and posts its digests. Whoever has seen the digests of all stages writes the manifest, under another name
+first. So a folder with a manifest is whole and one without is nothing, and the checkpoint before goes only after that.
+Nothing that is read back can execute: safetensors, JSON and plain rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from thinwire.compress.stores.saved import SavedRows, fold, restored
+from thinwire.compress.stores.store import Snapshot, Store
+from thinwire.pipeline.errors import CheckpointError
+
+FORMAT = 1
+_MANIFEST, _RETIRED = "manifest.json", "retired.json"
+_TENSORS = "model-00001-of-00001.safetensors"
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class StageState:
+    """What one stage gives to a checkpoint: copies of its own, which training does not touch."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+    """JSON values."""
+    snapshots: Mapping[str, tuple[Store, Snapshot]]
+    """The stores of feedback by name."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole checkpoint, as every process may read it."""
+
+    step: int
+    """Optimizer steps that were done."""
+    header: Mapping[str, Any]
+    """What it was made with, as JSON values."""
+    files: Mapping[str, Mapping[str, str]]
+    """For each stage, "0" the first, the SHA-256 of its files by name."""
+    format: int = FORMAT
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Manifest:
+        """The manifest in a text; `where` it is from. CheckpointError if it is none."""
+        try:
+            manifest = cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{where} is not the manifest of a checkpoint: {error}") from error
+        if manifest.format != FORMAT:
+            raise CheckpointError(f"{where} must be of format {FORMAT}, got {manifest.format}: use the same release")
+        return manifest
+
+    def text(self) -> str:
+        """The manifest as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+
+class Checkpoints:
+    """The checkpoints of a run, as one process writes them.
+
+    Args:
+        folder: where they are kept, on this host or shared by several.
+        stages: the stages of this process.
+        num_stages: those of the pipeline.
+        keep: how many checkpoints stay.
+        header: what a manifest says of the run, as JSON values.
+        words: where processes tell each other what they have written.
+        timeout: seconds to wait for the word of the others.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stages: Sequence[int],
+        num_stages: int,
+        keep: int,
+        header: Mapping[str, Any],
+        words: dist.Store,
+        timeout: float = 300.0,
+    ) -> None:
+        self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
+        self._words, self._timeout = words, timeout
+        self._everyone = range(num_stages)
+        self._checksums: dict[tuple[int, str], Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+
+    def save(self, step: int, collect: Callable[[], Mapping[int, StageState]]) -> None:
+        """Wait until the checkpoint before is whole, take copies of the stages' state, and write them beside training.
+
+        Raises:
+            CheckpointError: the one before could not be written.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(step, collect()), name=f"checkpoint {step}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until what was begun is whole. CheckpointError if it could not be written; those before are whole."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        name, self._thread = self._thread.name, None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise CheckpointError(f"{name} could not be written to {self.folder}: {failure}") from failure
+
+    def resume(self, manifest: Manifest, stage: int, stores: Mapping[str, Store]) -> SavedStage:
+        """What a stage saved, its stores restored; later checkpoints of this stage, which it will write anew, go.
+
+        Raises:
+            CheckpointError, StoreError: a file is missing or damaged.
+        """
+        self.discard_after(manifest.step)
+        place = step_folder(self.folder, manifest.step) / _MANIFEST
+        if not place.exists():  # this host stopped before it wrote what others did
+            _write_durably(place, manifest.text().encode())
+        saved = SavedStage(self.folder, manifest.step, stage)
+        for name, store in stores.items():
+            self._checksums[stage, name] = saved.restore(name, store)
+        return saved
+
+    def discard_after(self, step: int) -> None:
+        """Delete what this process's stages wrote after a step, and what they left unfinished before it."""
+        for path in _steps(self.folder):
+            if _step_of(path) > step or (not (path / _MANIFEST).exists() and not (path / _RETIRED).exists()):
+                (path / _MANIFEST).unlink(missing_ok=True)
+                self._delete(path)
+
+    def _run(self, step: int, states: Mapping[int, StageState]) -> None:
+        try:
+            self._write(step, states)
+        except Exception as error:
+            self._failure = error
+            for stage, state in states.items():
+                for store, snapshot in state.snapshots.values():
+                    store.unsave(snapshot)
+                self._post(step, stage, {"failed": str(error)})
+
+    def _write(self, step: int, states: Mapping[int, StageState]) -> None:
+        target = step_folder(self.folder, step)
+        for stage, state in states.items():
+            self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
+        manifest = Manifest(step, self._header, self._await_everyone(step))
+        _write_durably(target / _MANIFEST, manifest.text().encode())
+        self._prune()
+
+    def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
+        """Write one stage's files, durable on return: their digests by name."""
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that stopped while it wrote this
+        folder.mkdir(parents=True)
+        tensors = dict(state.tensors)
+        for name, (store, snapshot) in state.snapshots.items():
+            empty = torch.zeros(store.layout.num_slots, dtype=torch.int64)
+            checksums = self._checksums.setdefault((stage, name), empty)
+            SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
+            _write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
+            tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
+        _save_tensors(folder, tensors)
+        _write_durably(folder / "values.json", json.dumps(state.values).encode())
+        return {path.name: _digest(path) for path in sorted(folder.iterdir())}
+
+    def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
+        self._words.set(_key(step, stage), json.dumps(word))
+
+    def _await_everyone(self, step: int) -> dict[str, dict[str, str]]:
+        """The digests of every stage's files, once all are written. CheckpointError where one could not."""
+        keys = [_key(step, stage) for stage in self._everyone]
+        deadline = time.monotonic() + self._timeout
+        # asked again and again, for a wait would keep the process's other threads from the same connection
+        while not self._words.check(keys):
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"not every stage had written its part within {self._timeout:g} s")
+            time.sleep(_POLL_SECONDS)
+        words = [json.loads(self._words.get(key)) for key in keys]
+        for stage, word in enumerate(words):
+            if "failed" in word:
+                raise CheckpointError(f"stage {stage}: {word['failed']}")
+        return {str(stage): word["files"] for stage, word in enumerate(words)}
+
+    def _prune(self) -> None:
+        """Fold all but the newest checkpoints into the base, and delete them."""
+        whole = [path for path in _steps(self.folder) if (path / _MANIFEST).exists()]
+        for path in whole[: -self._keep]:
+            with suppress(FileNotFoundError):  # another process was first
+                (path / _MANIFEST).rename(path / _RETIRED)
+        for path in _steps(self.folder):
+            if (path / _RETIRED).exists():
+                for stage in self._stages:
+                    for saved in _saved_rows(path / f"stage-{stage}"):
+                        fold(_base(self.folder, stage, saved.path.stem), saved)
+                self._delete(path)
+
+    def _delete(self, path: Path) -> None:
+        """Delete the parts of this process's stages, and the folder behind the last part."""
+        for stage in self._stages:
+            shutil.rmtree(path / f"stage-{stage}", ignore_errors=True)
+        if not any(path.glob("stage-*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class SavedStage:
+    """What one stage saved in a checkpoint, read where it is asked for."""
+
+    folder: Path
+    """That of all checkpoints."""
+    step: int
+    stage: int
+
+    @property
+    def path(self) -> Path:
+        """The stage's own folder."""
+        return step_folder(self.folder, self.step) / f"stage-{self.stage}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The JSON values."""
+        with _reading(self.path):
+            found: dict[str, Any] = json.loads((self.path / "values.json").read_text())
+        return found
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with a prefix, without it."""
+        with _reading(self.path), safe_open(self.path / _TENSORS, framework="pt") as opened:
+            names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
+
+    def restore(self, name: str, store: Store) -> Tensor:
+        """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
+        tables = self.tensors(f"stores/{name}/")
+        if tables.keys() != {"known", "checksums"} or len(tables["known"]) != store.layout.num_slots:
+            raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
+        chain = [
+            saved
+            for path in _steps(self.folder)
+            if _step_of(path) <= self.step and ((path / _MANIFEST).exists() or (path / _RETIRED).exists())
+            for saved in _saved_rows(path / f"stage-{self.stage}")
+            if saved.path.stem == name
+        ]
+        base = _base(self.folder, self.stage, name)
+        store.restore(tables["known"], restored(store.layout, tables["known"], tables["checksums"], base, chain))
+        return tables["checksums"]
+
+
+def manifests(folder: Path) -> list[Manifest]:
+    """The manifests that can be read in a folder, the oldest first."""
+    return [manifest for path in _steps(folder) if (manifest := _readable(path)) is not None]
+
+
+def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
+    """Whether the parts of some stages are in a folder as they were written."""
+    place = step_folder(folder, manifest.step)
+    return all(_as_written(place / f"stage-{stage}", manifest, stage) for stage in stages)
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is kept."""
+    return folder / f"step-{step:08d}"
+
+
+def _readable(path: Path) -> Manifest | None:
+    try:
+        return Manifest.parse((path / _MANIFEST).read_text(), str(path / _MANIFEST))
+    except (OSError, ValueError, CheckpointError):
+        return None
+
+
+def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
+    files = manifest.files.get(str(stage), {})
+    return bool(files) and all((part / name).is_file() and _digest(part / name) == sum for name, sum in files.items())
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The folders of checkpoints, whole or not, the oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _base(folder: Path, stage: int, name: str) -> Path:
+    return folder / "base" / f"stage-{stage}" / f"{name}.slots"
+
+
+def _saved_rows(part: Path) -> Iterator[SavedRows]:
+    for path in sorted(part.glob("*.rows")):
+        with _reading(part):
+            yield SavedRows(path, np.fromfile(path.with_suffix(".slots"), np.int64).tolist())
+
+
+def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as safetensors, by torch.distributed.checkpoint, which waits for the disk."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is meant: each stage writes its own
+        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, whatever happens."""
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # others may write the same
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the name too
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _key(step: int, stage: int) -> str:
+    return f"checkpoint/{step}/{stage}"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; take another checkpoint") from error

@@ -1,0 +1,219 @@
+"""Checkpoints as files: whole or nothing, whatever stops or damages their writing."""
+
+import os
+import random
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from thinwire.compress.stores.disk import DiskStore
+from thinwire.compress.stores.memory import MemoryStore
+from thinwire.compress.stores.store import StoreError, StoreLayout
+from thinwire.pipeline import checkpoint
+from thinwire.pipeline.checkpoint import Checkpoints, StageState, is_whole, manifests, step_folder
+from thinwire.pipeline.errors import CheckpointError
+
+LAYOUT = StoreLayout(num_slots=12, row_shape=(5,))
+NAME = "boundary-0-activations-0-sender-train"
+
+
+class Process:
+    """One stage that trains: each step changes its weight and some rows of its store."""
+
+    def __init__(self, folder, words, stage=0, num_stages=1, keep=2, medium="memory"):
+        self.stage, self.step = stage, 0
+        self.weight = torch.zeros(3)
+        folder.mkdir(exist_ok=True)
+        self.store = MemoryStore(LAYOUT) if medium == "memory" else DiskStore(LAYOUT, _unused(folder))
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            stages=[stage],
+            num_stages=num_stages,
+            keep=keep,
+            header={"model": "toy"},
+            words=words,
+            timeout=20,
+        )
+
+    def train(self):
+        self.step += 1
+        draw = random.Random(100 * self.step + self.stage)
+        self.weight = self.weight + draw.random()
+        slots = sorted(draw.sample(range(LAYOUT.num_slots), 4))
+        self.store.write(torch.tensor(slots), torch.full((4, 5), draw.random()))
+
+    def state(self):
+        stores = {NAME: (self.store, self.store.snapshot())}
+        return {self.stage: StageState({"weights/w": self.weight.clone()}, {"steps": self.step}, stores)}
+
+    def save(self):
+        self.checkpoints.save(self.step, self.state)
+
+    def resume(self, manifest):
+        saved = self.checkpoints.resume(manifest, self.stage, {NAME: self.store})
+        self.weight, self.step = saved.tensors("weights/")["w"], saved.values["steps"]
+
+    def content(self):
+        every = torch.arange(LAYOUT.num_slots)
+        return self.step, self.weight.tolist(), self.store.known(every).tolist(), self.store.read(every).tolist()
+
+
+def _unused(folder):
+    return folder / f"{len(list(folder.glob('*.live')))}.live"
+
+
+def undisturbed(tmp_path, steps):
+    """What a process that never stops has after each step."""
+    process = Process(tmp_path / "undisturbed", dist.HashStore())
+    return [process.content(), *((process.train(), process.content())[1] for _ in range(steps))]
+
+
+def newest(folder, stages=(0,)):
+    found = [manifest for manifest in manifests(folder) if is_whole(folder, manifest, stages)]
+    return found[-1] if found else None
+
+
+@pytest.mark.parametrize("medium", ["memory", "disk"])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_any_step_goes_on_as_if_nothing_had_happened(tmp_path, medium, every, keep):
+    wanted = undisturbed(tmp_path, 14)
+    process = Process(tmp_path / "run", dist.HashStore(), keep=keep, medium=medium)
+    for stop in (4, 9, 14):
+        while process.step < stop:
+            process.train()
+            if process.step % every == 0:
+                process.save()
+        process.checkpoints.wait()
+        folder = process.checkpoints.folder
+        assert len(manifests(folder)) <= keep
+        process.store.close()
+        process = Process(tmp_path / "run", dist.HashStore(), keep=keep, medium=medium)
+        process.resume(newest(folder))
+        assert process.content() == wanted[stop // every * every]
+
+
+def test_what_is_saved_does_not_change_with_training(tmp_path):
+    wanted = undisturbed(tmp_path, 3)
+    process = Process(tmp_path / "run", dist.HashStore())
+    process.train()
+    process.save()
+    process.train()
+    process.checkpoints.wait()
+    again = Process(tmp_path / "again", dist.HashStore())
+    shutil.copytree(process.checkpoints.folder, again.checkpoints.folder)
+    again.resume(newest(again.checkpoints.folder))
+    assert again.content() == wanted[1]
+
+
+def test_a_checkpoint_is_whole_once_every_stage_is(tmp_path):
+    words = dist.HashStore()
+    one, other = (Process(tmp_path / "run", words, stage=stage, num_stages=2) for stage in (0, 1))
+    for process in (one, other):
+        process.train()
+    one.save()
+    assert manifests(one.checkpoints.folder) == []
+    other.save()
+    for process in (one, other):
+        process.checkpoints.wait()
+    assert [manifest.step for manifest in manifests(one.checkpoints.folder)] == [1]
+
+
+def test_a_stage_that_cannot_write_is_named_by_all_and_the_next_checkpoint_has_its_rows(tmp_path, monkeypatch):
+    wanted = undisturbed(tmp_path, 2)
+    words = dist.HashStore()
+    one, other = (Process(tmp_path / "run", words, stage=stage, num_stages=2) for stage in (0, 1))
+    blocked = step_folder(other.checkpoints.folder, 1) / "stage-1"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a folder must be")
+    for process in (one, other):
+        process.train()
+        process.save()
+    with pytest.raises(CheckpointError, match=r"checkpoint 1 could not be written.*stage 1"):
+        one.checkpoints.wait()
+    with pytest.raises(CheckpointError, match="checkpoint 1 could not be written"):
+        other.checkpoints.wait()
+    assert manifests(one.checkpoints.folder) == []
+    for process in (one, other):
+        process.train()
+        process.save()
+    for process in (one, other):
+        process.checkpoints.wait()
+    again = Process(tmp_path / "run", words, stage=0, num_stages=2)
+    again.resume(newest(again.checkpoints.folder, (0, 1)))
+    assert again.content() == wanted[2]
+
+
+class Crash(BaseException):
+    """The process is gone at this point."""
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_crash_at_any_write_leaves_a_whole_checkpoint_or_the_one_before(tmp_path, monkeypatch, seed):
+    """fsync is where writing reaches the disk: the process ends at one of them, at random, four times in a row."""
+    wanted = undisturbed(tmp_path, 12)
+    draw = random.Random(seed)
+    real, left = os.fsync, None
+
+    def fsync(descriptor):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Crash
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(checkpoint.threading, "excepthook", lambda _: None)
+    folder = tmp_path / "run" / "checkpoints"
+    reached = 0
+    for _ in range(4):
+        left = 10**9
+        process = Process(tmp_path / "run", dist.HashStore(), keep=draw.choice([1, 2]))
+        if manifest := newest(folder):
+            process.resume(manifest)
+            assert process.step >= reached, "what was whole stays"
+            reached = process.step
+        assert process.content() == wanted[process.step]
+        left = draw.randrange(1, 25)
+        while process.step < 12 and left > 0:
+            process.train()
+            process.save()
+            process.checkpoints._thread.join()
+            if left <= 0:
+                break
+            process.checkpoints.wait()
+            reached = process.step
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
+    wanted = undisturbed(tmp_path, 4)
+    process = Process(tmp_path / "run", dist.HashStore(), keep=2)
+    for _ in range(4):
+        process.train()
+        process.save()
+    process.checkpoints.wait()
+    draw, folder = random.Random(seed), process.checkpoints.folder
+    victim = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    content = bytearray(victim.read_bytes())
+    match draw.choice(["flip", "cut", "remove", "empty"]):
+        case "flip" if content:
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+            victim.write_bytes(content)
+        case "cut" if content:
+            victim.write_bytes(content[: draw.randrange(len(content))])
+        case "empty":
+            victim.write_bytes(b"")
+        case _:
+            victim.unlink()
+    again = Process(tmp_path / "run", dist.HashStore())
+    manifest = newest(folder)
+    assert manifest is not None, "two checkpoints were there, and one file was damaged"
+    try:
+        again.resume(manifest)
+    except (CheckpointError, StoreError) as error:
+        assert str(folder) in str(error)
+        return
+    assert again.content() == wanted[again.step]
