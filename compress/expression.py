@@ -3,12 +3,18 @@
     expression = NAME | NAME(argument, ..)          none   q(4)   q(2, scale="minmax", per="tensor")   ef(topk(0.1))
     argument   = value | NAME=value                 value: a number, a quoted string, or an expression
 
-The text is parsed into a syntax tree and never evaluated; the dataclass behind the name checks the arguments.
+    NAME       = a codec's or a feedback rule's, or the path of a class of one's own: my_codecs.Sign(2)
+
+The text is parsed into a syntax tree and never evaluated; the dataclass behind the name checks the arguments. A path
+imports its module, from the current directory too, as `module:factory` does for models.
 """
 
 import ast
 import inspect
+import sys
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 
 from thinwire.compress.codec import Codec, CodecError
@@ -40,6 +46,8 @@ FEEDBACK: Mapping[str, type[Feedback]] = MappingProxyType(
 )
 """Every feedback rule by its name in expressions."""
 
+_NO_CODEC = " is no codec: write a name or a call, such as none or q(4)"
+
 _KNOWN: Mapping[str, type[Codec] | type[Feedback]] = MappingProxyType({**CODECS, **FEEDBACK})
 
 
@@ -53,24 +61,20 @@ def parse(expression: str) -> Method:
     try:
         node = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError):
-        raise CodecError(f"{expression!r} is no codec: write a name or a call, such as none or q(4)") from None
+        raise CodecError(f"{expression!r}{_NO_CODEC}") from None
     return _method(node, expression)
 
 
 def _method(node: ast.expr, expression: str) -> Method:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    if not isinstance(call.func, ast.Name):
-        raise CodecError(f"{expression!r} is no codec: write a name or a call, such as none or q(4)")
-    name = call.func.id
-    if name not in _KNOWN:
-        raise CodecError(
-            f"unknown codec {name!r} in {expression!r}; the codecs are {', '.join(sorted(CODECS))}, and feedback "
-            f"around them {', '.join(sorted(FEEDBACK))}"
-        )
+    name = _path(call.func)
+    if name is None:
+        raise CodecError(f"{expression!r}{_NO_CODEC}")
+    described = _described(name, expression)
     options = {option.arg: option.value for option in call.keywords if option.arg}
     if len(options) < len(call.keywords):
         raise CodecError(f"{expression!r} must name each argument, and only once")
-    parameters = inspect.signature(_KNOWN[name])
+    parameters = inspect.signature(described)
     arguments = [_value(argument, expression) for argument in call.args]
     values = {option: _value(value, expression) for option, value in options.items()}
     try:
@@ -78,13 +82,61 @@ def _method(node: ast.expr, expression: str) -> Method:
     except TypeError as error:
         usage = f"{name}({', '.join(parameters.parameters)})" if parameters.parameters else name
         raise CodecError(f"{expression!r}: {error}; it is {usage}") from None
-    return _KNOWN[name](*bound.args, **bound.kwargs)
+    return described(*bound.args, **bound.kwargs)
+
+
+def _path(node: ast.expr) -> str | None:
+    """The name, or the dotted path, that a node is; None for all else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := _path(node.value)):
+        return f"{owner}.{node.attr}"
+    return None
+
+
+def _described(name: str, expression: str) -> type[Codec] | type[Feedback]:
+    if "." in name:
+        return _imported(name, expression)
+    if name not in _KNOWN:
+        raise CodecError(
+            f"unknown codec {name!r} in {expression!r}; the codecs are {', '.join(sorted(CODECS))}, and feedback "
+            f"around them {', '.join(sorted(FEEDBACK))}; a codec of your own is written as module.Class"
+        )
+    return _KNOWN[name]
+
+
+def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
+    """The class of one's own that a path leads to, its module imported from the current directory too."""
+    module_name, _, class_name = path.rpartition(".")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise CodecError(
+            f"{expression!r}: module {module_name} cannot be imported, from {here} either: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, class_name, type(None))
+    if not isinstance(found, type):
+        raise CodecError(f"{expression!r}{_NO_CODEC}")
+    if not issubclass(found, Codec | Feedback):
+        raise CodecError(f"{expression!r}: {path} must be a class that extends thinwire.compress.Codec or Feedback")
+    if found.name != path:
+        raise CodecError(f"{expression!r}: {path} is called {found.name} in expressions; write that")
+    if inspect.isabstract(found):
+        raise CodecError(f"{expression!r}: {path} must define {', '.join(sorted(found.__abstractmethods__))}")
+    if not getattr(vars(found).get("__dataclass_params__"), "frozen", False):
+        raise CodecError(f"{expression!r}: {path} must have the decorator @dataclass(frozen=True, repr=False)")
+    return found
 
 
 def _value(node: ast.expr, expression: str) -> object:
     """An argument's value: a literal, or an expression of its own."""
     named = node.func if isinstance(node, ast.Call) else node
-    if isinstance(named, ast.Name) and (isinstance(node, ast.Call) or named.id in _KNOWN):
+    name = _path(named)
+    if name is not None and (isinstance(node, ast.Call) or "." in name or name in _KNOWN):
         return _method(node, expression)
     try:
         return ast.literal_eval(node)

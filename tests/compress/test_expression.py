@@ -1,5 +1,7 @@
 """Expressions: what is read, what is written, and the sentence that answers each mistake."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,3 +127,81 @@ def test_only_text_is_parsed(value):
     with pytest.raises(CodecError) as error:
         parse(value)
     assert str(error.value) == f'a codec is written as text, such as "q(4)", got {value!r}'
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.compress import Codec
+from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.feedback import ErrorFeedback
+
+
+@dataclass(frozen=True, repr=False)
+class Fine(Quantize):
+    pass
+
+
+@dataclass(frozen=True, repr=False)
+class Twice(ErrorFeedback):
+    pass
+
+
+@dataclass(frozen=True, repr=False)
+class Called(Quantize):
+    name: ClassVar[str] = "called"
+
+
+class Plain(Quantize):
+    pass
+
+
+class Unfinished(Codec):
+    pass
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_codecs(tmp_path, monkeypatch):
+    """A module `own_codecs` in the current directory."""
+    (tmp_path / "own_codecs.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_codecs", None)
+
+
+@pytest.mark.usefixtures("own_codecs")
+@pytest.mark.parametrize(
+    "expression",
+    ["own_codecs.Fine(4)", "own_codecs.Fine(2, group=64)", "ef(own_codecs.Fine(4))", "own_codecs.Twice(q(4))"],
+)
+def test_a_class_of_ones_own_is_written_by_its_path(expression):
+    method = parse(expression)
+    assert str(method) == expression
+    assert parse(str(method)) == method
+    assert method != parse("q(4)")
+
+
+@pytest.mark.usefixtures("own_codecs")
+@pytest.mark.parametrize(
+    ("expression", "answer"),
+    [
+        ("own_codecs.Coarse(4)", "own_codecs.Coarse must be a class that extends thinwire.compress.Codec or Feedback"),
+        ("own_codecs.number", "'own_codecs.number'" + NO_CODEC),
+        ("own_codecs.Called(4)", "own_codecs.Called is called called in expressions; write that"),
+        ("own_codecs.Plain(4)", "own_codecs.Plain must have the decorator @dataclass(frozen=True, repr=False)"),
+        ("own_codecs.Unfinished", "own_codecs.Unfinished must define _decode, _encode, error_bound, nbytes"),
+        ("no_codecs.Fine(4)", "module no_codecs cannot be imported, from "),
+        ("own_codecs.Fine(9)", "own_codecs.Fine's bits must be an integer from 1 to 8, got 9"),
+    ],
+)
+def test_a_mistake_in_a_class_of_ones_own_is_one_sentence(expression, answer):
+    with pytest.raises(CodecError) as error:
+        parse(expression)
+    assert answer in str(error.value)
+    assert "\n" not in str(error.value)
