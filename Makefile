@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
 PACKAGES = compress models pipeline launch
 
-.PHONY: help quickstart test lint format types clean
+.PHONY: help quickstart test test-fast lint format types docs clean
 
 help: ## Print this list.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small model cut into stages.
 	$(BIN)/thinwire train quickstart
@@ -24,11 +25,13 @@ format: $(VENV)/installed-dev ## Mend the code's style and format where that can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# mypy does not follow the import hook of an editable install, so it is shown the folders laid out as the package.
-types: $(VENV)/installed-dev ## Check the types.
-	@mkdir -p $(VENV)/layout/thinwire
-	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" $(VENV)/layout/thinwire/$$package; done
-	MYPYPATH=$(VENV)/layout $(BIN)/mypy $(PACKAGES:%=-p thinwire.%)
+types: $(VENV)/installed-dev $(LAYOUT) ## Check the types of the packages and of the examples.
+	MYPYPATH=$(LAYOUT) $(BIN)/mypy $(PACKAGES:%=-p thinwire.%)
+	MYPYPATH=$(LAYOUT) $(BIN)/mypy examples
+
+docs: $(VENV)/installed-docs $(LAYOUT) ## Build the pages of docs/ and the API reference into build/docs; a warning is an error.
+	THINWIRE_LAYOUT=$(LAYOUT) $(BIN)/mkdocs build --quiet
+	@echo "The pages begin at build/docs/index.html"
 
 clean: ## Delete what make and the tools made: .venv, caches, builds; your runs stay.
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
@@ -43,6 +46,12 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	$(INSTALL) .
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(INSTALL) '.[dev]'
+$(VENV)/installed-%: $(VENV)/installed
+	$(INSTALL) '.[$*]'
 	@touch $@
+
+# mypy and mkdocs do not follow the import hook of an editable install: here the folders lie as the package they are.
+$(LAYOUT): Makefile | $(VENV)/installed
+	@mkdir -p $(LAYOUT)/thinwire
+	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" $(LAYOUT)/thinwire/$$package; done
+	@touch $(LAYOUT)

@@ -10,6 +10,8 @@ from functools import cache
 from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
+from thinwire.compress.codecs.sparse import Reuse, Sparse
+from thinwire.compress.feedback import check_channel, codec_of
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
@@ -59,7 +61,7 @@ class CompressionOptions:
             if _is_auto(expression):
                 continue
             try:
-                parse(expression).check_channel(channel)
+                check_channel(parse(expression), channel)
             except CodecError as error:
                 mistakes.append(f"{where}: {error}")
         if not mistakes:
@@ -71,19 +73,13 @@ class CompressionOptions:
 
     def _mistakes_of_reuse(self) -> list[str]:
         """To be asked where every expression names a codec or auto."""
-        mistakes = []
-        for where, pair in self._pairs().items():
-            gradients = _method(pair["gradients"]).codec
-            if not _is_auto(pair["activations"]):
-                try:
-                    gradients.bound_to(parse(pair["activations"]).codec)
-                except CodecError as error:
-                    mistakes.append(f"{where}.gradients: {error}")
-            elif gradients.reuses_indices:
-                mistakes.append(
-                    f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
-                )
-        return mistakes
+        return [
+            f"{where}.gradients: reuse needs topk or randk on the activations of the same boundary, got "
+            f"{pair['activations']}"
+            for where, pair in self._pairs().items()
+            if pair["gradients"].strip() == Reuse.name and not _is_auto(pair["activations"])
+            if not isinstance(codec_of(parse(pair["activations"])), Sparse)
+        ]
 
     def _mistakes_of_auto(self) -> list[str]:
         mistakes = _misspelt("compression.measure", self.measure)
@@ -96,11 +92,16 @@ class CompressionOptions:
             try:
                 method = parse(expression)
                 for channel in sorted(wanted):
-                    method.check_channel(channel)
-                if method.codec.reuses_indices:
+                    check_channel(method, channel)
+                if isinstance(method, Reuse):
                     raise CodecError("reuse needs a topk or randk that was chosen before it; give gradients: reuse")
             except CodecError as error:
                 mistakes.append(f"compression.candidates.{index}: {error}")
+        mistakes += [
+            f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
+            for where, pair in self._pairs().items()
+            if _is_auto(pair["activations"]) and pair["gradients"].strip() == Reuse.name
+        ]
         return mistakes
 
     def _pairs(self) -> dict[str, dict[ChannelName, str]]:

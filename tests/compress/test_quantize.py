@@ -2,7 +2,6 @@
 
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.codec_helpers import KEY, assert_identical, encode, few, gaussian, roundtrip, snr_db
+from support.pages import defined
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.granularity import Blocks, blocks_of_group, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, MinMaxGrid
@@ -264,14 +264,12 @@ def test_bits_an_element_beyond_those_of_the_codes(per, absmax, minmax):
 @pytest.mark.parametrize("scale", ["absmax", "minmax"])
 @pytest.mark.parametrize("per", [{"per": per} for per in ("tensor", "sample", "row", "channel")] + [{"group": 7}])
 def test_the_decoder_in_the_documentation_gets_the_same_bits(scale, per):
-    namespace = {}
-    page = (Path(__file__).parents[2] / "docs" / "codecs.md").read_text()
-    exec(page.split("```python")[1].split("```")[0], namespace)
+    documented = defined("decode")["decode"]
     for bits in WIDTHS:
         for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
             x, codec = gaussian(*shape), Quantize(bits, scale=scale, **per)
             blocks = blocks_of_group(7, shape) if "group" in per else blocks_per(per["per"], shape)
-            values = namespace["decode"](bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.c, blocks.b)
+            values = documented(bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.c, blocks.b)
             assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
 
 

@@ -1,4 +1,4 @@
-"""The table of models in docs/models.md says what the tests below run with, and no more."""
+"""The table of models in docs/reference/models.md says what the tests below run with, and no more."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from thinwire.models.architectures.families import FAMILIES
 from thinwire.models.architectures.vision import VISION
 
 TESTS = Path(__file__).parents[1]
-DOCUMENT = TESTS.parent / "docs" / "models.md"
+DOCUMENT = TESTS.parent / "docs" / "reference" / "models.md"
 FACTORY = "module:factory"
 EXPORTS = (
     "models/test_checkpoint.py::test_a_pretrained_model_is_read_and_what_is_exported_loads_in_the_library",
@@ -80,4 +80,4 @@ def test_the_table_of_models_is_what_the_tests_show(models_of):
     start = next((at for at, line in enumerate(lines) if line.startswith("| model | kind |")), len(lines))
     end = next((at for at, line in enumerate(lines) if at > start and not line.startswith("|")), len(lines))
     wanted = "\n".join(table(models_of))
-    assert "\n".join(lines[start:end]) == wanted, f"docs/models.md must have this table:\n{wanted}"
+    assert "\n".join(lines[start:end]) == wanted, f"docs/reference/models.md must have this table:\n{wanted}"

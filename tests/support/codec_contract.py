@@ -1,11 +1,9 @@
 """What tests of codecs share that have a file of their own: the contract in one call, and the decoders in docs."""
 
-import re
-from pathlib import Path
-
 import torch
 
 from support.codec_helpers import KEY, assert_identical
+from support.pages import defined
 
 
 def assert_contract(codec, x, offset=0, key=KEY):
@@ -36,9 +34,4 @@ def assert_contract(codec, x, offset=0, key=KEY):
 
 def documented(function):
     """Return a function that the documentation of codecs shows."""
-    pages = (Path(__file__).parents[2] / "docs").glob("*.md")
-    blocks = [block for page in pages for block in re.findall("```python\n(.*?)```", page.read_text(), re.DOTALL)]
-    (block,) = (block for block in blocks if f"def {function}(" in block)
-    namespace = {}
-    exec(block, namespace)
-    return namespace[function]
+    return defined(function)[function]

@@ -230,7 +230,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--markdown", action="store_true", help="print the tables of docs/bench-codecs.md")
+    form.add_argument("--markdown", action="store_true", help="print the tables of docs/measured/bench-codecs.md")
     add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
     add("--elements", type=at_least_one, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
     add("--recipe", nargs="+", default=["quickstart"], help="whose tensors are captured (default: quickstart)")

@@ -1,0 +1,61 @@
+"""The examples are run as a user runs them, on real processes where they need them."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+from support.codec_contract import assert_contract
+from support.pages import ROOT
+from support.torchrun import said, torchrun
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.processes
+def test_own_loop_trains_and_sends_less():
+    printed = torchrun(EXAMPLES / "own_loop.py")
+    losses = [float(value) for value in re.findall(r"loss ([0-9.]+)", printed)]
+    assert len(losses) == 40 and losses[-1] < 0.5 * losses[0], losses
+    sent = {stage: int(sent) for stage, sent in re.findall(r"stage (\d) sent (\d+) bytes instead of 327680", printed)}
+    assert sorted(sent) == ["0", "1"]
+    assert all(bytes_sent < 327680 / 2.5 for bytes_sent in sent.values()), sent
+
+
+@pytest.mark.processes
+def test_fine_tuning_starts_from_the_folder_and_ends_better(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    pretrained = GPT2LMHeadModel(config)
+    pretrained.save_pretrained(tmp_path / "pretrained")
+    script = [sys.executable, str(EXAMPLES / "fine_tune.py")]
+    printed = said([*script, str(tmp_path / "pretrained"), str(tmp_path / "out")], tmp_path)
+    assert "parameters" in printed
+    tuned = GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
+    words = b"The statement is used to define a function, and returns a value to the caller."
+    text = torch.tensor([list(words[:64])])
+    with torch.no_grad():
+        before, after = (model.eval()(text, labels=text).loss.item() for model in (pretrained, tuned))
+    assert after < before - 0.5
+    moved = (tuned.transformer.wpe.weight - pretrained.transformer.wpe.weight).abs().max().item()
+    assert 0 < moved < 0.2, "the weights of the folder are where training starts"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_own_codec_keeps_the_contract(monkeypatch, dtype):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from own_codec import Ternary
+
+    for shape in ((), (7,), (4, 5, 6), (0, 3)):
+        assert_contract(Ternary(), torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype))
+
+
+def test_own_codec_trains_a_recipe(tmp_path):
+    script = (EXAMPLES / "own_codec.py").read_text().replace('"20"', '"2"')
+    (tmp_path / "own_codec.py").write_text(script)
+    printed = said([sys.executable, "own_codec.py"], tmp_path, COLUMNS="200")
+    [bits] = {float(bits) for bits in re.findall(r"ef\(own_codec\.Ternary\).* ([0-9.]+) +0%", printed)}
+    assert 1.6 < bits < 1.8, printed
