@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -61,24 +61,95 @@ class Key:
         return words.random_(-(2**63), None, generator=self.generator(device))
 
 
-class Named(Protocol):
-    """Anything with a name in expressions."""
+class Described(ABC):
+    """A frozen dataclass that an expression describes: a codec, or feedback around one.
 
-    name: ClassVar[str]
-
-
-class Codec(ABC):
-    """A frozen description of how a tensor becomes bytes; ``str`` and ``repr`` are its expression.
-
-    Subclasses are frozen dataclasses with ``repr=False``, whose fields are the arguments of the expression: those
-    without a default come first and are written by position, the others by name and only where they differ.
+    What it can do is asked of it, never found by its type; `codec`, `inner` and `feedback` are asked of both kinds
+    alike. `str` and `repr` are the expression.
     """
 
     name: ClassVar[str]
-    """What the codec is called in expressions; left out, the path it is imported by, such as ``my_codecs.Sign``."""
+    """The name in expressions; left out, the path the class is imported by, such as `my_codecs.Sign`."""
+    channels: ClassVar[tuple[str, ...]] = ("activations", "gradients")
+    """The channels it can be used on."""
+    instead: ClassVar[str] = ""
+    """What a user can take on a channel that is not one of these."""
 
     def __init_subclass__(cls) -> None:
-        name_by_path(cls)
+        if "name" not in vars(cls):
+            cls.name = f"{cls.__module__}.{cls.__qualname__}"
+
+    def check_channel(self, channel: str) -> None:
+        """Raise CodecError unless it can be used on a channel."""
+        if channel not in self.channels:
+            allowed = " and ".join(self.channels)
+            raise CodecError(f"{self.name} is for {allowed} only, got {self} for {channel}; {self.instead}")
+
+    def __str__(self) -> str:
+        return expression_of(self)
+
+    __repr__ = __str__
+
+
+class Codec(Described):
+    """A frozen description of how a tensor becomes bytes.
+
+    Subclasses are frozen dataclasses with `repr=False`, whose fields are the arguments of the expression: those
+    without a default come first and are written by position, the others by name and only where they differ.
+    """
+
+    takes_feedback: ClassVar[bool] = True
+    """Whether feedback can go around it."""
+    shares_indices: ClassVar[bool] = False
+    """Whether its payloads hold values at some indices only, where `reuse` can send the gradient's values too."""
+    takes_indices: ClassVar[bool] = False
+    """Whether it sends values at any indices it is given, so that efmixed can choose them."""
+    reuses_indices: ClassVar[bool] = False
+    """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
+    warm_starts: ClassVar[bool] = False
+    """Whether a message starts from the last one in its place: keep `next_shared` of each for the next."""
+
+    @property
+    def codec(self) -> "Codec":
+        """Itself; for feedback, the codec that it goes around."""
+        return self
+
+    @property
+    def inner(self) -> "Codec":
+        """Itself; for feedback, the codec as feedback uses it."""
+        return self
+
+    @property
+    def feedback(self) -> None:
+        """None; for feedback, itself."""
+        return None
+
+    def bound_to(self, activations: "Codec") -> "Codec":
+        """The codec for gradients beside this codec of the same boundary's activations.
+
+        Raises CodecError for a codec that reuses indices, if the activations' has none to share.
+        """
+        return self
+
+    def unscaled(self) -> "Codec":
+        """The codec without the scaling that makes it unbiased by itself: what feedback goes around."""
+        return self
+
+    def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor | None:
+        """The indices, int64 [N, k], of the values in a payload; None unless the codec shares indices."""
+        return None
+
+    def next_shared(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """What both ends share for the next message in this one's place; None unless the codec warm-starts."""
+        return None
+
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The bits below which no code that looks at one symbol at a time can carry what a payload holds.
+
+        For codes of up to 8 bits, the entropy of how often each is there; for K indices among T elements, T*H(K/T), H
+        the binary entropy. Scales, and values beside codes and indices, count as they are sent.
+        """
+        return 8.0 * len(payload)
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -87,55 +158,41 @@ class Codec(ABC):
         Raises :class:`CodecError` for a dtype that the codec does not take.
         """
 
-    def encode(self, x: Tensor, out: Tensor, key: Key, side: object = None) -> None:
+    def encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
         """Write the payload of ``x`` (any strides, never written to) into ``out``.
 
         ``out`` is uint8, one-dimensional, contiguous, exactly ``nbytes(x.shape, x.dtype)`` long, at any alignment.
-        ``side`` is what both ends know already; most codecs need nothing.
+        `shared` is a tensor that both ends hold already: the indices of the activation for `reuse`, the last Q for
+        `lowrank`; most codecs need none.
         """
         self._check_payload(out, x)
         if x.numel():
-            self._encode(x.detach(), out, key, side)
+            self._encode(x.detach(), out, key, shared)
 
-    def decode(self, payload: Tensor, out: Tensor, key: Key, side: object = None) -> None:
+    def decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
         """Write the decoded tensor into ``out``: contiguous, of the sender's shape and dtype."""
         self._check_payload(payload, out)
         assert out.is_contiguous(), "a tensor is decoded into contiguous memory"
         if out.numel():
-            self._decode(payload, out.detach(), key, side)
+            self._decode(payload, out.detach(), key, shared)
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
         """Return how far from ``x`` its decoded elements can be, as float32 that broadcasts to the shape of ``x``."""
 
     @abstractmethod
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None: ...
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None: ...
 
     @abstractmethod
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None: ...
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None: ...
 
     def _check_payload(self, payload: Tensor, x: Tensor) -> None:
         assert payload.dtype == torch.uint8 and payload.dim() == 1 and payload.is_contiguous(), "a payload is bytes"
         nbytes = self.nbytes(x.shape, x.dtype)
         assert len(payload) == nbytes, f"{self} needs {nbytes} bytes for {tuple(x.shape)}, got {len(payload)}"
 
-    def next_side(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return the ``side`` of the next message in this one's place, from the payload alone, or None."""
-        return None
 
-    def __str__(self) -> str:
-        return expression_of(self)
-
-    __repr__ = __str__
-
-
-def name_by_path(described: type[Named]) -> None:
-    """Call a class that has no name of its own by its module and its name, which the parser imports it by."""
-    if "name" not in vars(described):
-        described.name = f"{described.__module__}.{described.__qualname__}"
-
-
-def expression_of(described: object) -> str:
+def expression_of(described: Described) -> str:
     """Return the expression of a codec or of feedback around one: a dataclass with a ``name``."""
     fields = dataclasses.fields(described)  # type: ignore[arg-type]
     values = {field.name: getattr(described, field.name) for field in fields}
@@ -144,8 +201,7 @@ def expression_of(described: object) -> str:
     changed = {name: value for name, value in values.items() if value not in (None, getattr(plain, name))}
     arguments = [_literal(value) for value in required]
     arguments += [f"{name}={_literal(value)}" for name, value in changed.items()]
-    name: str = described.name  # type: ignore[attr-defined]
-    return f"{name}({', '.join(arguments)})" if arguments else name
+    return f"{described.name}({', '.join(arguments)})" if arguments else described.name
 
 
 def require_floating(codec: Codec, dtype: torch.dtype) -> None:
@@ -162,11 +218,11 @@ def require_int(codec: Codec, argument: str, value: object, low: int, high: int 
         raise CodecError(f"{codec.name}'s {argument} must be {allowed}, got {_literal(value)}")
 
 
-def require_choice(codec: Named, argument: str, value: object, choices: Sequence[str]) -> None:
+def require_choice(described: Described, argument: str, value: object, choices: Sequence[str]) -> None:
     """Raise :class:`CodecError` unless ``value`` is one of ``choices``."""
     if value not in choices:
         allowed = ", ".join(_literal(choice) for choice in choices)
-        raise CodecError(f"{codec.name}'s {argument} must be one of {allowed}, got {_literal(value)}")
+        raise CodecError(f"{described.name}'s {argument} must be one of {allowed}, got {_literal(value)}")
 
 
 def tensor_bytes(x: Tensor) -> Tensor:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
-from thinwire.compress.codecs.cast import saturating_copy
-from thinwire.compress.codecs.sparse import Reuse, Sparse
-from thinwire.compress.feedback import ActivationDifference, Feedback, Method, codec_of
+from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
+from thinwire.compress.feedback import Method
 from thinwire.compress.stores.store import Loan, Store, StoreLayout
 
 Mode = Literal["train", "warmup", "eval", "off"]
@@ -125,11 +124,10 @@ class Coder:
         companion: Coder | None = None,
     ) -> None:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
-        self._feedback = method if isinstance(method, Feedback) else None
-        self._codec = self._feedback.inner if self._feedback else codec_of(method)
+        self._feedback, self._codec = method.feedback, method.inner
         self._companion: Coder | None = None
-        if isinstance(method, Reuse):
-            self._codec = method.bound_to(_sparse(companion))
+        if self._codec.reuses_indices:
+            self._codec = self._codec.bound_to(companion.method.codec if companion else Uncompressed())
             self._companion = companion
         self._sends, self._counts, self._make_store, self._warmup_fill = sends, counts, make_store, warmup_fill
         self._stores: dict[Purpose, Store] = {}
@@ -168,7 +166,7 @@ class Coder:
         counts: dict[Purpose, int] = {"train": self._counts.positions}
         if feedback.slot == "sample":
             counts["train"] = self._counts.samples
-            if feedback.receiver_keeps and _has_eval_history(feedback):
+            if feedback.receiver_keeps and feedback.remembers_evaluation:
                 counts["eval"] = self._counts.evaluation_samples
         return {
             purpose: StoreLayout(num_slots=count, row_shape=self._shape[1:], bits=feedback.store_bits)
@@ -333,7 +331,7 @@ class Coder:
             return ("train", True) if self._warmup_fill else (None, False)
         if feedback.slot == "position":
             return "train", False
-        return ("eval", True) if _has_eval_history(feedback) else (None, False)
+        return ("eval", True) if feedback.remembers_evaluation else (None, False)
 
     def _slots(self, moment: Moment) -> Tensor:
         if self._feedback is None or self._feedback.slot == "position":
@@ -382,12 +380,11 @@ class Coder:
     def _trace(self, route: Route, coded: Tensor, key: Key, moment: Moment) -> None:
         if self._traces is None or moment.mode != "train":
             return
-        assert isinstance(self._codec, Sparse)
         rows = self._shape_of(route.num_coded)
-        places = self._codec.positions(coded, rows, self._coded_dtype, key) if route.num_coded else None
+        places = self._codec.indices(coded, rows, self._coded_dtype, key) if route.num_coded else None
         self._traces[int(moment.positions[0])] = Trace(route.full, places)
 
-    def _side(self, moment: Moment) -> object:
+    def _side(self, moment: Moment) -> Tensor | None:
         """What the codec is told beside the tensor: an activation's positions for reuse, the warm Q for lowrank."""
         if self._companion is not None:
             return self._companion.trace(moment).places
@@ -398,24 +395,13 @@ class Coder:
         if self._companion is not None:
             self._companion.forget(moment)
         if moment.mode == "train" and not route.num_full:
-            side = self._codec.next_side(coded, self._shape, self._coded_dtype)
+            side = self._codec.next_shared(coded, self._shape, self._coded_dtype)
             if side is not None:
                 self._sides[int(moment.positions[0])] = side
 
     @property
     def _coded_dtype(self) -> torch.dtype:
         return torch.float32 if self._feedback else self._dtype
-
-
-def _has_eval_history(feedback: Feedback) -> bool:
-    return feedback.eval_history if isinstance(feedback, ActivationDifference) else True
-
-
-def _sparse(companion: Coder | None) -> Sparse:
-    codec = codec_of(companion.method) if companion is not None else None
-    if not isinstance(codec, Sparse):
-        raise CodecError("reuse needs topk or randk on the activations of the same boundary")
-    return codec
 
 
 def _put(out: Tensor, mask: Tensor, rows: Tensor) -> None:

@@ -17,15 +17,15 @@ EF: Seide et al., in 2401.07788 section 2.4; EF21: Richtarik et al., ibid.; EF-m
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, CodecError, Key, expression_of, name_by_path, require_choice
-from thinwire.compress.codecs.sparse import Reuse, Sparse, TopK, mixed_positions, samples_of
+from thinwire.compress.codec import Codec, CodecError, Described, Key, require_choice
+from thinwire.compress.codecs.sparse import TopK, mixed_indices, samples_of
 from thinwire.compress.stores.store import FORMATS, Loan
 
 Slot = Literal["position", "sample"]
@@ -33,11 +33,9 @@ Medium = Literal["memory", "disk"]
 
 
 @dataclass(frozen=True, repr=False)
-class Feedback(ABC):
-    """A rule around a codec; ``str`` and ``repr`` are its expression."""
+class Feedback(Described):
+    """A rule around a codec."""
 
-    name: ClassVar[str]
-    """What the rule is called in expressions; left out, the path it is imported by."""
     receiver_keeps: ClassVar[bool]
     """Whether the receiver keeps the buffer too."""
     opens_in_full: ClassVar[bool] = False
@@ -52,16 +50,11 @@ class Feedback(ABC):
     store_bits: int = field(default=32, kw_only=True)
     """Bits of a buffer's value: 32, 16, 8 or 4."""
 
-    def __init_subclass__(cls) -> None:
-        name_by_path(cls)
-
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec):
             raise CodecError(f"{self.name} goes around a codec, got {self.codec}; write {self.name}(q(4)), say")
-        if isinstance(self.codec, Reuse):
-            raise CodecError(
-                f"{self.name} cannot go around reuse, whose positions are another tensor's; drop {self.name}"
-            )
+        if not self.codec.takes_feedback:
+            raise CodecError(f"{self.name} cannot go around {self.codec}; drop {self.name}")
         require_choice(self, "slot", self.slot, get_args(Slot))
         require_choice(self, "store", self.store, get_args(Medium))
         if type(self.store_bits) is not int or self.store_bits not in FORMATS:
@@ -70,8 +63,18 @@ class Feedback(ABC):
 
     @property
     def inner(self) -> Codec:
-        """The codec as it is used here: without the scaling that makes it unbiased on its own."""
-        return self.codec.unscaled() if isinstance(self.codec, Sparse) else self.codec
+        """The codec as it is used here: without the scaling that makes it unbiased by itself."""
+        return self.codec.unscaled()
+
+    @property
+    def feedback(self) -> Feedback:
+        """Itself; None for a codec."""
+        return self
+
+    @property
+    def remembers_evaluation(self) -> bool:
+        """Whether evaluation by sample keeps buffers of its own."""
+        return True
 
     @abstractmethod
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
@@ -85,10 +88,10 @@ class Feedback(ABC):
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
         """Turn the sender's ``buffer`` into the next, in place."""
 
-    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, side: object = None) -> Tensor:
+    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
         """Write the payload of C(u) and return u, new and contiguous."""
         message = self._message(x, loan)
-        self.inner.encode(message, out, key, side)
+        self.inner.encode(message, out, key, shared)
         return message
 
     def _message(self, x: Tensor, loan: Loan) -> Tensor:
@@ -96,11 +99,6 @@ class Feedback(ABC):
         for part, buffer, u in zip(loan.split(x.float()), loan.parts, loan.split(message), strict=True):
             self.write_message(part, buffer, u)
         return message
-
-    def __str__(self) -> str:
-        return expression_of(self)
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,14 +109,14 @@ class ErrorFeedback(Feedback):
     receiver_keeps: ClassVar[bool] = False
 
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
-        """X + e."""
+        """u = x + b."""
         torch.add(x, buffer, out=out)
 
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
-        """C."""
+        """The receiver uses c as it is."""
 
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
-        """X + e - c."""
+        """b = u - c."""
         torch.sub(message, decoded, out=buffer)
 
 
@@ -128,17 +126,18 @@ class MixedErrorFeedback(ErrorFeedback):
 
     name: ClassVar[str] = "efmixed"
 
+    codec: TopK
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.codec, TopK):
-            raise CodecError(f"efmixed chooses positions itself, so it goes around topk only, got {self.codec}")
+        if not self.codec.takes_indices:
+            raise CodecError(f"efmixed chooses the indices itself, so it goes around topk only, got {self.codec}")
 
-    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, side: object = None) -> Tensor:
-        """Write x + e at the mixed positions and return x + e."""
-        assert isinstance(self.codec, TopK)
+    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
+        """Write the payload of u at the mixed indices and return u."""
         message = self._message(x, loan)
         count = self.codec.count(samples_of(message.shape)[1])
-        self.codec.encode_at(message, mixed_positions(x.float(), torch.cat(loan.parts), count), out, key)
+        self.codec.encode_at(message, mixed_indices(x.float(), torch.cat(loan.parts), count), out, key)
         return message
 
 
@@ -150,15 +149,15 @@ class DifferenceFeedback(Feedback):
     receiver_keeps: ClassVar[bool] = True
 
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
-        """X - g."""
+        """u = x - b."""
         torch.sub(x, buffer, out=out)
 
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
-        """G + c."""
+        """The receiver uses b + c."""
         torch.add(buffer, decoded, out=decoded)
 
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
-        """G + c, for which the message is not needed: ``decoded`` may lie in its place."""
+        """b = b + c; u is not needed, so `decoded` may lie in its place."""
         buffer.add_(decoded)
 
 
@@ -167,6 +166,8 @@ class ActivationDifference(DifferenceFeedback):
     """``aqsgd(codec)``: EF21 whose slot is the sample, its first visit in full precision; activations only."""
 
     name: ClassVar[str] = "aqsgd"
+    channels: ClassVar[tuple[str, ...]] = ("activations",)
+    instead: ClassVar[str] = "use ef21 there"
     opens_in_full: ClassVar[bool] = True
 
     slot: Slot = field(default="sample", kw_only=True)
@@ -179,18 +180,11 @@ class ActivationDifference(DifferenceFeedback):
         if type(self.eval_history) is not bool:
             raise CodecError(f"aqsgd's eval_history must be True or False, got {self.eval_history!r}")
 
+    @property
+    def remembers_evaluation(self) -> bool:
+        """Whether evaluation by sample keeps buffers of its own."""
+        return self.eval_history
+
 
 Method = Codec | Feedback
-
-
-def codec_of(method: Method) -> Codec:
-    """The codec a method ends in."""
-    return method.codec if isinstance(method, Feedback) else method
-
-
-def check_channel(method: Method, channel: str) -> None:
-    """Raise CodecError for a method that cannot be used on a channel (``activations`` or ``gradients``)."""
-    if isinstance(method, ActivationDifference) and channel == "gradients":
-        raise CodecError(f"aqsgd is for activations only, got {method} for gradients; use {method.codec}, or ef21")
-    if isinstance(method, Reuse) and channel == "activations":
-        raise CodecError("reuse is for gradients only: it takes the positions of the activations")
+"""What the tensors of a channel go through."""

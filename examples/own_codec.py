@@ -44,14 +44,14 @@ class Ternary(Codec):
         digits, scale = self._digits(x)
         return (x.float().view(-1) - digits * scale).abs().view(x.shape) + scale * torch.finfo(x.dtype).eps
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         digits, scale = self._digits(x)
         padding = -len(digits) % len(WEIGHTS)
         rows = torch.cat([digits + 1, digits.new_ones(padding)]).view(-1, len(WEIGHTS))
         out[:SCALE_BYTES] = scale.view(1).view(torch.uint8)
         out[SCALE_BYTES:] = (rows * torch.tensor(WEIGHTS)).sum(1).to(torch.uint8)
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         scale = payload[:SCALE_BYTES].clone().view(torch.float32)
         rows = payload[SCALE_BYTES:].int().view(-1, 1) // torch.tensor(WEIGHTS) % 3
         out.copy_(((rows.view(-1)[: out.numel()] - 1) * scale).view(out.shape))

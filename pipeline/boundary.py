@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.compress import Coder, Feedback, Key, Method, Moment, parse
-from thinwire.compress.codecs.sparse import Reuse
-from thinwire.compress.feedback import check_channel, codec_of
+from thinwire.compress import Coder, Key, Method, Moment, parse
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
@@ -65,7 +63,7 @@ class Channel:
     seed: int
 
     def __post_init__(self) -> None:
-        check_channel(self.method, self.name)
+        self.method.check_channel(self.name)
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -164,10 +162,8 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
 
 @lru_cache(maxsize=4096)
 def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    codec = codec_of(method)
-    if isinstance(codec, Reuse):
-        codec = codec.bound_to(codec_of(activations))
-    return codec.nbytes(shape, torch.float32 if isinstance(method, Feedback) else dtype)
+    codec = method.codec.bound_to(activations.codec)
+    return codec.nbytes(shape, torch.float32 if method.feedback else dtype)
 
 
 class ChannelEnd:

@@ -10,8 +10,6 @@ from functools import cache
 from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
-from thinwire.compress.codecs.sparse import Reuse, Sparse
-from thinwire.compress.feedback import check_channel, codec_of
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
@@ -61,7 +59,7 @@ class CompressionOptions:
             if _is_auto(expression):
                 continue
             try:
-                check_channel(parse(expression), channel)
+                parse(expression).check_channel(channel)
             except CodecError as error:
                 mistakes.append(f"{where}: {error}")
         if not mistakes:
@@ -73,13 +71,19 @@ class CompressionOptions:
 
     def _mistakes_of_reuse(self) -> list[str]:
         """To be asked where every expression names a codec or auto."""
-        return [
-            f"{where}.gradients: reuse needs topk or randk on the activations of the same boundary, got "
-            f"{pair['activations']}"
-            for where, pair in self._pairs().items()
-            if pair["gradients"].strip() == Reuse.name and not _is_auto(pair["activations"])
-            if not isinstance(codec_of(parse(pair["activations"])), Sparse)
-        ]
+        mistakes = []
+        for where, pair in self._pairs().items():
+            gradients = _method(pair["gradients"]).codec
+            if not _is_auto(pair["activations"]):
+                try:
+                    gradients.bound_to(parse(pair["activations"]).codec)
+                except CodecError as error:
+                    mistakes.append(f"{where}.gradients: {error}")
+            elif gradients.reuses_indices:
+                mistakes.append(
+                    f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
+                )
+        return mistakes
 
     def _mistakes_of_auto(self) -> list[str]:
         mistakes = _misspelt("compression.measure", self.measure)
@@ -92,16 +96,11 @@ class CompressionOptions:
             try:
                 method = parse(expression)
                 for channel in sorted(wanted):
-                    check_channel(method, channel)
-                if isinstance(method, Reuse):
+                    method.check_channel(channel)
+                if method.codec.reuses_indices:
                     raise CodecError("reuse needs a topk or randk that was chosen before it; give gradients: reuse")
             except CodecError as error:
                 mistakes.append(f"compression.candidates.{index}: {error}")
-        mistakes += [
-            f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
-            for where, pair in self._pairs().items()
-            if _is_auto(pair["activations"]) and pair["gradients"].strip() == Reuse.name
-        ]
         return mistakes
 
     def _pairs(self) -> dict[str, dict[ChannelName, str]]:

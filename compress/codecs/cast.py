@@ -25,10 +25,10 @@ class Uncompressed(Codec):
         """Return 0."""
         return torch.zeros((), device=x.device)
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         out.copy_(tensor_bytes(x))
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         tensor_bytes(out).copy_(payload)
 
 
@@ -49,12 +49,12 @@ class Cast(Codec):
         excess = (magnitude - torch.finfo(self.wire).max).clamp(min=0)
         return excess + rounding_bound(magnitude, self.wire) + rounding_bound(magnitude, x.dtype)
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(x.shape, dtype=self.wire, device=x.device)
         saturating_copy(x, sent)
         out.copy_(tensor_bytes(sent))
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(out.shape, dtype=self.wire, device=out.device)
         tensor_bytes(sent).copy_(payload)
         saturating_copy(sent, out)

@@ -1,6 +1,6 @@
-"""Positions: which k of a sample's n elements are sent, and the set of them in about as few bytes as it can take.
+"""Indices: which k of a sample's n elements are sent, and the set of them in about as few bytes as it can take.
 
-Positions are int64 [N, k]: k of each of N samples, counted among the T = N*n elements of all and in ascending order.
+Indices are int64 [N, k]: k of each of N samples, counted among the T = N*n elements of all and in ascending order.
 They are found by magnitude or drawn at random. In a payload they are one set of K = N*k, in the shorter of two forms,
 whose lengths follow from K and T alone:
 
@@ -8,11 +8,11 @@ whose lengths follow from K and T alone:
     Elias-Fano     | w low bits of each p | K + ((T-1) >> w) bits: bit (p >> w) + i is 1 for the i-th p |
 
 with w = floor(log2(T / K)), and in no bytes where K = T. Low bits are packed codes (see bits.py), beyond 8 bits first
-the lowest 8 of each. At K/T = 50, 30, 20, 10, 5 and 2 % a position costs 2.00, 3.33, 4.25, 5.25, 6.25 and 7.56 bits;
+the lowest 8 of each. At K/T = 50, 30, 20, 10, 5 and 2 % an index costs 2.00, 3.33, 4.25, 5.25, 6.25 and 7.56 bits;
 its entropy H(K/T) / (K/T) is 2.00, 2.94, 3.61, 4.69, 5.73 and 7.07.
 
 On a CPU the work is NumPy's, whose partition is 20 times as fast as torch's topk and whose bits are packed 20 times as
-fast as ours; on other devices it is torch's. Both give the same positions and bytes.
+fast as ours; on other devices it is torch's. Both give the same indices and bytes.
 """
 
 from collections.abc import Iterator
@@ -43,28 +43,28 @@ def magnitude_bits(x: Tensor) -> Tensor:
 
 
 def largest(integers: Tensor, k: int) -> Tensor:
-    """Return the positions [N, k] of the ``k`` largest of each row of integers [N, n]; of equals, the first."""
+    """Return the indices [N, k] of the ``k`` largest of each row of integers [N, n]; of equals, the first."""
     return _largest_masked(integers, -1, k)
 
 
 def largest_magnitudes(x: Tensor, k: int) -> Tensor:
-    """Return the positions [N, k] of the ``k`` largest `magnitude_bits` of each row of floating ``x`` [N, n]."""
+    """Return the indices [N, k] of the ``k`` largest `magnitude_bits` of each row of floating ``x`` [N, n]."""
     return _largest_masked(x.view(_INTEGERS[x.itemsize]), _without_sign(x), k)
 
 
-def values_at(positions: Tensor, x: Tensor) -> Tensor:
-    """Return the elements of ``x`` at ``positions`` [N, k], in the same shape."""
-    return x.reshape(-1).index_select(0, positions.view(-1)).view(positions.shape)
+def values_at(indices: Tensor, x: Tensor) -> Tensor:
+    """Return the elements of ``x`` at ``indices`` [N, k], in the same shape."""
+    return x.reshape(-1).index_select(0, indices.view(-1)).view(indices.shape)
 
 
-def put_values(values: Tensor, positions: Tensor, x: Tensor) -> Tensor:
-    """Write ``values`` [N, k] into contiguous ``x`` at ``positions`` [N, k], and return it."""
-    x.view(-1).scatter_(0, positions.view(-1), values.view(-1))
+def put_values(values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    """Write ``values`` [N, k] into contiguous ``x`` at ``indices`` [N, k], and return it."""
+    x.view(-1).scatter_(0, indices.view(-1), values.view(-1))
     return x
 
 
-def random_positions(seed: int, samples: int, n: int, k: int) -> Tensor:
-    """Return ``k`` of ``n`` positions for each sample, any k as likely as any others: int64 [samples, k].
+def random_indices(seed: int, samples: int, n: int, k: int) -> Tensor:
+    """Return ``k`` of ``n`` indices for each sample, any k as likely as any others: int64 [samples, k].
 
     They follow from the arguments alone, on every machine and with every version of NumPy, whose PCG64 is fixed.
     """
@@ -73,40 +73,40 @@ def random_positions(seed: int, samples: int, n: int, k: int) -> Tensor:
     return largest(torch.from_numpy(draws[: samples * n]).view(samples, n), k)
 
 
-def positions_size(samples: int, n: int, k: int) -> int:
-    """Return how many bytes ``k`` of ``n`` positions take for each sample."""
+def indices_size(samples: int, n: int, k: int) -> int:
+    """Return how many bytes ``k`` of ``n`` indices take for each sample."""
     count, total = samples * k, samples * n
     if count in (0, total):
         return 0
     return min(packed_size(total, 1), _elias_fano_size(count, total))
 
 
-def pack_positions(positions: Tensor, n: int, out: Tensor) -> None:
-    """Write ``positions`` [N, k] among ``n`` into ``out``: uint8 [positions_size(N, n, k)]."""
+def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
+    """Write ``indices`` [N, k] among ``n`` into ``out``: uint8 [indices_size(N, n, k)]."""
     if not len(out):
         return
-    total, positions = len(positions) * n, positions.view(-1)
-    count = len(positions)
+    total, indices = len(indices) * n, indices.view(-1)
+    count = len(indices)
     if not _elias_fano_is_shorter(count, total):
-        _pack_ones(positions, total, out)
+        _pack_ones(indices, total, out)
         return
     width = _low_width(count, total)
     for shift, bits in _pieces(width):
         size = packed_size(count, bits)
-        low = (positions >> shift if shift else positions).to(torch.uint8)
+        low = (indices >> shift if shift else indices).to(torch.uint8)
         pack(low.bitwise_and_((1 << bits) - 1), bits, out[:size])
         out = out[size:]
-    high = (positions >> width).add_(torch.arange(count, device=positions.device))
+    high = (indices >> width).add_(torch.arange(count, device=indices.device))
     _pack_ones(high, count + ((total - 1) >> width), out)
 
 
-def unpack_positions(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
-    """Return the positions [samples, k] among ``n`` that pack_positions wrote."""
+def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
+    """Return the indices [samples, k] among ``n`` that pack_indices wrote."""
     count, total = samples * k, samples * n
     if not len(payload):
-        positions = torch.arange(count, device=payload.device)
+        indices = torch.arange(count, device=payload.device)
     elif not _elias_fano_is_shorter(count, total):
-        positions = _unpack_ones(payload, total, count)
+        indices = _unpack_ones(payload, total, count)
     else:
         width = _low_width(count, total)
         low = torch.zeros(count, dtype=torch.int64, device=payload.device)
@@ -114,9 +114,9 @@ def unpack_positions(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
             size = packed_size(count, bits)
             low |= unpack(payload[:size], bits, count).long() << shift
             payload = payload[size:]
-        positions = _unpack_ones(payload, count + ((total - 1) >> width), count)
-        positions.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
-    return positions.view(samples, k)
+        indices = _unpack_ones(payload, count + ((total - 1) >> width), count)
+        indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
+    return indices.view(samples, k)
 
 
 def _for_numpy(x: Tensor) -> bool:
@@ -129,7 +129,7 @@ def _without_sign(x: Tensor) -> int:
 
 
 def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
-    """Return the positions [N, k] of the ``k`` largest ``integers & mask`` of each row; of equals, the first."""
+    """Return the indices [N, k] of the ``k`` largest ``integers & mask`` of each row; of equals, the first."""
     samples, n = integers.shape
     if samples == 0 or k in (0, n):
         return torch.arange(samples * k, device=integers.device).view(samples, k)
@@ -149,25 +149,25 @@ def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
         np.bitwise_and(rows[block], mask, out=masked)
         least[block] = _least_kept(masked, k)  # which leaves them in another order
         np.greater_equal(np.bitwise_and(rows[block], mask, out=masked), least[block], out=kept[block])
-    places = np.flatnonzero(padded)
-    places = places[: len(places) - (padded.size - kept.size)]
-    if len(places) > samples * k:
-        places = _without_last_equals(places, rows, mask, least, k)
-    return torch.from_numpy(places).view(samples, k)
+    indices = np.flatnonzero(padded)
+    indices = indices[: len(indices) - (padded.size - kept.size)]
+    if len(indices) > samples * k:
+        indices = _without_last_equals(indices, rows, mask, least, k)
+    return torch.from_numpy(indices).view(samples, k)
 
 
 def _without_last_equals(
-    places: NDArray[np.int64], rows: NDArray[Any], mask: int, least: NDArray[Any], k: int
+    indices: NDArray[np.int64], rows: NDArray[Any], mask: int, least: NDArray[Any], k: int
 ) -> NDArray[np.int64]:
-    """Return ``places`` of all that is at least ``least`` [N, 1], but of each row's equals to it the last too many."""
+    """Return ``indices`` of all that is at least ``least`` [N, 1], but of each row's equals to it the last too many."""
     samples, n = rows.shape
-    ends = np.searchsorted(places, n * np.arange(1, samples + 1))
+    ends = np.searchsorted(indices, n * np.arange(1, samples + 1))
     counts = np.diff(ends, prepend=0)
-    equal = (rows.reshape(-1)[places] & mask) == np.repeat(least, counts)
+    equal = (rows.reshape(-1)[indices] & mask) == np.repeat(least, counts)
     # torch's, because it is eight times as fast as NumPy's
     rank = torch.from_numpy(equal).cumsum(0).numpy()
     allowed = rank[ends - 1] - (counts - k)
-    kept: NDArray[np.int64] = places[~equal | (rank <= np.repeat(allowed, counts))]
+    kept: NDArray[np.int64] = indices[~equal | (rank <= np.repeat(allowed, counts))]
     return kept
 
 
@@ -231,14 +231,14 @@ def _pieces(width: int) -> Iterator[tuple[int, int]]:
         yield shift, min(8, width - shift)
 
 
-def _pack_ones(places: Tensor, length: int, out: Tensor) -> None:
-    """Write ``length`` bits, those at ``places`` 1, into ``out``."""
-    if _for_numpy(places):
+def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
+    """Write ``length`` bits, those at ``indices`` 1, into ``out``."""
+    if _for_numpy(indices):
         bits = np.zeros(length, np.bool_)
-        bits[places.numpy()] = True
+        bits[indices.numpy()] = True
         out.copy_(torch.from_numpy(np.packbits(bits, bitorder="little")))
     else:
-        ones = torch.zeros(length, dtype=torch.uint8, device=places.device).index_fill_(0, places, 1)
+        ones = torch.zeros(length, dtype=torch.uint8, device=indices.device).index_fill_(0, indices, 1)
         pack(ones, 1, out)
 
 
@@ -246,8 +246,8 @@ def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
     """Return where the ones are among the first ``length`` bits of ``payload``: int64 [count]."""
     if _for_numpy(payload):
         bits = np.unpackbits(payload.numpy(), count=length, bitorder="little").view(np.bool_)
-        places = torch.from_numpy(np.flatnonzero(bits))
+        indices = torch.from_numpy(np.flatnonzero(bits))
     else:
-        places = unpack(payload, 1, length).nonzero().squeeze(1)
-    assert len(places) == count, f"a payload of {count} positions holds {len(places)}"
-    return places
+        indices = unpack(payload, 1, length).nonzero().squeeze(1)
+    assert len(indices) == count, f"a payload of {count} indices holds {len(indices)}"
+    return indices

@@ -33,9 +33,9 @@ class LowRank(Codec):
 
         P = orthonormal basis of M Q0,    Q = M^T P,    decoded P Q^T
 
-    Q0 is the message's ``side``: the Q of the last message in its place, which makes this one step of the power
+    Q0 is what the message shares: the Q of the last message in its place, which makes this one step of the power
     iteration toward M's r strongest directions. Without one, or with one that is all zeros, not finite or of another
-    shape, Q0 is drawn from the key: Gaussian. Only the encoder needs it; `next_side` reads it from the payload.
+    shape, Q0 is drawn from the key: Gaussian. Only the encoder needs it; `next_shared` reads it from the payload.
 
     P Q^T is M projected on the basis, so the error is at most |M|, and nothing but rounding where M's rank is at most
     r. A tensor with NaN or infinity is decoded without a finite element.
@@ -50,6 +50,7 @@ class LowRank(Codec):
     """
 
     name: ClassVar[str] = "lowrank"
+    warm_starts: ClassVar[bool] = True
 
     rank: int
     """Columns of P and Q, 1 to 512."""
@@ -84,23 +85,23 @@ class LowRank(Codec):
         bound = bound + rounding_bound(2 * bound, x.dtype)
         return bound.float().expand(rows, columns).reshape(x.shape)
 
-    def next_side(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    def next_shared(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return the payload's Q as float32 [columns, r]; None for a tensor without elements."""
         if not prod(shape):
             return None
         scale, _, right = self._read(payload, shape)
         return (right.double() * scale).float()
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         rows, columns, rank = self._sizes(x.shape)
         matrix = x.reshape(rows, columns).float()
-        left = _orthonormal(matrix @ self._start(side, matrix, rank, key)).to(self._format)
+        left = _orthonormal(matrix @ self._start(shared, matrix, rank, key)).to(self._format)
         right = matrix.t() @ left.float()
         scale = _power_of_two_above(right.abs().amax())
         scaled = (right.double() / scale.masked_fill(scale == 0, torch.inf)).to(self._format)
         out.copy_(torch.cat([tensor_bytes(part) for part in (scale.float(), left, scaled)]))
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         scale, left, right = self._read(payload, out.shape)
         product = torch.mm(left.double(), right.double().t()).mul_(scale)
         saturating_copy(product.view(out.shape), out)
@@ -112,13 +113,13 @@ class LowRank(Codec):
         values = aligned[_SCALE_BYTES:].view(self._format).view(rows + columns, rank)
         return aligned[:_SCALE_BYTES].view(torch.float32).squeeze(0).double(), values[:rows], values[rows:]
 
-    def _start(self, side: object, matrix: Tensor, rank: int, key: Key) -> Tensor:
+    def _start(self, shared: Tensor | None, matrix: Tensor, rank: int, key: Key) -> Tensor:
         """Return Q0, float32 [columns, r], of a magnitude at which M Q0 overflows no sooner than M."""
         shape = (matrix.shape[1], rank)
-        if isinstance(side, Tensor) and side.shape == shape:
-            largest = side.abs().amax()
+        if shared is not None and shared.shape == shape:
+            largest = shared.abs().amax()
             if largest.isfinite() and largest > 0:
-                return side / largest
+                return shared / largest
         return torch.randn(shape, generator=key.generator(matrix.device), device=matrix.device)
 
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:

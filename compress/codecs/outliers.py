@@ -1,6 +1,6 @@
 """q's option outliers=F: the largest elements of each row kept apart, after LLM.int8 (2208.07339).
 
-payload     | outliers, bf16 | their positions | payload of the rest |        positions.py says how those are packed
+payload     | outliers, bf16 | their indices | payload of the rest |        indices.py says how those are packed
 
 A row is what ``per="row"`` means; of its n elements the max(1, round(F*n)) of largest magnitude are outliers, the first
 of equals. They are sent in bf16 and not in fp16 for its range: a gradient's outliers may lie below what fp16 can tell
@@ -21,11 +21,11 @@ from thinwire.compress.codec import Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
 from thinwire.compress.codecs.granularity import Blocks, blocks_per
 from thinwire.compress.codecs.indices import (
+    indices_size,
     largest_magnitudes,
-    pack_positions,
-    positions_size,
+    pack_indices,
     put_values,
-    unpack_positions,
+    unpack_indices,
     values_at,
 )
 from thinwire.compress.codecs.quantizer import Around
@@ -48,46 +48,50 @@ class OutliersApart(Around):
         return sum(self._sizes(shape)) + self.inner.nbytes(shape)
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:  # noqa: D102
-        rest, positions, outliers = self._split(x)
-        values_size, positions_size = self._sizes(x.shape)
-        values, places, inner = out.tensor_split([values_size, values_size + positions_size])
+        rest, indices, outliers = self._split(x)
+        values, packed, inner = self._parts(out, x.shape)
         values.copy_(tensor_bytes(outliers.bfloat16()))
-        pack_positions(positions, rest.shape[1], places)
+        pack_indices(indices, rest.shape[1], packed)
         self.inner.encode(rest.view(x.shape), inner, key)
 
     def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
         row = blocks_per("row", values.shape)
-        values_size, positions_size = self._sizes(values.shape)
-        sent, places, inner = payload.tensor_split([values_size, values_size + positions_size])
+        sent, packed, inner = self._parts(payload, values.shape)
         self.inner.decode(inner, values)
         outliers = torch.empty(row.c, self.count(row.b), dtype=torch.bfloat16, device=values.device)
         tensor_bytes(outliers).copy_(sent)
-        positions = unpack_positions(places, row.c, row.b, self.count(row.b))
-        put_values(outliers.float(), positions, values)
+        indices = unpack_indices(packed, row.c, row.b, self.count(row.b))
+        put_values(outliers.float(), indices, values)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Return the inner quantizer's bound of the rest, and bf16's of outliers."""
-        rest, positions, outliers = self._split(x)
+        rest, indices, outliers = self._split(x)
         bound = self.inner.error_bound(rest.view(x.shape)).reshape(rest.shape)
-        bound = put_values(rounding_bound(outliers.abs(), torch.bfloat16), positions, bound.clone())
-        bound += rounding_bound(put_values(outliers, positions, rest).abs() + bound, x.dtype)
+        bound = put_values(rounding_bound(outliers.abs(), torch.bfloat16), indices, bound.clone())
+        bound += rounding_bound(put_values(outliers, indices, rest).abs() + bound, x.dtype)
         return bound.view(x.shape)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rest [R, n], outliers' places filled, and their positions and values [R, k]."""
+        """Return the rest [R, n], outliers' places filled, and outliers' indices and values [R, k]."""
         row, blocks = blocks_per("row", x.shape), self.blocks(x.shape)
         values = x.detach().reshape(row.c, row.b).float().contiguous()
-        positions = largest_magnitudes(values, self.count(row.b))
-        outliers = values_at(positions, values)
-        rest = put_values(torch.full_like(outliers, torch.inf), positions, values.clone())
+        indices = largest_magnitudes(values, self.count(row.b))
+        outliers = values_at(indices, values)
+        rest = put_values(torch.full_like(outliers, torch.inf), indices, values.clone())
         least = blocks.view(rest).amin((0, 2))
-        most = blocks.view(put_values(torch.full_like(outliers, -torch.inf), positions, rest)).amax((0, 2))
+        most = blocks.view(put_values(torch.full_like(outliers, -torch.inf), indices, rest)).amax((0, 2))
         fill = torch.zeros_like(least).clamp_(least, most).masked_fill_(least > most, 0)
-        fill = values_at(positions, blocks.spread(fill, rest.shape))
-        return put_values(fill, positions, rest), positions, outliers
+        fill = values_at(indices, blocks.spread(fill, rest.shape))
+        return put_values(fill, indices, rest), indices, outliers
+
+    def _parts(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """A payload's outliers, their indices, and the inner payload."""
+        values_size, indices_bytes = self._sizes(shape)
+        values, packed, inner = payload.tensor_split([values_size, values_size + indices_bytes])
+        return values, packed, inner
 
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the sizes of the outliers' values and of their positions."""
+        """Return the sizes of the outliers' values and of their indices."""
         row = blocks_per("row", shape)
         k = self.count(row.b)
-        return 2 * row.c * k, positions_size(row.c, row.b, k)
+        return 2 * row.c * k, indices_size(row.c, row.b, k)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating, require_int, tensor_bytes
-from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
+from thinwire.compress.codecs.bits import ValueTable, entropy_with_codes, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import Blocks, Per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
@@ -84,10 +84,14 @@ class Quantize(Codec):
         """Return the largest error of each element, in the shape of ``x``."""
         return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The entropy of the codes, and all beside them as it is sent."""
+        return entropy_with_codes(payload, self.bits, prod(shape))
+
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         self._quantizer.encode(x, out, key)
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         self._quantizer.decode(payload, out)
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating, require_int, tensor_bytes
-from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
+from thinwire.compress.codecs.bits import ValueTable, entropy_with_codes, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_of_group, blocks_per
 
@@ -51,6 +51,10 @@ class Scaled(Codec):
         bound += rounding_bound(values.abs() + bound, x.dtype)
         return bound.view(-1)[: blocks.numel].view(x.shape)
 
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The entropy of the codes, and all beside them as it is sent."""
+        return entropy_with_codes(payload, self._code_bits, prod(shape))
+
     @property
     @abstractmethod
     def _code_bits(self) -> int:
@@ -76,7 +80,7 @@ class Scaled(Codec):
     def _bound(self, magnitude: Tensor, units: Tensor) -> Tensor:
         """Return how far decoded values are from ones of ``magnitude``, float32 [A, C, B], in the same shape."""
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         blocks = self._blocks(x.shape)
         values = blocks.view(x.float())
         scales = self._measure(values)
@@ -84,7 +88,7 @@ class Scaled(Codec):
         out[: 2 * blocks.c] = tensor_bytes(scales)
         pack(codes, self._code_bits, out[2 * blocks.c :])
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         blocks = self._blocks(out.shape)
         scales = torch.empty(blocks.c, dtype=torch.bfloat16, device=out.device)
         tensor_bytes(scales).copy_(payload[: 2 * blocks.c])

@@ -1,6 +1,6 @@
 """The sparse codecs: topk, randk and reuse send k elements of each sample and let the others be zeros.
 
-payload     | positions (topk only) | values |      positions.py says how positions are packed
+payload     | indices (topk only) | values |      indices.py says how indices are packed
 
 A sample is one index of the first dimension, flattened; a tensor of less than two dimensions is one sample.
 """
@@ -16,20 +16,22 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating
+from thinwire.compress.codecs.bits import entropy
 from thinwire.compress.codecs.cast import BFloat16, Cast, Float16, Uncompressed, rounding_bound, saturating_copy
 from thinwire.compress.codecs.indices import (
+    indices_size,
     largest,
     largest_magnitudes,
     magnitude_bits,
-    pack_positions,
-    positions_size,
+    pack_indices,
     put_values,
-    random_positions,
-    unpack_positions,
+    random_indices,
+    unpack_indices,
     values_at,
 )
 from thinwire.compress.codecs.quantize import Quantize
 
+_NEEDS_INDICES = "reuse needs topk or randk on the activations of the same boundary"
 Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)"]
 
 
@@ -50,6 +52,8 @@ _VALUES: Mapping[Values, Codec] = MappingProxyType(
 class Sparse(Codec):
     """Some elements of each sample; what ``topk`` and ``randk`` have in common, and what feedback asks of them."""
 
+    shares_indices: ClassVar[bool] = True
+
     fraction: float
     """The share of each sample's elements that is sent, above 0 and at most 1."""
     values: Values = field(default="fp32", kw_only=True)
@@ -67,52 +71,48 @@ class Sparse(Codec):
 
     @abstractmethod
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the positions that ``encode`` would send: int64 [N, k], ascending, among the elements of ``x``."""
+        """Return the indices that ``encode`` would send: int64 [N, k], ascending, among the elements of ``x``."""
 
     @abstractmethod
-    def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """Return the positions [N, k] of the values in a payload, or those that follow from ``key``."""
+    def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
+        """Return the indices [N, k] of the values in a payload, or those that follow from ``key``."""
 
-    def encode_at(self, x: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
-        """Write a payload as ``encode`` does, with ``positions`` [N, k] instead of its own choice.
+    def encode_at(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
+        """Write a payload as ``encode`` does, with ``indices`` [N, k] instead of its own choice.
 
-        Where positions are not sent, they have to be those of ``key``.
+        A codec that takes no indices sends none, so they must be those of `key`.
         """
         self._check_payload(out, x)
         if x.numel():
-            size = self._positions_size(x.shape)
-            self._write_positions(positions, x.shape, out[:size])
-            self.encode_values(x.detach(), positions, out[size:], key)
-
-    def unscaled(self) -> "Sparse":
-        """Return the same codec without scaling: what feedback needs, since it sends later what is left out now."""
-        return self
+            size = self._indices_size(x.shape)
+            self._write_indices(indices, x.shape, out[:size])
+            self.encode_values(x.detach(), indices, out[size:], key)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the size of positions, if they are sent, and values; 0 for a tensor without elements."""
+        """Return the size of indices, if they are sent, and values; 0 for a tensor without elements."""
         require_floating(self, dtype)
-        return self._positions_size(shape) + self.values_size(shape, dtype)
+        return self._indices_size(shape) + self.values_size(shape, dtype)
 
     def values_size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return the size of the values alone."""
         samples, n = samples_of(shape)
         return self._values_codec(dtype).nbytes((samples, self.count(n)), dtype)
 
-    def encode_values(self, x: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
-        """Write the values of ``x``, not empty, at ``positions`` [N, k] into ``out``: uint8 [values_size]."""
-        self._values_codec(x.dtype).encode(values_at(positions, x), out, key)
+    def encode_values(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
+        """Write the values of ``x``, not empty, at ``indices`` [N, k] into ``out``: uint8 [values_size]."""
+        self._values_codec(x.dtype).encode(values_at(indices, x), out, key)
 
-    def decode_values(self, payload: Tensor, positions: Tensor, out: Tensor, key: Key) -> None:
-        """Write zeros into ``out``, not empty and contiguous, and a payload's values at ``positions`` [N, k]."""
-        kept = torch.empty(positions.shape, dtype=out.dtype, device=out.device)
+    def decode_values(self, payload: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
+        """Write zeros into ``out``, not empty and contiguous, and a payload's values at ``indices`` [N, k]."""
+        kept = torch.empty(indices.shape, dtype=out.dtype, device=out.device)
         self._values_codec(out.dtype).decode(payload, kept, key)
         scale = self._scale(samples_of(out.shape)[1])
         if scale != 1:
             saturating_copy(kept.to(torch.promote_types(out.dtype, torch.float32)) * scale, kept)
-        put_values(kept, positions, out.zero_())
+        put_values(kept, indices, out.zero_())
 
-    def bound_at_any_positions(self, x: Tensor) -> Tensor:
-        """Return the largest error of each element, whichever positions are sent."""
+    def bound_at_any_indices(self, x: Tensor) -> Tensor:
+        """Return the largest error of each element, whichever indices are sent."""
         samples, n = samples_of(x.shape)
         values, scale = x.detach().reshape(samples, n), self._scale(n)
         magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound(values)
@@ -122,18 +122,18 @@ class Sparse(Codec):
             if_sent += rounding_bound(decoded, x.dtype) + rounding_bound(decoded, torch.float32)
         return torch.maximum(magnitude, if_sent).view(x.shape)
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         self.encode_at(x, self.select(x, key), out, key)
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
-        positions = self.positions(payload, out.shape, out.dtype, key)
-        self.decode_values(payload[self._positions_size(out.shape) :], positions, out, key)
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
+        indices = self.indices(payload, out.shape, out.dtype, key)
+        self.decode_values(payload[self._indices_size(out.shape) :], indices, out, key)
 
     @abstractmethod
-    def _positions_size(self, shape: Sequence[int]) -> int: ...
+    def _indices_size(self, shape: Sequence[int]) -> int: ...
 
     @abstractmethod
-    def _write_positions(self, positions: Tensor, shape: Sequence[int], out: Tensor) -> None: ...
+    def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None: ...
 
     def _scale(self, n: int) -> float:
         return 1.0
@@ -153,16 +153,17 @@ class TopK(Sparse):
     """
 
     name: ClassVar[str] = "topk"
+    takes_indices: ClassVar[bool] = True
 
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the positions of the k largest magnitudes: int64 [N, k]."""
+        """Return the indices of the k largest magnitudes: int64 [N, k]."""
         samples, n = samples_of(x.shape)
         return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
 
-    def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """Return the positions [N, k] that the payload begins with."""
+    def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
+        """Return the indices [N, k] that the payload begins with."""
         samples, n = samples_of(shape)
-        return unpack_positions(payload[: self._positions_size(shape)], samples, n, self.count(n))
+        return unpack_indices(payload[: self._indices_size(shape)], samples, n, self.count(n))
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Return the least magnitude kept of each sample, or what the values' format adds if that is more."""
@@ -175,17 +176,23 @@ class TopK(Sparse):
         of_value = self._values_codec(x.dtype).error_bound(kept).expand(kept.shape)
         return put_values(torch.maximum(least, of_value), sent, least.repeat(1, n)).view(x.shape)
 
-    def _positions_size(self, shape: Sequence[int]) -> int:
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The entropy of K indices among T elements, and the values as they are sent."""
         samples, n = samples_of(shape)
-        return positions_size(samples, n, self.count(n))
+        of_index = entropy(torch.tensor([self.count(n), n - self.count(n)]))
+        return samples * n * of_index + 8 * (len(payload) - self._indices_size(shape))
 
-    def _write_positions(self, positions: Tensor, shape: Sequence[int], out: Tensor) -> None:
-        pack_positions(positions, samples_of(shape)[1], out)
+    def _indices_size(self, shape: Sequence[int]) -> int:
+        samples, n = samples_of(shape)
+        return indices_size(samples, n, self.count(n))
+
+    def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None:
+        pack_indices(indices, samples_of(shape)[1], out)
 
 
 @dataclass(frozen=True, repr=False)
 class RandK(Sparse):
-    """``randk(fraction)``: elements drawn at random from the message's key, so that no position is sent.
+    """``randk(fraction)``: elements drawn at random from the message's key, so that no index is sent.
 
     Standing alone, what is sent counts n/k times: the expectation over keys is x, as exactly as the values are sent.
     """
@@ -200,31 +207,31 @@ class RandK(Sparse):
         if type(self.scaled) is not bool:
             raise CodecError(f"randk's scaled must be True or False, got {self.scaled!r}")
 
-    def unscaled(self) -> Sparse:
-        """Return the codec that does not multiply."""
+    def unscaled(self) -> "RandK":
+        """The codec that does not multiply."""
         return replace(self, scaled=False)
 
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the positions [N, k] that follow from ``key``."""
+        """Return the indices [N, k] that follow from ``key``."""
         return self._drawn(x.shape, x.device, key)
 
-    def positions(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """Return the positions [N, k] that follow from ``key``."""
+    def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
+        """Return the indices [N, k] that follow from ``key``."""
         return self._drawn(shape, payload.device, key)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Return the larger of ``|x|`` and ``|x| * (n/k - 1)``, or ``|x|`` if unscaled, and the values' own error."""
-        return self.bound_at_any_positions(x)
+        return self.bound_at_any_indices(x)
 
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
         samples, n = samples_of(shape)
         # Drawn on the CPU whatever the device, so that both ends draw the same.
-        return random_positions(key.number, samples, n, self.count(n)).to(device)
+        return random_indices(key.number, samples, n, self.count(n)).to(device)
 
-    def _positions_size(self, shape: Sequence[int]) -> int:
+    def _indices_size(self, shape: Sequence[int]) -> int:
         return 0
 
-    def _write_positions(self, positions: Tensor, shape: Sequence[int], out: Tensor) -> None:
+    def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None:
         pass
 
     def _scale(self, n: int) -> float:
@@ -233,40 +240,44 @@ class RandK(Sparse):
 
 @dataclass(frozen=True, repr=False)
 class Reuse(Codec):
-    """``reuse``: for gradients, the values at the positions of the activation of the same micro-batch.
+    """``reuse``: for gradients, the values at the indices of the activation of the same micro-batch.
 
     It is usable once it is bound to the activations' codec; until then every use is a :class:`CodecError`.
     """
 
     name: ClassVar[str] = "reuse"
+    channels: ClassVar[tuple[str, ...]] = ("gradients",)
+    instead: ClassVar[str] = "use topk or randk there"
+    takes_feedback: ClassVar[bool] = False
+    reuses_indices: ClassVar[bool] = True
 
     def bound_to(self, activations: Codec) -> "BoundReuse":
-        """Return the codec for gradients at the positions of ``activations``, which has to be topk or randk."""
+        """The codec for gradients at the indices of `activations`, which must be topk or randk."""
         if not isinstance(activations, Sparse):
-            raise _needs_positions()
+            raise CodecError(f"{_NEEDS_INDICES}, got {activations}")
         return BoundReuse(activations)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Raise :class:`CodecError`."""
-        raise _needs_positions()
+        raise CodecError(_NEEDS_INDICES)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Raise :class:`CodecError`."""
-        raise _needs_positions()
+        raise CodecError(_NEEDS_INDICES)
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
-        raise _needs_positions()
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
+        raise CodecError(_NEEDS_INDICES)
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
-        raise _needs_positions()
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
+        raise CodecError(_NEEDS_INDICES)
 
 
 @dataclass(frozen=True, repr=False)
 class BoundReuse(Codec):
-    """``reuse`` at the positions of ``activations``, which are the ``side`` of each message: int64 [N, k].
+    """``reuse`` at the indices of ``activations``, which each message shares: int64 [N, k].
 
     Values have the format and the scale that they have there: this is the derivative of the activations' codec with
-    its positions held fixed, applied to the gradient.
+    its indices held fixed, applied to the gradient.
     """
 
     name: ClassVar[str] = "reuse"
@@ -281,19 +292,19 @@ class BoundReuse(Codec):
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Return ``|x|``, more where the activations' codec scales, and the values' own error."""
-        return self.activations.bound_at_any_positions(x)
+        return self.activations.bound_at_any_indices(x)
 
-    def _encode(self, x: Tensor, out: Tensor, key: Key, side: object) -> None:
-        self.activations.encode_values(x, self._positions(side, x), out, key)
+    def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
+        self.activations.encode_values(x, self._indices(shared, x), out, key)
 
-    def _decode(self, payload: Tensor, out: Tensor, key: Key, side: object) -> None:
-        self.activations.decode_values(payload, self._positions(side, out), out, key)
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
+        self.activations.decode_values(payload, self._indices(shared, out), out, key)
 
-    def _positions(self, side: object, x: Tensor) -> Tensor:
+    def _indices(self, shared: Tensor | None, x: Tensor) -> Tensor:
         samples, n = samples_of(x.shape)
         expected = (samples, self.activations.count(n))
-        assert isinstance(side, Tensor) and side.shape == expected, f"reuse needs positions of shape {expected}"
-        return side
+        assert shared is not None and shared.shape == expected, f"reuse needs indices of shape {expected}"
+        return shared
 
     def __str__(self) -> str:
         return self.name
@@ -306,8 +317,8 @@ def samples_of(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
 
 
-def mixed_positions(x: Tensor, error: Tensor, k: int) -> Tensor:
-    """Return which positions EF-mixed sends of ``x + error``, two floating tensors of one shape: int64 [N, k].
+def mixed_indices(x: Tensor, error: Tensor, k: int) -> Tensor:
+    """Return which indices EF-mixed sends of ``x + error``, two floating tensors of one shape: int64 [N, k].
 
     P is the ceil(k/2) largest of |x| united with the floor(k/2) largest of |error|, filled up to k with the largest of
     |x + error| outside P; of equals the first (after 2401.07788, which says no more than "at most k").
@@ -326,7 +337,3 @@ def _magnitude(x: Tensor) -> Tensor:
     """Return ``|x|`` as float32, and not less for what float64 adds."""
     magnitude = x.float().abs()
     return magnitude + rounding_bound(magnitude, torch.float32)
-
-
-def _needs_positions() -> CodecError:
-    return CodecError("reuse needs topk or randk on the activations of the same boundary")

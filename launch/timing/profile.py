@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Key, Method
-from thinwire.compress.codecs.sparse import Reuse
-from thinwire.compress.feedback import codec_of
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.timing.workload import CodecCost, Workload
@@ -90,7 +88,7 @@ def codec_costs(
 ) -> Mapping[tuple[ChannelName, str], CodecCost]:
     """Median seconds of each method's codec on what crosses the boundary that uses it first.
 
-    What feedback adds around a codec is not in it; ``reuse``, which needs an activation's positions, counts as free.
+    What feedback adds around a codec is not in it; ``reuse``, which needs an activation's indices, counts as free.
     """
     found: dict[tuple[ChannelName, str], tuple[Method, Tensor]] = {}
     for compression in codecs:
@@ -98,14 +96,14 @@ def codec_costs(
             for channel in CHANNELS:
                 method = compression.method(index, channel)
                 crossing = [example for example in examples if example.requires_grad]
-                if crossing and not isinstance(codec_of(method), Reuse):
+                if crossing and not method.codec.reuses_indices:
                     found.setdefault((channel, str(method)), (method, crossing[0]))
     return {name: time_codec(method, example) for name, (method, example) in found.items()}
 
 
 def time_codec(method: Method, example: Tensor) -> CodecCost:
     """Median seconds of encoding and decoding Gaussian data shaped as `example`."""
-    codec = codec_of(method)
+    codec = method.codec
     values = torch.randn(example.shape).to(example.dtype)
     payload = torch.empty(codec.nbytes(example.shape, example.dtype), dtype=torch.uint8)
     decoded = torch.empty_like(values)

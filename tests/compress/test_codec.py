@@ -56,7 +56,7 @@ EXPRESSIONS = (
     'dither(5, per="tensor")',
     "dither(8, group=7)",
 )
-# They keep a part only, and some need a side: tests named after them hold them to a contract of their own.
+# They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
 TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}
 codecs = st.sampled_from(EXPRESSIONS).map(parse)
 dtypes = st.sampled_from(FLOATING)

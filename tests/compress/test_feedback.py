@@ -7,7 +7,6 @@ import torch
 from support.codec_helpers import encode
 from thinwire.compress import CodecError, Coder, Key, Moment, SlotCounts, parse
 from thinwire.compress.codec import tensor_bytes
-from thinwire.compress.feedback import check_channel
 from thinwire.compress.stores.memory import MemoryStore
 
 ROWS, WIDTH = 4, 24
@@ -136,7 +135,7 @@ def test_minmax_of_one_bit_never_converges():
     assert errors[-1] > 0.1 * errors[0], errors
 
 
-def test_efmixed_sends_exactly_k_at_the_mixed_positions():
+def test_efmixed_sends_exactly_k_at_the_mixed_indices():
     pair = Pair("efmixed(topk(0.25))")
     for step in range(5):
         out = pair.carry(random(step), step=step)
@@ -312,7 +311,7 @@ def test_evaluation_of_aqsgd_has_a_history_of_its_own_unless_told_otherwise():
 @pytest.mark.parametrize(
     "activations", ["topk(0.25)", "randk(0.25)", "ef(topk(0.25))", "ef21(topk(0.25))", "aqsgd(topk(0.25))"]
 )
-def test_reuse_sends_the_gradients_values_at_the_activations_positions(activations):
+def test_reuse_sends_the_gradients_values_at_the_activations_indices(activations):
     forward = Pair(activations)
     back = Pair("reuse", companions=(forward.receiver, forward.sender))
     ids = [0, 1, 2, 3]
@@ -409,7 +408,7 @@ def test_lowrank_goes_on_from_the_last_training_message_in_its_place(expression)
 )
 def test_methods_have_their_channel(expression, channel, said):
     with pytest.raises(CodecError, match=said):
-        check_channel(parse(expression), channel)
+        parse(expression).check_channel(channel)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +416,7 @@ def test_methods_have_their_channel(expression, channel, said):
     [
         ("ef(reuse)", "ef cannot go around reuse"),
         ("ef21(reuse)", "ef21 cannot go around reuse"),
-        ("efmixed(q(4))", "efmixed chooses positions itself, so it goes around topk only, got q\\(4\\)"),
+        ("efmixed(q(4))", "efmixed chooses the indices itself, so it goes around topk only, got q\\(4\\)"),
         ("ef(ef(q(4)))", "ef goes around a codec, got ef\\(q\\(4\\)\\)"),
         ("ef()", "missing a required argument: 'codec'"),
         ('ef21(q(4), slot="row")', 'ef21\'s slot must be one of "position", "sample", got "row"'),

@@ -21,29 +21,29 @@ cases = pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CAS
 
 def prepared(case):
     """The codec, what both ends know beside the payload, the payload, the tensor sent and the values decoded."""
-    codec, side = parse(case["codec"]), None
-    if "positions" in case:
-        codec, side = codec.bound_to(parse(case["activations"])), torch.tensor(case["positions"])
+    codec, shared = parse(case["codec"]), None
+    if "indices" in case:
+        codec, shared = codec.bound_to(parse(case["activations"])), torch.tensor(case["indices"])
     payload = torch.frombuffer(bytearray((FOLDER / f"{case['name']}.bin").read_bytes()), dtype=torch.uint8)
     dtype = getattr(torch, case["dtype"])
     sent, values = (torch.tensor(case[which], dtype=dtype).view(case["shape"]) for which in ("input", "decoded"))
-    return codec, side, payload, sent, values
+    return codec, shared, payload, sent, values
 
 
 @cases
 def test_a_payload_decodes_to_the_known_values(case):
-    codec, side, payload, sent, values = prepared(case)
+    codec, shared, payload, sent, values = prepared(case)
     assert len(payload) == codec.nbytes(sent.shape, sent.dtype)
     decoded = torch.full_like(sent, 77)
-    codec.decode(payload, decoded, KEY, side)
+    codec.decode(payload, decoded, KEY, shared)
     assert_identical(decoded, values)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.get("decode_only")], ids=lambda case: case["name"])
 def test_a_tensor_is_encoded_as_the_known_bytes(case):
-    codec, side, payload, sent, _ = prepared(case)
+    codec, shared, payload, sent, _ = prepared(case)
     encoded = torch.full_like(payload, 0xA5)
-    codec.encode(sent, encoded, KEY, side)
+    codec.encode(sent, encoded, KEY, shared)
     assert bytes(encoded.tolist()).hex() == bytes(payload.tolist()).hex()
 
 

@@ -29,10 +29,10 @@ FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 formats = pytest.mark.parametrize("values", list(FORMATS))
 
 
-def through(codec, x, side=None, key=KEY):
+def through(codec, x, shared=None, key=KEY):
     """Return the payload with a warm start, and what it decodes to."""
     payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8)
-    codec.encode(x, payload, key, side)
+    codec.encode(x, payload, key, shared)
     return payload, decode(codec, payload, x.shape, x.dtype)
 
 
@@ -113,26 +113,26 @@ def test_a_warm_start_converges_to_the_best_approximation():
     """One step of the power iteration a message; the best that rank 2 can do is known."""
     x = spectrum(60, 40, [8.0, 6.0, 3.0, 2.0, 1.0, 1.0])
     best = math.sqrt(9 + 4 + 1 + 1)
-    codec, side, errors = LowRank(2), None, []
+    codec, shared, errors = LowRank(2), None, []
     for step in range(12):
-        payload, decoded = through(codec, x, side, dataclasses.replace(KEY, step=step))
+        payload, decoded = through(codec, x, shared, dataclasses.replace(KEY, step=step))
         errors.append((x - decoded).norm().item() / best)
-        side = codec.next_side(payload, x.shape, x.dtype)
+        shared = codec.next_shared(payload, x.shape, x.dtype)
     assert errors[0] > 1.02 and 0.999 < errors[-1] < 1.001, errors
 
 
 @formats
-def test_the_next_side_is_the_q_that_was_sent(values):
+def test_what_is_shared_next_is_the_q_that_was_sent(values):
     codec, x = LowRank(3, values=values), gaussian(4, 5, 8)
     payload = encode(codec, x)
-    side = codec.next_side(payload, x.shape, x.dtype)
+    shared = codec.next_shared(payload, x.shape, x.dtype)
     scale, left, right = factors(payload, 20, values)
-    assert side.dtype == torch.float32 and side.shape == (8, 3)
-    assert_identical(side, right.float() * scale)
-    assert side.abs().max() <= scale < 4 * side.abs().max()
+    assert shared.dtype == torch.float32 and shared.shape == (8, 3)
+    assert_identical(shared, right.float() * scale)
+    assert shared.abs().max() <= scale < 4 * shared.abs().max()
     expected = x.view(20, 8).t() @ left.float()
-    torch.testing.assert_close(side, expected, rtol=0, atol=4 * torch.finfo(FORMATS[values]).eps)
-    assert codec.next_side(torch.empty(0, dtype=torch.uint8), (0, 8), x.dtype) is None
+    torch.testing.assert_close(shared, expected, rtol=0, atol=4 * torch.finfo(FORMATS[values]).eps)
+    assert codec.next_shared(torch.empty(0, dtype=torch.uint8), (0, 8), x.dtype) is None
 
 
 def test_a_start_is_drawn_from_the_key_unless_there_is_a_usable_one():
@@ -149,10 +149,10 @@ def test_a_start_is_drawn_from_the_key_unless_there_is_a_usable_one():
 
 
 def test_p_is_an_orthonormal_basis_whose_signs_are_settled():
-    x, side = gaussian(50, 30), gaussian(30, 3, seed=1)
-    _, left, _ = factors(through(LowRank(3, values="fp32"), x, side)[0], 50, "fp32")
+    x, shared = gaussian(50, 30), gaussian(30, 3, seed=1)
+    _, left, _ = factors(through(LowRank(3, values="fp32"), x, shared)[0], 50, "fp32")
     torch.testing.assert_close(left.t() @ left, torch.eye(3), rtol=0, atol=1e-6)
-    assert ((left.t() @ x @ side).diagonal() > 0).all()
+    assert ((left.t() @ x @ shared).diagonal() > 0).all()
 
 
 def test_fp16_factors_decode_exactly_so_that_no_order_of_summation_matters():
@@ -190,7 +190,7 @@ def test_any_magnitude(magnitude, values):
     x = spectrum(40, 30, [5.0, 3.0, 1.0]) * magnitude
     codec = LowRank(3, values=values)
     payload, decoded = through(codec, x)
-    _, again = through(codec, x, codec.next_side(payload, x.shape, x.dtype))
+    _, again = through(codec, x, codec.next_shared(payload, x.shape, x.dtype))
     assert snr_db(x, decoded) > 40 and snr_db(x, again) > 40
 
 
@@ -199,9 +199,9 @@ def test_zeros_come_back_as_zeros_and_leave_no_poisoned_start(shape):
     codec, x = LowRank(2), torch.zeros(shape)
     payload, decoded = through(codec, x)
     assert_identical(decoded, x)
-    side = codec.next_side(payload, x.shape, x.dtype)
+    shared = codec.next_shared(payload, x.shape, x.dtype)
     y = gaussian(*shape)
-    assert_identical(through(codec, y, side)[0], through(codec, y)[0])
+    assert_identical(through(codec, y, shared)[0], through(codec, y)[0])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -212,7 +212,7 @@ def test_nothing_is_finite_where_anything_is_not(value, values):
     payload, decoded = through(codec, x)
     assert not decoded.isfinite().any() and not codec.error_bound(x).isfinite().any()
     y = gaussian(4, 5, 8)
-    assert_identical(through(codec, y, codec.next_side(payload, x.shape, x.dtype))[0], through(codec, y)[0])
+    assert_identical(through(codec, y, codec.next_shared(payload, x.shape, x.dtype))[0], through(codec, y)[0])
 
 
 def test_formats_differ_in_precision():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.codec_contract import assert_contract
 from support.codec_helpers import FLOATING, assert_identical, encode, few, gaussian, roundtrip, shapes, snr_db
 from thinwire.compress import CodecError, parse
-from thinwire.compress.codecs.indices import positions_size
+from thinwire.compress.codecs.indices import indices_size
 from thinwire.compress.codecs.quantize import Quantize
 
 with_outliers = st.builds(
@@ -79,9 +79,9 @@ def test_rows_with_outliers_gain(bits):
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 20), (12, 100)])
-def test_a_payload_is_outliers_their_positions_and_the_rest(shape):
+def test_a_payload_is_outliers_their_indices_and_the_rest(shape):
     for fraction, k in ((0.01, 1), (0.024, 2), (0.025, 2), (0.5, 50)):
-        apart = 2 * 12 * k + positions_size(12, 100, k)
+        apart = 2 * 12 * k + indices_size(12, 100, k)
         for plain in (Quantize(3), Quantize(3, scale="minmax", per="tensor"), Quantize(8, rotate="hadamard")):
             codec = parse(f"{str(plain)[:-1]}, outliers={fraction})")
             assert codec.nbytes(shape, torch.bfloat16) == apart + plain.nbytes(shape, torch.bfloat16)

@@ -50,7 +50,7 @@ def test_randk_depends_on_the_key_alone():
     state = torch.get_rng_state()
     chosen = RandK(0.1).select(x, KEY)
     assert_identical(RandK(0.1, values="q(8)").select(x * 2, KEY), chosen)
-    assert_identical(RandK(0.1).positions(encode(RandK(0.1), x), x.shape, x.dtype, KEY), chosen)
+    assert_identical(RandK(0.1).indices(encode(RandK(0.1), x), x.shape, x.dtype, KEY), chosen)
     assert not torch.equal(RandK(0.1).select(x, key_of(9)), chosen)
     assert_identical(torch.get_rng_state(), state)
 
@@ -64,7 +64,7 @@ def test_what_randk_does_not_send_spoils_nothing(values):
 
 
 def test_the_draw_in_the_documentation_is_the_one_that_is_made():
-    draw = documented("drawn_positions")
+    draw = documented("drawn_indices")
     for samples, n, k in ((1, 1, 1), (3, 5, 2), (2, 101, 10), (1, 7, 7)):
         x = gaussian(samples, n)
         for key in (KEY, replace(KEY, seed=2**40, channel="gradients", phase="eval-on", step=12, tensor=1)):

@@ -1,4 +1,4 @@
-"""reuse: gradients at the activation's positions, once it is bound to the activations' codec."""
+"""reuse: gradients at the activation's indices, once it is bound to the activations' codec."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from thinwire.compress.codecs.indices import put_values
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
 
-NEEDS_POSITIONS = "reuse needs topk or randk on the activations of the same boundary"
+NEEDS_INDICES = "reuse needs topk or randk on the activations of the same boundary"
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,19 @@ NEEDS_POSITIONS = "reuse needs topk or randk on the activations of the same boun
         lambda codec, x, payload: codec.encode(x, payload, KEY),
         lambda codec, x, payload: codec.decode(payload, x, KEY),
         lambda codec, x, payload: codec.error_bound(x),
-        lambda codec, x, payload: codec.bound_to(Quantize(4)),
-        lambda codec, x, payload: codec.bound_to(Uncompressed()),
     ],
 )
 def test_reuse_alone_is_a_mistake(use):
     with pytest.raises(CodecError) as error:
         use(parse("reuse"), gaussian(4), torch.empty(4, dtype=torch.uint8))
-    assert str(error.value) == NEEDS_POSITIONS
+    assert str(error.value) == NEEDS_INDICES
+
+
+@pytest.mark.parametrize("activations", [Quantize(4), Uncompressed()])
+def test_reuse_is_bound_to_topk_or_randk_only(activations):
+    with pytest.raises(CodecError) as error:
+        Reuse().bound_to(activations)
+    assert str(error.value) == f"{NEEDS_INDICES}, got {activations}"
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -36,7 +41,7 @@ def test_reuse_alone_is_a_mistake(use):
 def test_reuse_sends_the_gradient_where_the_activation_was_sent(codec, dtype):
     activation, gradient = gaussian(3, 4, 25, dtype=dtype), gaussian(3, 4, 25, dtype=dtype, seed=1, scale=1e-3)
     at_sender = codec.select(activation, KEY)
-    at_receiver = codec.positions(encode(codec, activation), activation.shape, dtype, KEY)
+    at_receiver = codec.indices(encode(codec, activation), activation.shape, dtype, KEY)
     reuse = Reuse().bound_to(codec)
     payload = torch.empty(reuse.nbytes(gradient.shape, dtype), dtype=torch.uint8)
     reuse.encode(gradient, payload, key_of(8), at_receiver)
@@ -57,8 +62,8 @@ def test_reuse_is_the_derivative_of_the_activations_codec(codec):
     assert_identical(sent_through(Reuse().bound_to(codec), gradient, codec.select(x, KEY)), expected)
 
 
-def test_reuse_without_positions_is_our_own_error():
+def test_reuse_without_indices_is_our_own_error():
     reuse = Reuse().bound_to(TopK(0.5))
-    for side in (None, torch.zeros(1, 3, dtype=torch.int64)):
-        with pytest.raises(AssertionError, match=r"reuse needs positions of shape \(1, 2\)"):
-            reuse.encode(gaussian(4), torch.empty(8, dtype=torch.uint8), KEY, side)
+    for shared in (None, torch.zeros(1, 3, dtype=torch.int64)):
+        with pytest.raises(AssertionError, match=r"reuse needs indices of shape \(1, 2\)"):
+            reuse.encode(gaussian(4), torch.empty(8, dtype=torch.uint8), KEY, shared)

@@ -22,9 +22,9 @@ from support.codec_helpers import (
 )
 from support.sparse_cases import CODECS, FORMATS, key_of, sent_through
 from thinwire.compress import CodecError, parse
-from thinwire.compress.codecs import indices as positions
-from thinwire.compress.codecs.indices import positions_size, put_values, values_at
-from thinwire.compress.codecs.sparse import BoundReuse, RandK, Reuse, TopK, mixed_positions, samples_of
+from thinwire.compress.codecs import indices
+from thinwire.compress.codecs.indices import indices_size, put_values, values_at
+from thinwire.compress.codecs.sparse import BoundReuse, RandK, Reuse, TopK, mixed_indices, samples_of
 
 codecs = st.sampled_from(CODECS)
 dtypes = st.sampled_from(FLOATING)
@@ -120,9 +120,9 @@ def test_how_many_are_sent(fraction, n, k):
         ("q(4)", torch.bfloat16, 3 * 2 + 3 * 5),
     ],
 )
-def test_a_payload_is_its_positions_and_values(values, dtype, size):
+def test_a_payload_is_its_indices_and_values(values, dtype, size):
     for shape in ((3, 100), (3, 5, 20)):
-        assert TopK(0.1, values=values).nbytes(shape, dtype) == positions_size(3, 100, 10) + size
+        assert TopK(0.1, values=values).nbytes(shape, dtype) == indices_size(3, 100, 10) + size
         assert RandK(0.1, values=values).nbytes(shape, dtype) == size
         assert Reuse().bound_to(TopK(0.1, values=values)).nbytes(shape, dtype) == size
     assert TopK(1.0, values=values).nbytes((3, 10), dtype) == size
@@ -130,7 +130,7 @@ def test_a_payload_is_its_positions_and_values(values, dtype, size):
 
 @pytest.mark.parametrize("percent", [2, 5, 10, 20, 25, 30, 50])
 @pytest.mark.parametrize("samples", [1, 8])
-def test_positions_and_fp16_values_take_little_more_than_values_and_the_entropy_of_positions(percent, samples):
+def test_indices_and_fp16_values_take_little_more_than_values_and_the_entropy_of_indices(percent, samples):
     n, share = 98304, percent / 100
     entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / share
     bits = 8 * TopK(share, values="fp16").nbytes((samples, n), torch.float32) / (samples * TopK(share).count(n))
@@ -278,7 +278,7 @@ def test_strides_and_graphs_do_not_matter(codec):
         payload = encode(codec, hidden)
     assert_identical(payload, encode(codec, x * 2))
     assert not codec.error_bound(hidden).requires_grad
-    assert_identical(mixed_positions(hidden, hidden, 7), mixed_positions(x, x, 7))
+    assert_identical(mixed_indices(hidden, hidden, 7), mixed_indices(x, x, 7))
 
 
 @pytest.mark.parametrize("values", FORMATS)
@@ -309,23 +309,23 @@ def test_nan_comes_before_infinity():
 
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes)
-def test_positions_are_read_back_and_can_be_prescribed(codec, shape, dtype):
+def test_indices_are_read_back_and_can_be_prescribed(codec, shape, dtype):
     x = gaussian(*shape, dtype=dtype)
     samples, n = samples_of(shape)
     chosen, payload = codec.select(x, KEY), encode(codec, x)
     assert chosen.shape == (samples, codec.count(n)) and chosen.dtype == torch.int64
-    assert_identical(codec.positions(payload, shape, dtype, KEY), chosen)
+    assert_identical(codec.indices(payload, shape, dtype, KEY), chosen)
     again = torch.empty_like(payload)
     codec.encode_at(x, chosen, again, KEY)
     assert_identical(again, payload)
 
 
-def test_prescribed_positions_are_what_is_sent():
+def test_prescribed_indices_are_what_is_sent():
     x = gaussian(2, 40)
     chosen = torch.tensor([[0, 1, 2, 39], [47, 48, 60, 61]])
     payload = torch.empty(TopK(0.1).nbytes(x.shape, x.dtype), dtype=torch.uint8)
     TopK(0.1).encode_at(x, chosen, payload, KEY)
-    assert_identical(TopK(0.1).positions(payload, x.shape, x.dtype, KEY), chosen)
+    assert_identical(TopK(0.1).indices(payload, x.shape, x.dtype, KEY), chosen)
     expected = put_values(values_at(chosen, x), chosen, torch.zeros(2, 40))
     assert_identical(decode(TopK(0.1), payload, x.shape, x.dtype), expected)
 
@@ -334,7 +334,7 @@ def test_prescribed_positions_are_what_is_sent():
 def test_other_devices_send_the_same_bytes(codec, monkeypatch):
     x = gaussian(3, 700).mul(8).round()
     payload, y = encode(codec, x), roundtrip(codec, x)
-    monkeypatch.setattr(positions, "_for_numpy", lambda x: False)
+    monkeypatch.setattr(indices, "_for_numpy", lambda x: False)
     assert_identical(encode(codec, x), payload)
     assert_identical(roundtrip(codec, x), y)
 

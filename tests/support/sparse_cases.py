@@ -22,10 +22,10 @@ def key_of(microbatch):
     return dataclasses.replace(KEY, microbatch=microbatch)
 
 
-def sent_through(codec, x, side):
+def sent_through(codec, x, shared):
     """Return ``x`` as it comes back from a codec that is told something beside."""
     payload = torch.full((codec.nbytes(x.shape, x.dtype),), 0xA5, dtype=torch.uint8)
-    codec.encode(x, payload, KEY, side)
+    codec.encode(x, payload, KEY, shared)
     out = torch.full(x.shape, 77, dtype=x.dtype)
-    codec.decode(payload, out, KEY, side)
+    codec.decode(payload, out, KEY, shared)
     return out

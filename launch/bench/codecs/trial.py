@@ -16,14 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, CodecError, Coder, Feedback, Key, Moment, SlotCounts
-from thinwire.compress.codecs.bits import packed_size, unpack
-from thinwire.compress.codecs.dither import Dither
-from thinwire.compress.codecs.fp8 import Float8
-from thinwire.compress.codecs.quantize import Quantize
-from thinwire.compress.codecs.sparse import TopK, samples_of
-from thinwire.compress.feedback import check_channel
+from thinwire.compress import Codec, Coder, Feedback, Key, Moment, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
+from thinwire.pipeline.frames import CHANNELS
 
 MEMCPY_BYTES = 2**28
 GIVEN_BACK_BYTES = 30 * 10**6
@@ -62,7 +57,7 @@ class Quality:
 
     bits_per_element: float
     of_entropy: float
-    """Payload bits over those of `entropy_bits`."""
+    """Payload bits over `Codec.entropy_bits`."""
     snr_db: float | None
     """Signal to noise; None where every value comes back exactly."""
 
@@ -176,38 +171,6 @@ class FeedbackTrial:
         return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in range(CALLS)]
 
 
-def entropy_bits(codec: Codec, message: Tensor, payload: Tensor) -> float:
-    """The bits below which no code that looks at one symbol at a time can carry what ``codec`` sends of a message.
-
-    T*H(K/T) for the positions of topk's K among T elements, H the binary entropy; the entropy of codes of up to 8 bits,
-    by how often each stands in the payload; scales, and values and positions beside codes, as they are sent.
-    """
-    if isinstance(codec, TopK):
-        samples, n = samples_of(message.shape)
-        positions = samples * n * _entropy(torch.tensor([codec.count(n), n - codec.count(n)]))
-        return positions + 8 * codec.values_size(message.shape, message.dtype)
-    bits = _code_bits(codec)
-    if bits is None:
-        return 8.0 * len(payload)
-    # codes are the last that a payload holds
-    size = packed_size(message.numel(), bits)
-    counts = unpack(payload[len(payload) - size :], bits, message.numel()).long().bincount()
-    return 8 * (len(payload) - size) + message.numel() * _entropy(counts)
-
-
-def _code_bits(codec: Codec) -> int | None:
-    """Bits of a code, of a codec that sends one of at most 8 for each element."""
-    if isinstance(codec, Float8):
-        return 8
-    return codec.bits if isinstance(codec, Quantize | Dither) else None
-
-
-def _entropy(counts: Tensor) -> float:
-    """Bits a symbol, of symbols that are there so often."""
-    shares = counts[counts > 0].double() / counts.sum()
-    return -float((shares * shares.log2()).sum())
-
-
 def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     """What ``codec`` makes of ``messages``, each encoded by itself."""
     trial = Trial(codec, messages)
@@ -215,7 +178,7 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     trial.decode()
     bits = sum(8 * payload.numel() for payload in trial.payloads)
     bound = sum(
-        entropy_bits(codec, message, payload) for message, payload in zip(messages, trial.payloads, strict=True)
+        codec.entropy_bits(payload, message.shape) for message, payload in zip(messages, trial.payloads, strict=True)
     )
     noise = sum(
         float((message.double() - decoded.double()).square().sum())
@@ -294,11 +257,8 @@ def measure_feedback(
 
 
 def _fits(method: Feedback, data: str) -> bool:
-    try:
-        check_channel(method, data.split()[-1])  # the recipe may stand before the channel
-    except CodecError:
-        return False
-    return True
+    channel = data.split()[-1]  # the recipe may stand before the channel; gaussian is no channel's, and fits all
+    return channel not in CHANNELS or channel in method.channels
 
 
 def _end(method: Feedback, message: Tensor, sends: bool) -> Coder:

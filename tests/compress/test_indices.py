@@ -1,4 +1,4 @@
-"""Positions: which are the largest, which are drawn, and the bytes of a set against its definition and its entropy."""
+"""Indices: which are the largest, which are drawn, and the bytes of a set against its definition and its entropy."""
 
 import math
 from itertools import combinations
@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from support.codec_helpers import FLOATING, assert_identical, few, gaussian
 from support.pages import defined
-from thinwire.compress.codecs import indices as positions
+from thinwire.compress.codecs import indices
 from thinwire.compress.codecs.indices import (
+    indices_size,
     largest,
     largest_magnitudes,
     magnitude_bits,
-    pack_positions,
-    positions_size,
-    random_positions,
+    pack_indices,
+    random_indices,
     repetitive,
-    unpack_positions,
+    unpack_indices,
 )
 
 
@@ -33,7 +33,7 @@ def path(request, monkeypatch):
 
 def take(path, monkeypatch):
     if path == "torch":
-        monkeypatch.setattr(positions, "_for_numpy", lambda x: False)
+        monkeypatch.setattr(indices, "_for_numpy", lambda x: False)
 
 
 def subset(samples, n, k, seed=0):
@@ -47,9 +47,9 @@ def first_places(samples, n):
 
 
 def packed(chosen, n, offset=0):
-    size = positions_size(*chosen.shape[:1], n, chosen.shape[1])
+    size = indices_size(*chosen.shape[:1], n, chosen.shape[1])
     buffer = torch.full((offset + size + 8,), 0xA5, dtype=torch.uint8)
-    pack_positions(chosen, n, buffer[offset : offset + size])
+    pack_indices(chosen, n, buffer[offset : offset + size])
     assert (buffer[:offset] == 0xA5).all() and (buffer[offset + size :] == 0xA5).all(), "wrote outside the payload"
     return buffer[offset : offset + size]
 
@@ -95,7 +95,7 @@ def test_golden_bytes(path, chosen, n, payload):
     chosen = torch.tensor(chosen)
     encoded = packed(chosen, n)
     assert bytes(encoded.tolist()).hex() == payload
-    assert_identical(unpack_positions(encoded, len(chosen), n, chosen.shape[1]), chosen)
+    assert_identical(unpack_indices(encoded, len(chosen), n, chosen.shape[1]), chosen)
 
 
 @few
@@ -105,24 +105,24 @@ def test_bytes_are_those_of_the_definition_and_come_back(data, samples, n, offse
     chosen = subset(samples, n, k, seed=n)
     payload = packed(chosen, n, offset)
     assert payload.tolist() == ([] if k == n else as_defined(chosen.view(-1).tolist(), samples * n))
-    assert_identical(unpack_positions(payload, samples, n, k), chosen)
+    assert_identical(unpack_indices(payload, samples, n, k), chosen)
     with pytest.MonkeyPatch.context() as monkeypatch:
         take("torch", monkeypatch)
         assert_identical(packed(chosen, n, offset), payload)
-        assert_identical(unpack_positions(payload, samples, n, k), chosen)
+        assert_identical(unpack_indices(payload, samples, n, k), chosen)
 
 
 @pytest.mark.parametrize("places", [range(50), range(950, 1000), range(0, 1000, 20), [0, 999]])
 def test_sets_far_from_random_fit_as_well(path, places):
     chosen = torch.tensor([list(places)])
-    assert_identical(unpack_positions(packed(chosen, 1000), 1, 1000, len(places)), chosen)
+    assert_identical(unpack_indices(packed(chosen, 1000), 1, 1000, len(places)), chosen)
 
 
 @pytest.mark.parametrize(("samples", "n", "k"), [(0, 5, 2), (3, 0, 0), (3, 4, 4), (1, 1, 1)])
 def test_nothing_to_say_takes_no_bytes(samples, n, k):
-    assert positions_size(samples, n, k) == 0
+    assert indices_size(samples, n, k) == 0
     chosen = torch.arange(samples * k).view(samples, k)
-    assert_identical(unpack_positions(packed(chosen, n), samples, n, k), chosen)
+    assert_identical(unpack_indices(packed(chosen, n), samples, n, k), chosen)
 
 
 @pytest.mark.parametrize(("percent", "bits"), [(2, 7.56), (5, 6.25), (10, 5.25), (20, 4.25), (30, 3.33), (50, 2.00)])
@@ -130,7 +130,7 @@ def test_nothing_to_say_takes_no_bytes(samples, n, k):
 def test_bits_for_each_position(percent, bits, samples):
     n = 98304
     k = round(n * percent / 100)
-    actual = 8 * positions_size(samples, n, k) / (samples * k)
+    actual = 8 * indices_size(samples, n, k) / (samples * k)
     assert abs(actual - bits) < 0.006, f"{actual:.4f} bits"
     assert actual <= 1.18 * entropy(n, k) / k, f"{actual * k / entropy(n, k):.3f} of the entropy"
 
@@ -138,11 +138,11 @@ def test_bits_for_each_position(percent, bits, samples):
 @pytest.mark.parametrize("n", [4096, 98304, 64 * 1024 + 1])
 def test_size_is_near_the_entropy_from_2_to_50_percent_and_never_below_what_a_set_can_take(n):
     shares = [k / n for k in range(n // 50 + 1, n // 2, n // 500)]
-    ratios = [8 * positions_size(1, n, round(share * n)) / entropy(n, round(share * n)) for share in shares]
+    ratios = [8 * indices_size(1, n, round(share * n)) / entropy(n, round(share * n)) for share in shares]
     assert max(ratios) <= 1.24, f"{max(ratios):.3f} at {shares[ratios.index(max(ratios))]:.1%}"
     for k in (1, 2, 30, *(round(share * n) for share in shares), n - 1):
         fewest = math.ceil(log2_binomial(n, k) / 8 - 1e-6)
-        assert positions_size(1, n, k) >= fewest, f"{k} of {n} in fewer than {fewest} bytes"
+        assert indices_size(1, n, k) >= fewest, f"{k} of {n} in fewer than {fewest} bytes"
 
 
 def entropy(n, k):
@@ -158,8 +158,8 @@ def log2_binomial(n, k):
 def test_a_payload_with_another_number_of_ones_is_noticed(path):
     payload = packed(subset(1, 100, 40), 100)
     payload[0] ^= 1
-    with pytest.raises(AssertionError, match="a payload of 40 positions holds"):
-        unpack_positions(payload, 1, 100, 40)
+    with pytest.raises(AssertionError, match="a payload of 40 indices holds"):
+        unpack_indices(payload, 1, 100, 40)
 
 
 def first_by_sorting(magnitude, k):
@@ -237,17 +237,17 @@ def test_magnitude_bits_of_a_tensor_with_strides():
         assert_identical(magnitude_bits(view), magnitude_bits(view.contiguous()))
 
 
-def test_random_positions_are_the_same_for_ever():
-    assert random_positions(0, 2, 20, 5).tolist() == [[3, 4, 5, 6, 8], [20, 24, 37, 38, 39]]
-    assert random_positions(2**64 - 1, 1, 7, 3).tolist() == [[4, 5, 6]]
-    assert_identical(random_positions(5, 1, 6, 6), torch.arange(6)[None])
+def test_random_indices_are_the_same_for_ever():
+    assert random_indices(0, 2, 20, 5).tolist() == [[3, 4, 5, 6, 8], [20, 24, 37, 38, 39]]
+    assert random_indices(2**64 - 1, 1, 7, 3).tolist() == [[4, 5, 6]]
+    assert_identical(random_indices(5, 1, 6, 6), torch.arange(6)[None])
 
 
 @few
 @given(data=st.data(), samples=st.integers(0, 5), n=st.integers(0, 50), seed=st.integers(0, 2**64 - 1))
-def test_random_positions_are_ascending_and_in_range(data, samples, n, seed):
+def test_random_indices_are_ascending_and_in_range(data, samples, n, seed):
     k = data.draw(st.integers(0, n))
-    drawn = random_positions(seed, samples, n, k)
+    drawn = random_indices(seed, samples, n, k)
     assert drawn.shape == (samples, k) and drawn.dtype == torch.int64
     assert (drawn.diff(dim=1) > 0).all()
     within = drawn - first_places(samples, n)
@@ -258,7 +258,7 @@ def test_random_positions_are_ascending_and_in_range(data, samples, n, seed):
 def test_every_set_is_as_likely_as_any_other(k):
     draws = 30_000
     sets = dict.fromkeys(combinations(range(6), k), 0)
-    for chosen in (random_positions(7, draws, 6, k) % 6).tolist():
+    for chosen in (random_indices(7, draws, 6, k) % 6).tolist():
         sets[tuple(chosen)] += 1
     expected = draws / len(sets)
     chi_square = sum((count - expected) ** 2 / expected for count in sets.values())
@@ -268,16 +268,16 @@ def test_every_set_is_as_likely_as_any_other(k):
 
 
 def test_samples_and_seeds_draw_apart():
-    drawn = random_positions(1, 50, 1000, 100) % 1000
+    drawn = random_indices(1, 50, 1000, 100) % 1000
     assert len({tuple(row) for row in drawn.tolist()}) == 50
     shared = np.mean([len(set(a) & set(b)) for a, b in combinations(drawn.tolist(), 2)])
     assert 9 < shared < 11, shared
-    assert not torch.equal(drawn, random_positions(2, 50, 1000, 100) % 1000)
+    assert not torch.equal(drawn, random_indices(2, 50, 1000, 100) % 1000)
 
 
 def test_the_reader_in_the_documentation_reads_what_is_written():
-    read_positions = defined("read_positions")["read_positions"]
+    read_indices = defined("read_indices")["read_indices"]
     for samples, n, k in ((2, 30, 30), (3, 40, 17), (2, 500, 41), (1, 4000, 12), (4, 70_000, 1)):
         chosen = subset(samples, n, k)
         payload = bytes(packed(chosen, n).tolist())
-        assert read_positions(payload, samples, n, k) == chosen.view(-1).tolist()
+        assert read_indices(payload, samples, n, k) == chosen.view(-1).tolist()
