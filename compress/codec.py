@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.errors import ThinwireError
 
-
-class CodecError(ThinwireError, ValueError):
+class CodecError(ValueError):
     """A codec expression, or a use of a codec, that cannot work."""
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from thinwire.errors import attempt
 from thinwire.launch.hosts import crew, network
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.run import failures, recipe
@@ -27,6 +27,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
+from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire cluster"
@@ -54,8 +55,13 @@ def main(argv: Sequence[str]) -> int:
         print(_help())
         return 0
     if name not in ACTIONS:
-        raise OptionsError(f"{PROG} has no {name!r}; known: {', '.join(ACTIONS)}")
-    return ACTIONS[name][1](argv[1:])
+        print(f"{PROG} has no {name!r}; known: {', '.join(ACTIONS)}", file=sys.stderr)
+        return 2
+    try:
+        return ACTIONS[name][1](argv[1:])
+    except (ClusterError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 def run(argv: Sequence[str]) -> int:
@@ -119,11 +125,11 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
         OptionsError, ModelError: there is no command, or one that cannot be divided over the hosts.
     """
     if not command:
-        raise OptionsError(f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE")
+        raise OptionsError([f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE"])
     if Path(command[0]).name != "thinwire" or len(command) < 2 or command[1] not in ("train", "simulate"):
         return Job(commands=[list(command)] * num_hosts)
     if command[1] == "simulate":
-        raise OptionsError("thinwire simulate is one process and sends nothing to other hosts; run thinwire train")
+        raise OptionsError(["thinwire simulate is one process and sends nothing to other hosts; run thinwire train"])
     wanted = recipe.parse(command[2:])
     prepare(wanted)  # tells mistakes once, and reads the data while there is a network
     return training(wanted, command[2:], num_hosts)
@@ -135,7 +141,7 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     each, left = divmod(processes, num_hosts)
     if left:
         advice = "change --hosts or pipeline.num_stages"
-        raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
+        raise OptionsError([f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}"])
     meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
         [
@@ -162,6 +168,11 @@ def environment(host: int, num_hosts: int) -> dict[str, str]:
         "NODE_RANK": str(host),
         "MASTER_ADDR": network.address(0),
         "MASTER_PORT": str(MASTER_PORT),
+        # where torchrun looks for the options that its command line leaves out
+        "PET_NNODES": str(num_hosts),
+        "PET_NODE_RANK": str(host),
+        "PET_MASTER_ADDR": network.address(0),
+        "PET_MASTER_PORT": str(MASTER_PORT),
         "GLOO_SOCKET_IFNAME": network.INTERFACE,
         "PYTHONUNBUFFERED": "1",
     }
@@ -185,7 +196,8 @@ def _options(argv: Sequence[str]) -> Namespace:
         usage=f"{PROG} run [--option value ...] -- COMMAND ...",
         description="Run COMMAND on every host. `thinwire train RECIPE ...` becomes one training over all hosts, each "
         "with an equal part of its processes; any other command runs as it is and finds THINWIRE_HOST, THINWIRE_HOSTS, "
-        "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment.",
+        "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. torchrun finds there what its "
+        "command line leaves out, so `torchrun --nproc-per-node 1 script.py` is one group over all hosts.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -216,17 +228,27 @@ def _options(argv: Sequence[str]) -> Namespace:
 
 def _links(options: Namespace) -> Links:
     """The network that the options ask for; OptionsError with all mistakes."""
-    bandwidth, latency, loss, overrides, _ = attempt(
-        lambda: parse_bandwidth(options.bandwidth),
-        lambda: parse_latency(options.latency),
-        lambda: parse_loss(options.loss),
-        lambda: parse_overrides(options.link),
-        lambda: OptionsError.require(
-            (options.grace >= 0, f"grace must not be negative, got {options.grace:g}"),
-            (not options.pin or shutil.which("taskset") is not None, "--pin needs taskset; install util-linux"),
-        ),
-    )
-    return Links(num_hosts=options.hosts, bandwidth=bandwidth, latency=latency, loss=loss, overrides=overrides)
+    mistakes: list[str] = []
+
+    def read(parse: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return parse(given)
+        except OptionsError as error:
+            mistakes.extend(error.mistakes)
+
+    found = {
+        "bandwidth": read(parse_bandwidth, options.bandwidth),
+        "latency": read(parse_latency, options.latency),
+        "loss": read(parse_loss, options.loss),
+        "overrides": read(parse_overrides, options.link),
+    }
+    if options.grace < 0:
+        mistakes.append(f"grace must not be negative, got {options.grace:g}")
+    if options.pin and not shutil.which("taskset"):
+        mistakes.append("--pin needs taskset; install util-linux")
+    if mistakes:
+        raise OptionsError(mistakes)
+    return Links(num_hosts=options.hosts, **found)
 
 
 def _help() -> str:

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -15,10 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.compress import CodecError
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.arguments import Parser, positive, share
-from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.tables import document
 from thinwire.launch.timing import published as aqsgd
@@ -28,12 +29,14 @@ from thinwire.launch.timing.prediction import (
     Prediction,
     bandwidth_text,
     best,
+    hides_in_words,
     needed_bandwidth,
     possible,
     predict_each,
     verdict,
 )
 from thinwire.launch.timing.workload import Link, Network, Workload, codec_pair, label
+from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
@@ -86,12 +89,16 @@ def answer(
 
 def main(argv: Sequence[str]) -> int:
     """Predict, and print tables or JSON; the exit status."""
-    options, overrides = _options(argv)
-    if options.like:
-        _show_published(options.json)
-    else:
+    try:
+        options, overrides = _options(argv)
+        if options.like:
+            _show_published(options.json)
+            return 0
         _show(_answer(options, overrides), options)
-    return OK
+    except (CodecError, ModelError, OptionsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
@@ -99,7 +106,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
 
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     if wanted.pipeline.num_stages < 2:
-        raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
+        raise OptionsError(["a prediction needs links: pipeline.num_stages must be at least 2, got 1"])
     given = [codec_pair(text) for text in options.codec or CODECS]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (UNCOMPRESSED, *own, *given)}.values())
@@ -113,7 +120,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
     wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
     if wrong:
         raise OptionsError(
-            f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"
+            [f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"]
         )
     networks = [
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex, links=options.link)
@@ -141,8 +148,7 @@ def _show(found: Answer, options: argparse.Namespace) -> None:
     )
     console.print(_throughput_table(found.predictions))
     for codec, bandwidth in found.needed.items():
-        needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
-        console.print(f"{escape(codec)} hides the wire ({HIDDEN:.0%} of full speed) {needs}", highlight=False)
+        console.print(f"{escape(codec)} {hides_in_words(bandwidth, options.link)}", highlight=False, soft_wrap=True)
     for sentence in found.verdicts:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     console.print(_stages_table(found.predictions))
@@ -214,7 +220,7 @@ def _schedules_table(predictions: Sequence[Prediction]) -> Table:
 
 
 def as_json(found: Answer) -> dict[str, Any]:
-    """An answer as a document of tables, and all of it beside; null is unlimited bandwidth, or no schedule."""
+    """An answer as a document, and all of it beside; null is unlimited bandwidth, one never enough, or no schedule."""
     workload = found.workload
     everything = {
         "workload": {
@@ -230,7 +236,7 @@ def as_json(found: Answer) -> dict[str, Any]:
             ],
         },
         "predictions": [_finite(one) for one in found.predictions],
-        "needed_bandwidth": found.needed,
+        "needed_bandwidth": {codec: _number(bandwidth) for codec, bandwidth in found.needed.items()},
         "schedules": [_finite(one) for one in found.schedules],
         "best": None if found.best is None else _finite(found.best),
         "verdicts": found.verdicts,
@@ -250,7 +256,7 @@ def _documented(found: Answer) -> list[tables.Table]:
         ]
         for predictions in (found.predictions, found.schedules)
     )
-    needed = [(codec, 1e-6 * bandwidth) for codec, bandwidth in found.needed.items()]
+    needed = [(codec, _number(1e-6 * bandwidth)) for codec, bandwidth in found.needed.items()]
     return [
         tables.Table("predicted speed", columns, speeds, "; ".join(found.verdicts)),
         tables.Table(f"the wire hides ({HIDDEN:.0%} of full speed) from", ("codec", "Mbit/s"), needed),
@@ -259,7 +265,12 @@ def _documented(found: Answer) -> list[tables.Table]:
 
 
 def _finite(one: Prediction) -> dict[str, Any]:
-    return {**asdict(one), "bandwidth": one.bandwidth if math.isfinite(one.bandwidth) else None}
+    return {**asdict(one), "bandwidth": _number(one.bandwidth)}
+
+
+def _number(value: float) -> float | None:
+    """A number as JSON has it: null is infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _show_published(as_data: bool) -> None:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch.distributed as dist
 
+from thinwire.compress import CodecError, StoreError
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, check_output, prepare, simulated_placement
-from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError, PipelineError
 
 
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe; the exit status."""
-    wanted = recipe.parse(argv, prog="thinwire simulate")
-    wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
-    prepared = prepare(wanted)
-    check_output(wanted.folder)
-    with working():
+    try:
+        wanted = recipe.parse(argv, prog="thinwire simulate")
+        wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
+        prepared = prepare(wanted)
+        check_output(wanted.folder)
         simulate(prepared)
-    return OK
+    except (OptionsError, ModelError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (CodecError, PipelineError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def simulate(prepared: Prepared) -> None:

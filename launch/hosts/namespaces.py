@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from thinwire.errors import ThinwireError
 from thinwire.launch.hosts import network
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.links import Links
@@ -26,7 +25,7 @@ PREFIX = "thinwire-cluster"
 _serial = itertools.count()
 
 
-class ClusterError(ThinwireError, RuntimeError):
+class ClusterError(RuntimeError):
     """This machine cannot be a cluster, or not this one; the message says what to do."""
 
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.compress import SlotCounts
-from thinwire.errors import attempt
 from thinwire.launch.run.recipe import Recipe
-from thinwire.models.data.load import Data, load
+from thinwire.models.data.load import Data, load, more_samples
 from thinwire.models.data.sampler import Sampler
-from thinwire.models.errors import ModelError, require
+from thinwire.models.errors import ModelError, attempt, require
 from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
@@ -141,18 +140,19 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
     """Raise ModelError unless there are samples enough for a batch, in training and held out."""
     pipeline = recipe.pipeline
     one_pass = pipeline.num_microbatches * pipeline.microbatch_size
+    fewer = "lower pipeline.num_microbatches or microbatch_size"
     require(
         (
             len(data.training) >= pipeline.batch_size,
             f"a batch holds no sample twice: pipeline asks for {pipeline.batch_size} samples a step, there are "
-            f"{len(data.training)} to train on",
+            f"{len(data.training)} to train on; "
+            + ", or ".join([*more_samples(recipe.data), f"{fewer} or accumulation"]),
         ),
         (
             data.held_out is None or len(data.held_out) >= one_pass,
             f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
-            f"samples, there are {len(data.held_out or ())} held out; raise "
-            f"{'data.limit, if there is one' if recipe.data.evaluation else 'data.held_out'}, or lower "
-            "pipeline.num_microbatches or microbatch_size",
+            f"samples, there are {len(data.held_out or ())} held out; "
+            + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
         ),
     )
 
@@ -165,7 +165,7 @@ def check_output(folder: Path) -> None:
             pass
     except OSError as error:
         reason = error.strerror or error
-        raise OptionsError(f"output must name a folder that can be written, got {folder}: {reason}") from error
+        raise OptionsError([f"output must name a folder that can be written, got {folder}: {reason}"]) from error
 
 
 def real_placement(recipe: Recipe) -> Placement:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from thinwire.errors import ThinwireError
+from thinwire.compress import CodecError, StoreError
 from thinwire.launch.shared.exit_codes import ended
-from thinwire.pipeline.errors import PeerError
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import PeerError, PipelineError
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 STOPPED = 143
@@ -55,7 +56,8 @@ class Report:
 
 def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
     """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
-    text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
+    told = isinstance(error, PipelineError | ModelError | CodecError | StoreError)
+    text = str(error) if told else "".join(traceback.format_exception(error)).rstrip()
     kind = "peer" if isinstance(error, PeerError) else "own"
     return Report(rank=rank, stages=list(stages), kind=kind, text=text, time=time.time())
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.failures import Report, once, report_of, stop_on_signals
 from thinwire.launch.run.run import Run
-from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.transport import reaching
 
 
@@ -57,5 +57,16 @@ def join(prepared: Prepared, rank: int) -> None:
         )
     several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
     advice = " (GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor)"
-    with reaching(f"process {rank} was waiting for all {needed} processes to start{advice if several_hosts else ''}"):
-        dist.init_process_group("gloo", timeout=timedelta(seconds=prepared.recipe.wire.timeout))
+    try:
+        with reaching(
+            f"process {rank} was waiting for all {needed} processes to start{advice if several_hosts else ''}"
+        ):
+            dist.init_process_group("gloo", timeout=timedelta(seconds=prepared.recipe.wire.timeout))
+    except PeerError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise MismatchError(
+            "the port where all processes meet must be free, and another program uses "
+            f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
+            "every machine"
+        ) from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.launch.timing.simulator import Course, simulate
 from thinwire.launch.timing.timetable import timetable
-from thinwire.launch.timing.workload import Network, Workload, label
+from thinwire.launch.timing.workload import Link, Network, Workload, label
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -96,20 +96,40 @@ def needed_bandwidth(
 ) -> float:
     """The bandwidth (bits a second) below which the wire is the bottleneck: a step is slower than `hidden` allows.
 
-    That is against unlimited bandwidth, with the same latency and the same links of their own; 0 where none is needed.
+    That is against unlimited bandwidth on every link, with the same latency; 0 where none is needed. Links of their
+    own keep their bandwidth: infinity where they alone make a step too slow, however fast the others are.
     """
-    allowed = run(workload, schedule, compression, replace(network, bandwidth=math.inf)).seconds / hidden
+    free = {pair: replace(link, bandwidth=math.inf) for pair, link in network.links.items()}
+    unlimited = replace(network, bandwidth=math.inf, links=free)
+    allowed = run(workload, schedule, compression, unlimited).seconds / hidden
 
     def hides(bandwidth: float) -> bool:
         return run(workload, schedule, compression, replace(network, bandwidth=bandwidth)).seconds <= allowed
 
     if hides(SLOWEST):
         return 0.0
+    if not hides(math.inf):
+        return math.inf
     low, high = math.log(SLOWEST), math.log(FASTEST)
     while high - low > 1e-3:
         middle = (low + high) / 2
         low, high = (low, middle) if hides(math.exp(middle)) else (middle, high)
     return math.exp(high)
+
+
+def hides_in_words(bandwidth: float, links: Mapping[tuple[int, int], Link]) -> str:
+    """From which bandwidth up the wire is hidden, in words; `links` have one of their own."""
+    hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
+    if math.isinf(bandwidth):
+        return f"never {hides}: what --link says of {_names(links)} is too slow for it, however fast the others are"
+    needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
+    return f"{hides} {needs}" + (f" of the links beside {_names(links)}" if links else "")
+
+
+def _names(links: Mapping[tuple[int, int], Link]) -> str:
+    """Links by their stages, as --link names them."""
+    both = [f"{a}-{b}" for a, b in links if a < b and (b, a) in links]
+    return ", ".join([*both, *(f"{a}>{b}" for a, b in links if (b, a) not in links)])
 
 
 def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:

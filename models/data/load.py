@@ -13,7 +13,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.errors import attempt
 from thinwire.models.data.images import MODES, Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.sampler import Shuffle
@@ -30,7 +29,7 @@ from thinwire.models.data.sources import (
 )
 from thinwire.models.data.texts import TextBlocks
 from thinwire.models.data.tokenizer import BYTES, make_tokenizer
-from thinwire.models.errors import require
+from thinwire.models.errors import attempt, require
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import Classification, LanguageModeling, Task
 
@@ -172,6 +171,13 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     return _LOADERS[options.chosen_kind](options, seed)
 
 
+def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
+    """What to change for more samples of a part, the option that took most away first."""
+    limited = [] if options.limit is None else [f"raise data.limit, which is {options.limit}"]
+    shared = ["raise data.held_out"] if held_out and not options.evaluation else []
+    return [*limited, *shared]
+
+
 def _load_text(options: DataOptions, seed: int) -> Data:
     training, evaluation = _places(options)
     tokenizer, *texts = attempt(
@@ -184,11 +190,15 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         tokens, rest = tokens[:cut], [tokens[cut:]]
     least = options.block_size + 1
     require(
-        (len(tokens) >= least, f"the training text must have {least} tokens or more, got {len(tokens)}"),
+        (
+            len(tokens) >= least,
+            f"the training text must have {least} tokens or more, got {len(tokens)}; "
+            + ", or ".join([*more_samples(options), "lower data.block_size"]),
+        ),
         (
             not rest or len(rest[0]) >= least,
             f"the held-out text must have {least} tokens or more, got {len(rest[0]) if rest else 0}; "
-            "raise held_out, or lower block_size",
+            + ", or ".join([*more_samples(options, held_out=True), "lower data.block_size"]),
         ),
     )
     held_out = TextBlocks(rest[0], options.block_size) if rest else None

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.errors import attempt
-from thinwire.models.errors import ModelError, require
+from thinwire.models.errors import ModelError, attempt, require
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,11 +1,17 @@
+import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from support.commands import THINWIRE
 from thinwire.launch import cli
 from thinwire.launch.run.recipe import packaged
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -18,11 +24,34 @@ def test_help_names_every_command_and_its_purpose(capsys, arguments):
         assert [name, *purpose.split()] in [line.split() for line in said.out.splitlines()]
 
 
+def test_the_version_is_that_of_the_package(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr() == (f"thinwire {version('thinwire')}\n", "")
+
+
+def test_the_package_runs_as_a_module(tmp_path):
+    """Laid out as setup.cfg has it installed."""
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = [line for line in config["options"]["package_dir"].splitlines() if "=" in line]
+    folders = dict(map(str.strip, line.split("=")) for line in lines)
+    assert set(folders) <= set(config["options"]["packages"].split())
+    package = tmp_path / "thinwire"
+    package.mkdir()
+    for path in (ROOT / folders.pop("thinwire")).glob("*.py"):
+        shutil.copy(path, package)
+    for name, folder in folders.items():
+        (package / name.removeprefix("thinwire.")).symlink_to(ROOT / folder)
+    command = [sys.executable, "-m", "thinwire", "--version"]
+    found = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stdout) == (0, f"thinwire {version('thinwire')}\n"), found.stderr
+
+
 def test_the_commands_are_all_there():
     assert {"train", "simulate", "recipes", "doctor"} <= set(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["trian", "", "--version", "quickstart"])
+@pytest.mark.parametrize("command", ["trian", "", "--verson", "quickstart"])
 def test_an_unknown_command_is_answered_with_the_known_ones(capsys, command):
     assert cli.main([command, "quickstart"]) == 2
     said = capsys.readouterr()
@@ -58,8 +87,19 @@ MISTAKES = [
     ("--pipeline.layers [1,2,3,4]", "stage sizes must add up to 6 layers, got [1, 2, 3, 4] = 10\n"),
     ("--pipeline.num-stages 7", "each stage must have a layer, got 7 stages for 6 layers\n"),
     (
+        "--data.limit 300",
+        "the held-out text must have 129 tokens or more, got 30; raise data.limit, which is 300, or raise "
+        "data.held_out, or lower data.block_size\n",
+    ),
+    (
+        "--data.limit 1400 --data.held_out 0",
+        "a batch holds no sample twice: pipeline asks for 16 samples a step, there are 10 to train on; raise "
+        "data.limit, which is 1400, or lower pipeline.num_microbatches or microbatch_size or accumulation\n",
+    ),
+    (
         "--pipeline.microbatch-size 9999",
-        "a batch holds no sample twice: pipeline asks for 39996 samples a step, there are 168 to train on; evaluation "
+        "a batch holds no sample twice: pipeline asks for 39996 samples a step, there are 168 to train on; lower "
+        "pipeline.num_microbatches or microbatch_size or accumulation; evaluation "
         "runs in the shape of training and a batch holds no sample twice: a pass has 39996 samples, there are 18 held "
         "out; raise data.held_out, or lower pipeline.num_microbatches or microbatch_size\n",
     ),

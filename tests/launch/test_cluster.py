@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,6 +166,28 @@ def test_a_command_learns_where_it_runs_and_the_first_failure_is_the_status(fold
             f"10.0.0.{host + 1}/24",
             f"Cpus_allowed_list:\t{cores[host % len(cores)]}",
         ]
+
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item()}")
+dist.destroy_process_group()
+"""
+
+
+@real
+def test_torchrun_is_one_group_over_all_hosts(folder):
+    (folder / "script.py").write_text(SCRIPT)
+    torchrun = Path(sys.executable).with_name("torchrun")
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
+    command = completed([*RUN, "--hosts", 2, "--", torchrun, "--nproc-per-node", 1, "script.py"], folder, **quiet)
+    assert command.status == 0, command.stderr
+    assert set(command.stdout.splitlines()) == {f"host {host} | rank {host} of 2: 3.0" for host in range(2)}
 
 
 @real

@@ -82,7 +82,10 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
         (["--memory", "0.0000001"], "no cut of 6 layers into 3 stages keeps each stage within 100 of memory"),
         (["--bandwidth", "fast"], "fast"),
         (["--pipeline.num_stages", "7", "--pipeline.layers", "null"], "each stage must have a layer, got 7 stages"),
-        (["--pipeline.speed", "7"], "unrecognized arguments: --pipeline.speed 7; see thinwire partition --help"),
+        (
+            ["--pipeline.speed", "7"],
+            "there is no option --pipeline.speed (meant --pipeline.schedule?); see",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_one_sentence(here, capsys, options, said):

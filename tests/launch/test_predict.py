@@ -5,7 +5,7 @@ import json
 import pytest
 
 from thinwire.launch.cli import main
-from thinwire.launch.report import command as report
+from thinwire.launch.report import reading
 from thinwire.launch.timing.published import share_cells, throughput_cells, wire_cells
 
 GIVEN = ["quickstart", "--forward-ms", "45", "--backward-ms", "135"]
@@ -36,7 +36,7 @@ def test_a_packaged_recipe_with_given_times(capsys):
 def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2)/q(4)")
     (tmp_path / "predict.json").write_text(json.dumps(told))
-    [document] = report.read([tmp_path / "predict.json"])[1]
+    [document] = reading.read([tmp_path / "predict.json"])[1]
     assert document.title == "prediction of quickstart"
     speeds, needed, schedules = document.tables
     codecs = ["none", "q(4)/q(8)", "q(2)/q(4)"]
@@ -77,6 +77,23 @@ def test_tables_say_it_in_words(capsys):
     shown = capsys.readouterr().out
     for part in ("hides the wire", "compression pays", "best at 10mbit", "45+135", "1f1b-wan"):
         assert part in shown
+
+
+def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys):
+    """`--link 1-2:1mbit` left 1 % of full speed, and yet none was said to hide the wire from some bandwidth up."""
+    slow = [*GIVEN, "--bandwidth", "1gbit", "--codec", "q(2)/q(4)", "--link"]
+    found = predicted(capsys, *slow, "1-2:1mbit")
+    assert max(cell["of_unthrottled"] for cell in found["predictions"]) < 0.95
+    assert found["needed_bandwidth"] == {"none": None, "q(4)/q(8)": None, "q(2)/q(4)": None}
+    assert [row[1] for row in found["tables"][1]["rows"]] == [None] * 3
+    fine = predicted(capsys, *slow, "1-2:10gbit", "2>3:1gbit")["needed_bandwidth"]
+    assert fine["none"] > fine["q(2)/q(4)"] > 0
+    assert main(["predict", *slow, "1-2:1mbit"]) == 0
+    shown = capsys.readouterr().out
+    never = "never hides the wire (95% of full speed): what --link says of 1-2 is too slow for it, however fast"
+    assert shown.count(never) == 3
+    assert main(["predict", *slow, "1-2:10gbit", "2>3:1gbit"]) == 0
+    assert "up of the links beside 1-2, 2>3\n" in capsys.readouterr().out
 
 
 def test_times_are_measured_where_none_are_given(capsys):

@@ -169,11 +169,22 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
     ("arguments", "said"),
     [
         ([], "the following arguments are required: recipe; see thinwire train --help"),
-        (["quickstart", "--stesp", "3"], "unrecognized arguments: --stesp 3; see thinwire train --help"),
+        (
+            ["quickstart", "--stesp", "3"],
+            "there is no option --stesp (meant --training.steps?); see thinwire train --help",
+        ),
         (
             ["quickstart", "--training.step", "3"],
-            "unrecognized arguments: --training.step 3; see thinwire train --help",
+            "there is no option --training.step (meant --training.steps?); see thinwire train --help",
         ),
+        (["quickstart", "--lr", "3"], "there is no option --lr (meant --optimizer.lr?); see thinwire train --help"),
+        (["quickstart", "--seed=3"], "there is no option --seed (meant --training.seed?); see thinwire train --help"),
+        (
+            ["quickstart", "--steps", "3", "--stages", "2"],
+            "there is no option --steps (meant --training.steps?); there is no option --stages (meant "
+            "--pipeline.num_stages or --pipeline.stages_per_process?); see thinwire train --help",
+        ),
+        (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
         (["quickstart", "--training.steps", "many"], "training.steps must be a whole number, got many"),

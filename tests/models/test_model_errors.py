@@ -113,7 +113,8 @@ MISTAKES = {
         "gpt2-tiny",
         {"pipeline__layers": "[block 0, block 2, head]", "data__limit": 3000},
         "a cut must leave layers after it",
-        "a pass has 16 samples, there are 4 held out; raise data.held_out, or lower pipeline.num_microbatches",
+        "a pass has 16 samples, there are 4 held out; raise data.limit, which is 3000, or raise "
+        "data.held_out, or lower pipeline.num_microbatches",
     ),
     "too few samples to train on": (
         "gpt2-tiny",
@@ -189,7 +190,7 @@ MISTAKES = {
     "a field of another name": (
         "gpt2-tiny",
         {"data__text": "pydoc"},
-        "unrecognized arguments: --data.text pydoc",
+        "there is no option --data.text",
     ),
 }
 
