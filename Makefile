@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
-PACKAGES = compress models pipeline launch
+PACKAGES = errors compress models pipeline launch
 
 .PHONY: help quickstart test test-fast lint format types docs clean
 

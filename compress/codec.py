@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.errors import ThinwireError
 
-class CodecError(ValueError):
+
+class CodecError(ThinwireError, ValueError):
     """A codec expression, or a use of a codec, that cannot work."""
 
 

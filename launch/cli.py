@@ -7,6 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from thinwire.errors import ThinwireError
+from thinwire.launch.shared.exit_codes import MISTAKE, OK, StoppedError, status_of
+
+Command = Callable[[Sequence[str]], int]
+"""What takes arguments, does the work, and says the exit status; its mistakes and failures are `ThinwireError`s."""
+
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("train", "train a recipe, a process a stage"),
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
@@ -25,28 +31,38 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run the command that the arguments name; the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
         print(_help())
-        return 0
+        return OK
     if command == "--version":
         print(f"thinwire {version('thinwire')}")
-        return 0
+        return OK
     if command not in COMMANDS:
-        print(f"thinwire has no command {command!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
+        return _tell(f"thinwire has no command {command!r}; known: {', '.join(COMMANDS)}", MISTAKE)
+    return run(lambda rest: _load(command)(rest), arguments[1:])
+
+
+def run(command: Command, arguments: Sequence[str]) -> int:
+    """Run a command, and print what it raises for its user in place of a traceback; the exit status."""
     try:
-        return _load(command)(arguments[1:])
+        return command(arguments)
     except KeyboardInterrupt:
-        print("stopped by SIGINT", file=sys.stderr)
-        return 130
+        error: ThinwireError = StoppedError("stopped by SIGINT")
+    except ThinwireError as raised:
+        error = raised
+    return _tell(str(error), status_of(error))
 
 
-def _load(command: str) -> Callable[[Sequence[str]], int]:
-    module = import_module(f"thinwire.launch.{COMMANDS[command][0]}")
-    found: Callable[[Sequence[str]], int] = module.main
+def _tell(sentence: str, status: int) -> int:
+    print(sentence, file=sys.stderr)
+    return status
+
+
+def _load(command: str) -> Command:
+    found: Command = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
     return found
 
 

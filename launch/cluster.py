@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from thinwire.errors import attempt
 from thinwire.launch.hosts import crew, network
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.run import failures, recipe
@@ -27,7 +27,6 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
-from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire cluster"
@@ -55,13 +54,8 @@ def main(argv: Sequence[str]) -> int:
         print(_help())
         return 0
     if name not in ACTIONS:
-        print(f"{PROG} has no {name!r}; known: {', '.join(ACTIONS)}", file=sys.stderr)
-        return 2
-    try:
-        return ACTIONS[name][1](argv[1:])
-    except (ClusterError, ModelError, OptionsError) as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise OptionsError(f"{PROG} has no {name!r}; known: {', '.join(ACTIONS)}")
+    return ACTIONS[name][1](argv[1:])
 
 
 def run(argv: Sequence[str]) -> int:
@@ -125,11 +119,11 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
         OptionsError, ModelError: there is no command, or one that cannot be divided over the hosts.
     """
     if not command:
-        raise OptionsError([f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE"])
+        raise OptionsError(f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE")
     if Path(command[0]).name != "thinwire" or len(command) < 2 or command[1] not in ("train", "simulate"):
         return Job(commands=[list(command)] * num_hosts)
     if command[1] == "simulate":
-        raise OptionsError(["thinwire simulate is one process and sends nothing to other hosts; run thinwire train"])
+        raise OptionsError("thinwire simulate is one process and sends nothing to other hosts; run thinwire train")
     wanted = recipe.parse(command[2:])
     prepare(wanted)  # tells mistakes once, and reads the data while there is a network
     return training(wanted, command[2:], num_hosts)
@@ -141,7 +135,7 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     each, left = divmod(processes, num_hosts)
     if left:
         advice = "change --hosts or pipeline.num_stages"
-        raise OptionsError([f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}"])
+        raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
     meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
         [
@@ -228,27 +222,17 @@ def _options(argv: Sequence[str]) -> Namespace:
 
 def _links(options: Namespace) -> Links:
     """The network that the options ask for; OptionsError with all mistakes."""
-    mistakes: list[str] = []
-
-    def read(parse: Callable[[Any], Any], given: Any) -> Any:
-        try:
-            return parse(given)
-        except OptionsError as error:
-            mistakes.extend(error.mistakes)
-
-    found = {
-        "bandwidth": read(parse_bandwidth, options.bandwidth),
-        "latency": read(parse_latency, options.latency),
-        "loss": read(parse_loss, options.loss),
-        "overrides": read(parse_overrides, options.link),
-    }
-    if options.grace < 0:
-        mistakes.append(f"grace must not be negative, got {options.grace:g}")
-    if options.pin and not shutil.which("taskset"):
-        mistakes.append("--pin needs taskset; install util-linux")
-    if mistakes:
-        raise OptionsError(mistakes)
-    return Links(num_hosts=options.hosts, **found)
+    bandwidth, latency, loss, overrides, _ = attempt(
+        lambda: parse_bandwidth(options.bandwidth),
+        lambda: parse_latency(options.latency),
+        lambda: parse_loss(options.loss),
+        lambda: parse_overrides(options.link),
+        lambda: OptionsError.require(
+            (options.grace >= 0, f"grace must not be negative, got {options.grace:g}"),
+            (not options.pin or shutil.which("taskset") is not None, "--pin needs taskset; install util-linux"),
+        ),
+    )
+    return Links(num_hosts=options.hosts, bandwidth=bandwidth, latency=latency, loss=loss, overrides=overrides)
 
 
 def _help() -> str:

@@ -6,7 +6,6 @@ DIR is what `thinwire export` wrote, or any recipe. All stages run in this proce
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +18,11 @@ from thinwire.launch.run.assembly import Prepared, assemble, prepare, simulated_
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.saved import weights_of
 from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.tables import Table, document, show
 from thinwire.models.data.sampler import evaluation_batches
-from thinwire.models.errors import ModelError
 from thinwire.models.tasks import mask_padding
-from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Mode, Score, evaluate
 
 PROG = "thinwire eval"
@@ -31,21 +30,16 @@ PROG = "thinwire eval"
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate, and print a table or JSON; the exit status."""
-    try:
-        options, rest = _parser().parse_known_args(argv)
-        prepared = prepare(_recipe(options.folder, rest))
-        table = _table(prepared.recipe.name, score(prepared))
-    except (OptionsError, ModelError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except PipelineError as error:
-        print(error, file=sys.stderr)
-        return 1
+    options, rest = _parser().parse_known_args(argv)
+    prepared = prepare(_recipe(options.folder, rest))
+    with working():
+        scores = score(prepared)
+    table = _table(prepared.recipe.name, scores)
     if options.json:
         print(json.dumps(document(table.title, [table]), indent=2))
-        return 0
-    show([table])
-    return 0
+    else:
+        show([table])
+    return OK
 
 
 def score(prepared: Prepared) -> dict[Mode, Score]:
@@ -58,7 +52,7 @@ def score(prepared: Prepared) -> dict[Mode, Score]:
     """
     held_out = prepared.data.held_out
     if held_out is None:
-        raise OptionsError(["an evaluation needs held-out samples; raise data.held_out, or name data.evaluation"])
+        raise OptionsError("an evaluation needs held-out samples; raise data.held_out, or name data.evaluation")
     prepared.recipe.compression.without_auto("an evaluation")
     pipeline = prepared.recipe.pipeline
     size, count = pipeline.num_microbatches * pipeline.microbatch_size, len(held_out)
@@ -84,7 +78,7 @@ def _recipe(place: str, options: Sequence[str]) -> Recipe:
     if not exported.is_file():
         return recipe.parse([place, *options], prog=PROG)
     if (exported.parent / "weights").is_dir():
-        raise OptionsError([f"DIR must be what thinwire export wrote, got a run; thinwire export {place} --to DIR"])
+        raise OptionsError(f"DIR must be what thinwire export wrote, got a run; thinwire export {place} --to DIR")
     found = recipe.parse([str(exported), *options], prog=PROG)
     return replace(found, model=weights_of(found.model, exported.parent))
 

@@ -9,7 +9,6 @@ DIR/
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,10 @@ from thinwire.launch.run.assembly import make_blueprint
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import Ended, read_run, weights_of
 from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
 from thinwire.models.data.load import load
 from thinwire.models.data.sources import DIGITS, PYDOC, Place, evaluation_place
 from thinwire.models.data.tokenizer import BYTES
-from thinwire.models.errors import ModelError
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.model import library_code
 from thinwire.pipeline.errors import OptionsError
@@ -35,21 +34,17 @@ NEEDS_CODEC = 0.01
 
 def main(argv: Sequence[str]) -> int:
     """Export a run; the exit status."""
-    try:
-        options = _parser().parse_args(argv)
-        ended = read_run(Path(options.run), PROG)
-        export(ended, Path(options.to))
-    except (OptionsError, ModelError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    options = _parser().parse_args(argv)
+    ended = read_run(Path(options.run), PROG)
+    export(ended, Path(options.to))
     print(f"{len(ended.weights)} tensors of {ended.recipe.name} are in {options.to}; see its README.md")
-    return 0
+    return OK
 
 
 def export(ended: Ended, folder: Path) -> None:
     """Write the folder. ModelError or OptionsError if the model cannot be described, or the folder is in use."""
     if folder.exists() and any(folder.iterdir()):
-        raise OptionsError([f"--to must name a new or empty folder, got {folder}"])
+        raise OptionsError(f"--to must name a new or empty folder, got {folder}")
     data = load(ended.recipe.data, seed=ended.recipe.training.seed)
     blueprint = make_blueprint(ended.recipe, data)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,22 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from thinwire.compress import CodecError
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Cell, Table, document, show
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
-from thinwire.models.errors import ModelError
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import boundary_seconds, partition
 from thinwire.pipeline.errors import OptionsError
@@ -39,31 +38,25 @@ _COPIES = {"adamw": 4, "sgd": 3}
 
 def main(argv: Sequence[str]) -> int:
     """Print layers, cuts and boundary bytes, as tables or as JSON; the exit status."""
-    try:
-        options, rest = _parser().parse_known_args(argv)
-        prepared = prepare(recipe.parse(rest, prog=PROG))
-        tables, best = examine(prepared, options)
-    except (CodecError, ModelError, OptionsError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    options, rest = _parser().parse_known_args(argv)
+    prepared = prepare(recipe.parse(rest, prog=PROG))
+    tables, best = examine(prepared, options)
     if options.json:
         print(json.dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
-        return 0
-    from rich.console import Console
-
+        return OK
     show(tables)
     Console().print(f"to cut there: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
-    return 0
+    return OK
 
 
 def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
     """The tables, and how many layers each stage has in the best cut."""
     bandwidth = parse_bandwidth(options.bandwidth)
     if options.memory is not None and not options.memory > 0:
-        raise OptionsError([f"--memory must be above 0 GB, got {options.memory:g}"])
+        raise OptionsError(f"--memory must be above 0 GB, got {options.memory:g}")
     codecs = {expression: _codecs(expression) for expression in options.codec}
     if options.count and (bandwidth is not None or options.memory is not None):
-        raise OptionsError(["a bandwidth or a memory limit needs costs in seconds and bytes; leave --count away"])
+        raise OptionsError("a bandwidth or a memory limit needs costs in seconds and bytes; leave --count away")
     costs = _costs(prepared, counted=options.count)
     layers = range(len(costs))
     outputs = stage_output_examples(
@@ -95,7 +88,7 @@ def _codecs(expression: str) -> CompressionOptions:
         return codec_pair(expression)
     except OptionsError as error:
         mistakes = [mistake.partition(": ")[2] for mistake in error.mistakes]
-        raise OptionsError([f"--codec {expression}: {'; '.join(dict.fromkeys(mistakes))}"]) from error
+        raise OptionsError(f"--codec {expression}: {'; '.join(dict.fromkeys(mistakes))}") from error
 
 
 def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -16,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.compress import CodecError
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.arguments import Parser, positive, share
+from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.tables import document
 from thinwire.launch.timing import published as aqsgd
@@ -36,7 +35,6 @@ from thinwire.launch.timing.prediction import (
     verdict,
 )
 from thinwire.launch.timing.workload import Link, Network, Workload, codec_pair, label
-from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
@@ -89,16 +87,12 @@ def answer(
 
 def main(argv: Sequence[str]) -> int:
     """Predict, and print tables or JSON; the exit status."""
-    try:
-        options, overrides = _options(argv)
-        if options.like:
-            _show_published(options.json)
-            return 0
+    options, overrides = _options(argv)
+    if options.like:
+        _show_published(options.json)
+    else:
         _show(_answer(options, overrides), options)
-    except (CodecError, ModelError, OptionsError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return OK
 
 
 def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
@@ -106,7 +100,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
 
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     if wanted.pipeline.num_stages < 2:
-        raise OptionsError(["a prediction needs links: pipeline.num_stages must be at least 2, got 1"])
+        raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
     given = [codec_pair(text) for text in options.codec or CODECS]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (UNCOMPRESSED, *own, *given)}.values())
@@ -120,7 +114,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
     wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
     if wrong:
         raise OptionsError(
-            [f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"]
+            f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"
         )
     networks = [
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex, links=options.link)

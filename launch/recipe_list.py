@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from thinwire.launch.run.recipe import packaged
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.pipeline.errors import OptionsError
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; the exit status."""
     if argv:
-        print(f"thinwire recipes takes no arguments, got {' '.join(argv)}", file=sys.stderr)
-        return 2
+        raise OptionsError(f"thinwire recipes takes no arguments, got {' '.join(argv)}")
     table = Table("recipe", "what it is for")
     for name, description in packaged().items():
         table.add_row(name, description)
     Console().print(table)
-    return 0
+    return OK

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch.distributed as dist
 
-from thinwire.compress import CodecError, StoreError
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, check_output, prepare, simulated_placement
-from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.launch.shared.exit_codes import OK, working
 
 
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe; the exit status."""
-    try:
-        wanted = recipe.parse(argv, prog="thinwire simulate")
-        wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
-        prepared = prepare(wanted)
-        check_output(wanted.folder)
+    wanted = recipe.parse(argv, prog="thinwire simulate")
+    wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
+    prepared = prepare(wanted)
+    check_output(wanted.folder)
+    with working():
         simulate(prepared)
-    except (OptionsError, ModelError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (CodecError, PipelineError, StoreError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    return OK
 
 
 def simulate(prepared: Prepared) -> None:

@@ -17,35 +17,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from thinwire.launch import cli
 from thinwire.launch.run import failures, recipe
 from thinwire.launch.run.assembly import check_output, prepare, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
-from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import OptionsError
-
-STOPPED_BY_USER = 130
+from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Train a recipe; the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        wanted = recipe.parse(arguments)
-        prepared = prepare(wanted)
-        check_output(wanted.folder)
-    except (OptionsError, ModelError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    wanted = recipe.parse(argv)
+    prepared = prepare(wanted)
+    check_output(wanted.folder)
     if "RANK" in os.environ:
         from thinwire.launch.run.worker import work
 
         return work(prepared)
-    return launch(wanted, arguments)
+    launch(wanted, argv)
+    return OK
 
 
-def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
-    """Start the stage processes on this machine, wait for them, and tell what went wrong if something did."""
+def launch(wanted: Recipe, arguments: Sequence[str]) -> None:
+    """Start the stage processes on this machine, and wait until all have ended.
+
+    Raises:
+        FailedError: a process failed; the message tells which, and what the others were waiting for.
+        StoppedError: a signal came.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -80,15 +79,12 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> int:
         except ChildFailedError as error:
             exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             told = failures.tell(failures.read_reports(Path(folder)), exit_codes, real_placement(wanted).stages_of)
-            print(told, file=sys.stderr)
-            return 1
+            raise FailedError(told) from error
         except SignalException as error:
-            print(f"stopped by {came[0] if came else error.sigval.name}", file=sys.stderr)
-            return STOPPED_BY_USER
+            raise StoppedError(f"stopped by {came[0] if came else error.sigval.name}") from error
         finally:
             signal.signal(signal.SIGINT, before)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main, sys.argv[1:]))

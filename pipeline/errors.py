@@ -1,29 +1,16 @@
-"""What can go wrong between stages, as one small family.
-
-PipelineError
-├── OptionsError      options that cannot work, all mistakes at once
-├── MismatchError     the two ends of a boundary were started differently
-├── WireError         a frame that is not the planned one
-├── PeerError         a stage that is gone, or silent beyond the time-out
-├── CheckpointError   a checkpoint that cannot be written, read or resumed
-└── NonFiniteError    NaN or infinity in a tensor about to be sent
-"""
+"""What can go wrong between stages; `thinwire.errors` draws the whole family."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from thinwire.errors import ThinwireError
 
 
-class PipelineError(RuntimeError):
+class PipelineError(ThinwireError, RuntimeError):
     """Base of everything that stops a pipeline with a sentence for its user."""
 
 
 class OptionsError(PipelineError, ValueError):
     """Options that cannot work; the message holds every mistake found, a line each."""
-
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = tuple(mistakes)
 
 
 class MismatchError(PipelineError):

@@ -179,10 +179,8 @@ class CompressionOptions:
         if not self.automatic:
             return self
         raise OptionsError(
-            [
-                f"{command} needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
-                f"{', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
-            ]
+            f"{command} needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
+            f"{', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
         )
 
     def _expression(self, boundary: int, channel: ChannelName) -> str:
@@ -214,7 +212,7 @@ class WireOptions:
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.timeout <= 1e6:
-            raise OptionsError([f"wire.timeout must be from 0.01 to 1e6 seconds, got {self.timeout}"])
+            raise OptionsError(f"wire.timeout must be from 0.01 to 1e6 seconds, got {self.timeout}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +377,7 @@ class DebugOptions:
 
     def __post_init__(self) -> None:
         if self.trace < 0:
-            raise OptionsError([f"debug.trace must be at least 0 steps, got {self.trace}"])
+            raise OptionsError(f"debug.trace must be at least 0 steps, got {self.trace}")
 
 
 def _is_auto(expression: str) -> bool:

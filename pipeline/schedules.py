@@ -132,10 +132,7 @@ def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
     falling = all(later <= earlier for earlier, later in pairwise(warmups))
     if not falling or not all(1 <= warmup <= num_microbatches for warmup in warmups):
         raise OptionsError(
-            [
-                f"warm-up forwards must lie in 1..{num_microbatches} and not rise from stage to stage, "
-                f"got {list(warmups)}"
-            ]
+            f"warm-up forwards must lie in 1..{num_microbatches} and not rise from stage to stage, got {list(warmups)}"
         )
     order: Order = {}
     for stage, warmup in enumerate(warmups):

@@ -69,7 +69,7 @@ class CompressedStage(PipelineStage):
     ) -> None:
         if input_args is None or output_args is None:
             raise OptionsError(
-                ["CompressedStage needs input_args and output_args, because frames have a size known in advance"]
+                "CompressedStage needs input_args and output_args, because frames have a size known in advance"
             )
         super().__init__(
             submodule,

@@ -256,10 +256,8 @@ def _usable(compression: CompressionOptions) -> CompressionOptions:
     compression.without_auto("a Wire outside thinwire train")
     if compression.on_disk and not compression.store_folder:
         raise OptionsError(
-            [
-                f"compression.store_folder must name a folder for stores on disk, got none; {compression.on_disk[0]} "
-                f'has store="disk": give each run a folder of its own'
-            ]
+            f"compression.store_folder must name a folder for stores on disk, got none; {compression.on_disk[0]} "
+            f'has store="disk": give each run a folder of its own'
         )
     return compression
 

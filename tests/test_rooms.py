@@ -7,10 +7,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BELOW = {
-    "launch": {"pipeline", "compress", "models"},
-    "pipeline": {"compress", "models"},
-    "compress": set(),
-    "models": set(),
+    "launch": {"pipeline", "compress", "models", "errors"},
+    "pipeline": {"compress", "models", "errors"},
+    "compress": {"errors"},
+    "models": {"errors"},
+    "errors": set(),
 }
 SHARED = {"run", "hosts", "timing", "shared"}
 """The rooms of launch/ that several commands use; every other file or folder there is one command's."""

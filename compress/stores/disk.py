@@ -306,6 +306,6 @@ class DiskStore(Store):
     def _report(self, failure: StoreError) -> StoreError:
         """A new exception of the same words: one that is raised twice would gather the tracebacks of both."""
         self._reported = True
-        again = StoreError(*failure.args)
+        again = StoreError(failure.mistakes)
         again.__cause__ = failure.__cause__
         return again

@@ -26,6 +26,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, Key, tensor_bytes
 from thinwire.compress.codecs.bits import packed_size
 from thinwire.compress.codecs.quantize import Quantize
+from thinwire.errors import ThinwireError
 
 FORMATS: Mapping[int, torch.dtype | Codec] = MappingProxyType(
     {32: torch.float32, 16: torch.bfloat16, 8: Quantize(8), 4: Quantize(4)}
@@ -39,7 +40,7 @@ run, and a single value beyond 65504 would be wrong for just as long.
 _KEY = Key(seed=0, boundary=0, channel="activations", phase="store", step=0, microbatch=0)  # nearest: nothing is drawn
 
 
-class StoreError(RuntimeError):
+class StoreError(ThinwireError, RuntimeError):
     """A store cannot keep or give a row: no room, a file that is gone, a slot that is not there."""
 
 

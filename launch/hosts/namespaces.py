@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from thinwire.errors import ThinwireError
 from thinwire.launch.hosts import network
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.links import Links
@@ -25,7 +26,7 @@ PREFIX = "thinwire-cluster"
 _serial = itertools.count()
 
 
-class ClusterError(RuntimeError):
+class ClusterError(ThinwireError, RuntimeError):
     """This machine cannot be a cluster, or not this one; the message says what to do."""
 
 

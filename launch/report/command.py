@@ -6,7 +6,6 @@ folder are shown with it. Every picture, style and number is inside the page: it
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from thinwire.launch.report.page import render
 from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
-from thinwire.pipeline.errors import OptionsError
+from thinwire.launch.shared.exit_codes import OK
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,11 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (default: %(default)s)"
     )
-    try:
-        options = parser.parse_args(argv)
-        write(options.out, render(*read(options.runs)))
-    except OptionsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    options = parser.parse_args(argv)
+    write(options.out, render(*read(options.runs)))
     print(f"{options.out} is about {', '.join(map(str, options.runs))}")
-    return 0
+    return OK

@@ -7,13 +7,13 @@ each other), and one for each direction of each of its boundaries. Arrows lead f
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from thinwire.launch.report.timeline import Transfer, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.spans import Span
 from thinwire.pipeline.tracer import StageTrace, StepTrace
@@ -42,17 +42,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")
-    try:
-        options = parser.parse_args(argv)
-        out = options.out or options.run / "trace.json"
-        traces = read_traces(options.run)
-        write(out, json.dumps(chrome_trace(traces)))
-    except OptionsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    options = parser.parse_args(argv)
+    out = options.out or options.run / "trace.json"
+    traces = read_traces(options.run)
+    write(out, json.dumps(chrome_trace(traces)))
     steps = ", ".join(str(step.step) for step in traces[0].steps)
     print(f"{out} has steps {steps} of {len(traces)} stages; open it at ui.perfetto.dev or chrome://tracing")
-    return 0
+    return OK
 
 
 def write(path: Path, text: str) -> None:
@@ -61,7 +57,7 @@ def write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        raise OptionsError([f"--out must name a file that can be written, got {path}: {error.strerror}"]) from error
+        raise OptionsError(f"--out must name a file that can be written, got {path}: {error.strerror}") from error
 
 
 def chrome_trace(traces: Sequence[StageTrace]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
             elif path.is_dir():
                 inside = _documents_in(path)
                 if not inside:
-                    raise OptionsError([f"{path} is the folder of no run: it has no summary.json and no tables"])
+                    raise OptionsError(f"{path} is the folder of no run: it has no summary.json and no tables")
                 documents += inside
             else:
                 documents.append(_read_document(path))
@@ -97,7 +97,7 @@ def _documents_in(folder: Path) -> list[Document]:
                 found.append(_read_document(path))
         except (OSError, ValueError) as error:
             if not isinstance(error, OptionsError):
-                raise OptionsError([f"{path} cannot be read: {error}"]) from error
+                raise OptionsError(f"{path} cannot be read: {error}") from error
             raise
     return found
 
@@ -106,9 +106,9 @@ def _read_document(path: Path) -> Document:
     try:
         return Document(*read_document(path.read_text()))
     except OSError as error:
-        raise OptionsError([f"{path} cannot be read: {error.strerror}"]) from error
+        raise OptionsError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise OptionsError([f"{path} holds no tables: {error}"]) from error
+        raise OptionsError(f"{path} holds no tables: {error}") from error
 
 
 def _json_lines(text: str) -> list[Any]:

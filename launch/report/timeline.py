@@ -55,7 +55,7 @@ def read_traces(run: Path) -> list[StageTrace]:
     if not run.is_dir():
         raise OptionsError([f"RUN must be the folder of a run, got {run}, which does not exist"])
     if not paths:
-        raise OptionsError([f"{run} holds no trace; train with --trace to record the last steps"])
+        raise OptionsError(f"{run} holds no trace; train with --trace to record the last steps")
     traces, mistakes = [], _absent(run)
     for path in paths:
         try:

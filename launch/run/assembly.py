@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.compress import SlotCounts
+from thinwire.errors import attempt
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.load import Data, load, more_samples
 from thinwire.models.data.sampler import Sampler
-from thinwire.models.errors import ModelError, attempt, require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
@@ -165,7 +166,7 @@ def check_output(folder: Path) -> None:
             pass
     except OSError as error:
         reason = error.strerror or error
-        raise OptionsError([f"output must name a folder that can be written, got {folder}: {reason}"]) from error
+        raise OptionsError(f"output must name a folder that can be written, got {folder}: {reason}") from error
 
 
 def real_placement(recipe: Recipe) -> Placement:

@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from thinwire.compress import CodecError, StoreError
+from thinwire.errors import ThinwireError
 from thinwire.launch.shared.exit_codes import ended
-from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import PeerError, PipelineError
+from thinwire.pipeline.errors import PeerError
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 STOPPED = 143
@@ -56,8 +55,7 @@ class Report:
 
 def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
     """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
-    told = isinstance(error, PipelineError | ModelError | CodecError | StoreError)
-    text = str(error) if told else "".join(traceback.format_exception(error)).rstrip()
+    text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = "peer" if isinstance(error, PeerError) else "own"
     return Report(rank=rank, stages=list(stages), kind=kind, text=text, time=time.time())
 

@@ -126,7 +126,7 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
         values = parser.parse_args(arguments, namespace=base)
     except ArgumentError as error:
-        raise OptionsError([_sentence(error, prog)]) from error
+        raise OptionsError(_sentence(error, prog)) from error
     return _instantiate(parser, values)
 
 
@@ -145,7 +145,7 @@ def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
         except OptionsError as error:
             mistakes += error.mistakes
         except ModelError as error:
-            mistakes.append(f"{name}: {error}")
+            mistakes += [f"{name}: {mistake}" for mistake in error.mistakes]
     if mistakes:
         raise OptionsError(mistakes)
     return Recipe(**parts)
@@ -159,16 +159,16 @@ def _load(named: str) -> dict[str, Any]:
         return dict(yaml.safe_load((PACKAGED / f"{named}.yaml").read_text()))
     if not path.is_file():
         raise OptionsError(
-            [f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}; known: {', '.join(known)}"]
+            f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}; known: {', '.join(known)}"
         )
     try:
         loaded = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError([f"{path} cannot be read: {error}"]) from error
+        raise OptionsError(f"{path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise OptionsError([f"{path} is no YAML: {' '.join(str(error).split())}"]) from error
+        raise OptionsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise OptionsError([f"{path} must hold the fields of a recipe, got {type(loaded).__name__}"])
+        raise OptionsError(f"{path} must hold the fields of a recipe, got {type(loaded).__name__}")
     if mistakes := _misfits(loaded, Recipe):
         raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
     return {"name": path.stem, **loaded}
@@ -240,7 +240,7 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 def _both_channels(pair: str) -> list[str]:
     if not pair:
-        raise OptionsError(["--codec must be followed by codecs such as q(4)/q(8), or by auto"])
+        raise OptionsError("--codec must be followed by codecs such as q(4)/q(8), or by auto")
     expressions = zip(CHANNELS, split_pair(pair), strict=True)
     return [part for channel, expression in expressions for part in (f"--compression.{channel}", expression)]
 

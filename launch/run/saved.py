@@ -33,16 +33,14 @@ def read_run(folder: Path, prog: str) -> Ended:
         raise OptionsError([f"RUN must be the folder of a run, got {folder}, which does not exist"])
     needed = [folder / "recipe.yaml", folder / "summary.json"]
     if missing := [str(path) for path in needed if not path.is_file()]:
-        raise OptionsError([f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing"])
+        raise OptionsError(f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing")
     found = recipe.parse([str(needed[0])], prog=prog)
     summary = json.loads(needed[1].read_text())
     weights = _read_weights(folder, found.pipeline.num_stages)
     if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
         raise OptionsError(
-            [
-                f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
-                f"files of all stages from the same run"
-            ]
+            f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
+            f"files of all stages from the same run"
         )
     return Ended(found, summary, weights)
 
@@ -59,10 +57,8 @@ def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
     files = [folder / "weights" / f"stage-{stage}.safetensors" for stage in range(num_stages)]
     if missing := [path.name for path in files if not path.is_file()]:
         raise OptionsError(
-            [
-                f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "
-                f"missing; copy it from the machine that held the stage"
-            ]
+            f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "
+            f"missing; copy it from the machine that held the stage"
         )
     weights: dict[str, Tensor] = {}
     for path in files:

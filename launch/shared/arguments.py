@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Tell a mistake."""
-        raise OptionsError([f"{message}; see {self.prog} --help"])
+        raise OptionsError(f"{message}; see {self.prog} --help")
 
 
 def positive(text: str) -> float:

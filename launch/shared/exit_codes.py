@@ -1,8 +1,66 @@
-"""How a process ended, in the numbers that shells know and in words."""
+"""How a process ends: the status of each kind of error, for shells, and how another process ended, in words."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from thinwire.errors import ThinwireError
+
+OK = 0
+FAILED = 1
+"""The work began and failed."""
+MISTAKE = 2
+"""The user's mistake, found before any work began."""
+INTERRUPTED = 130
+"""The user stopped it: 128 and the number of SIGINT."""
+
+
+class FailedError(ThinwireError):
+    """Work that began and failed."""
+
+
+class StoppedError(ThinwireError):
+    """Work that its user stopped."""
+
+
+STATUSES = {
+    "ThinwireError": MISTAKE,
+    "PipelineError": FAILED,
+    "OptionsError": MISTAKE,
+    "StoreError": FAILED,
+    "FailedError": FAILED,
+    "StoppedError": INTERRUPTED,
+}
+"""Exit status by the name of an error's class, or else of its nearest base.
+
+By name, because the classes of other packages would bring torch into `thinwire --help`.
+"""
+
+
+def status_of(error: ThinwireError) -> int:
+    """The exit status of a command that ends with an error."""
+    return next(STATUSES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in STATUSES)
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Mark where work begins: errors that are mistakes before, such as `CodecError`, are failures from here on.
+
+    Options and models keep their status: what is wrong with them was wrong before.
+    """
+    from thinwire.models.errors import ModelError
+    from thinwire.pipeline.errors import OptionsError
+
+    try:
+        yield
+    except (OptionsError, ModelError):
+        raise
+    except ThinwireError as error:
+        if status_of(error) == MISTAKE:
+            raise FailedError(error.mistakes) from error
+        raise
 
 
 def ended(returncode: int) -> str:

@@ -76,7 +76,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[tuple[int, int], float | None]
     for text in texts:
         match = _LINK.fullmatch(text)
         if match is None:
-            raise OptionsError([f"a link must be like 1-2:20mbit, or 1>2:20mbit for one direction, got {text!r}"])
+            raise OptionsError(f"a link must be like 1-2:20mbit, or 1>2:20mbit for one direction, got {text!r}")
         here, there, rate = int(match[1]), int(match[3]), parse_bandwidth(match[4])
         overrides[here, there] = rate
         if match[2] == "-":
@@ -87,5 +87,5 @@ def parse_overrides(texts: Iterable[str]) -> dict[tuple[int, int], float | None]
 def _measure(text: str, units: Mapping[str, float], what: str, examples: str) -> float:
     match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(units)})", text.strip().lower())
     if match is None:
-        raise OptionsError([f"{what} must be like {examples}, got {text!r}"])
+        raise OptionsError(f"{what} must be like {examples}, got {text!r}")
     return float(match[1]) * units[match[2]]

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from thinwire.errors import attempt
 from thinwire.models.data.images import MODES, Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.sampler import Shuffle
@@ -29,7 +30,7 @@ from thinwire.models.data.sources import (
 )
 from thinwire.models.data.texts import TextBlocks
 from thinwire.models.data.tokenizer import BYTES, make_tokenizer
-from thinwire.models.errors import attempt, require
+from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import Classification, LanguageModeling, Task
 

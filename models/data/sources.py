@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.models.errors import ModelError, attempt, require
+from thinwire.errors import attempt
+from thinwire.models.errors import ModelError, require
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -331,7 +331,7 @@ def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(qui
     ],
 )
 def test_a_mistake_is_one_sentence(capsys, arguments, said):
-    assert codec_bench.main(arguments) == 2
+    assert cli.main(["bench", "codecs", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith(said)
@@ -347,7 +347,7 @@ def test_bench_alone_says_what_can_be_measured(capsys, arguments):
 
 
 def test_what_is_neither_codecs_nor_a_recipe_is_answered_with_the_recipes(capsys):
-    assert bench.main(["codec"]) == 2
+    assert cli.main(["bench", "codec"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'codec'; known: ")

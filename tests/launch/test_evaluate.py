@@ -1,7 +1,8 @@
 import pytest
 
 from support.recipe_runs import simulate
-from thinwire.launch import cli
+from thinwire.compress import StoreError
+from thinwire.launch import cli, evaluate
 
 RECIPE = """
 model: {name: gpt2, config: {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}}
@@ -35,6 +36,15 @@ def test_nothing_is_written_not_even_by_stores_on_disk(here, options):
     before = sorted(here.rglob("*"))
     assert cli.main(["eval", "tiny.yaml", *options]) == 0
     assert sorted(here.rglob("*")) == before
+
+
+def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
+    def full(*arguments):
+        raise StoreError("no space left for slot 3")
+
+    monkeypatch.setattr(evaluate, "evaluate", full)
+    assert cli.main(["eval", "tiny.yaml"]) == 1
+    assert capsys.readouterr() == ("", "no space left for slot 3\n")
 
 
 def test_a_run_is_no_export(here, capsys):

@@ -9,6 +9,7 @@ import torch
 
 from support.commands import THINWIRE, hosts_of, started
 from support.processes import run
+from thinwire.launch import cli
 from thinwire.launch.bench.links import command as link_bench
 from thinwire.launch.bench.links.contenders import Codecs, make
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
@@ -56,7 +57,7 @@ def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
 @pytest.mark.usefixtures("can_make_hosts")
 def test_every_contender_is_measured_at_every_bandwidth(capsys):
     arguments = [*SMALL, "--bandwidth", "50mbit", "--codec", "q(4)/q(8)", "aqsgd(q(2))/q(8)"]
-    assert link_bench.main([*arguments, "--repetitions", "2", "--steps", "1", "--json"]) == 0
+    assert cli.main(["bench", *arguments, "--repetitions", "2", "--steps", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     speeds, sections, visits, conditions = map(Table.from_json, found["tables"])
     rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
@@ -78,25 +79,25 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
 
 
 def test_what_cannot_be_measured_is_a_sentence(capsys):
-    assert link_bench.main([*SMALL, "--codec", "zip"]) == 2
+    assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
     assert "unknown codec 'zip'" in capsys.readouterr().err
-    assert link_bench.main([*SMALL, "--bandwidth", "fast"]) == 2
+    assert cli.main(["bench", *SMALL, "--bandwidth", "fast"]) == 2
     assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
-    assert link_bench.main([*SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
+    assert cli.main(["bench", *SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
     assert told[0] == "a bench measures one pass a step; set pipeline.accumulation to 1"
-    assert link_bench.main([*SMALL, "--pipeline.num_stages", "1"]) == 2
+    assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
     assert "must make at least two processes, got 1" in capsys.readouterr().err
-    assert link_bench.main([*SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
+    assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
     said = "--like aqsgd takes bandwidths of its own; leave --bandwidth away\n"
     assert capsys.readouterr().err == said
-    assert link_bench.main([*SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
+    assert cli.main(["bench", *SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
     assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_a_sentence(capsys):
-    assert link_bench.main([*SMALL, "--steps", "two"]) == 2
+    assert cli.main(["bench", *SMALL, "--steps", "two"]) == 2
     said = "argument --steps: must be a whole number, got 'two'; see thinwire bench --help\n"
     assert capsys.readouterr() == ("", said)
 
@@ -104,7 +105,7 @@ def test_a_wrong_option_is_a_sentence(capsys):
 def test_who_is_not_root_is_told_before_anything_is_prepared(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(link_bench, "prepare", lambda wanted: pytest.fail("prepared data and model"))
-    assert link_bench.main(SMALL) == 1
+    assert cli.main(["bench", *SMALL]) == 1
     assert capsys.readouterr().err.startswith("a cluster needs root, ")
 
 

@@ -39,7 +39,7 @@ def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
     without boundaries, NonFiniteError when training diverges.
     """
     if not wanted.num_boundaries:
-        raise OptionsError([f"nothing crosses in {wanted.name}, which has one stage; take a recipe with more"])
+        raise OptionsError(f"nothing crosses in {wanted.name}, which has one stage; take a recipe with more")
     prepared = prepare(
         replace(
             wanted,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -19,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from thinwire.compress import Codec, CodecError, Feedback, parse
+from thinwire.compress import Codec, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch.bench.codecs.capture import capture
 from thinwire.launch.bench.codecs.page import page
@@ -28,9 +27,8 @@ from thinwire.launch.bench.environment import cores, environment
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.arguments import Parser, at_least_one
+from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.tables import Cell, document
-from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS
 
 PROG = "thinwire bench codecs"
@@ -174,32 +172,25 @@ def _cells(speed: Speed) -> list[Cell]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print a table for each kind of data, or JSON; the exit status."""
-    try:
-        options = _options(argv)
-        wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
-        methods = [parse_method(expression) for expression in wanted]
-        codecs = [method for method in methods if isinstance(method, Codec)]
-        rules = [method for method in methods if isinstance(method, Feedback)]
-        found = environment(shlex.join([*PROG.split(), *argv]))
-        aside = Console(stderr=True)
-        with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
-            data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
-        aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
-        results = measure(codecs, data, _places(options.threads), options.rounds)
-        feedback = measure_feedback(rules, data, _places(options.threads), options.rounds)
-    except (CodecError, ModelError, OptionsError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except PipelineError as error:
-        print(error, file=sys.stderr)
-        return 1
+    options = _options(argv)
+    wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
+    methods = [parse_method(expression) for expression in wanted]
+    codecs = [method for method in methods if isinstance(method, Codec)]
+    rules = [method for method in methods if isinstance(method, Feedback)]
+    found = environment(shlex.join([*PROG.split(), *argv]))
+    aside = Console(stderr=True)
+    with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
+        data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
+    aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
+    results = measure(codecs, data, _places(options.threads), options.rounds)
+    feedback = measure_feedback(rules, data, _places(options.threads), options.rounds)
     if options.json:
         told = document("bench of codecs", documented(results, feedback), **found)
         print(json.dumps(told, indent=2, allow_nan=False))
-        return 0
+        return OK
     if options.markdown:
         print(page(found, results, feedback))
-        return 0
+        return OK
     console, machine = Console(), found["machine"]
     console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
     for name, messages in data.items():
@@ -215,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
     console.print("enc, dec: GB/s of the tensor, share of memcpy; x bound: bytes over the entropy bound")
     if rules:
         console.print(_OWN)
-    return 0
+    return OK
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:

@@ -22,7 +22,6 @@ from typing import NoReturn
 import torch.distributed as dist
 from rich.console import Console
 
-from thinwire.compress import CodecError
 from thinwire.launch.bench.environment import environment
 from thinwire.launch.bench.links.contenders import PEERS, Codecs
 from thinwire.launch.bench.links.results import UNCOMPRESSED, Contest, as_document
@@ -34,11 +33,11 @@ from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK, FailedError, working
 from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import Table, show, text_of
 from thinwire.launch.timing.published import RATIOS
 from thinwire.launch.timing.workload import codec_pair, label
-from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire bench"
@@ -50,29 +49,23 @@ _POLL_SECONDS = 0.05
 def main(argv: Sequence[str]) -> int:
     """Measure, and print tables or JSON; the exit status."""
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
-    try:
-        options, rest = _parser().parse_known_args(argv)
+    options, rest = _parser().parse_known_args(argv)
+    with working():
         contests, prepared = bench(rest, options)
-    except (CodecError, ModelError, OptionsError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (ClusterError, BenchError) as error:
-        print(error, file=sys.stderr)
-        return 1
     where = environment(shlex.join([*PROG.split(), *argv]))
     found = as_document(contests, prepared, RATIOS if options.like else {}, where)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
         show(map(Table.from_json, found["tables"]))
-    return 0
+    return OK
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-class BenchError(RuntimeError):
+class BenchError(FailedError):
     """A process of the bench ended before its work was done."""
 
 
@@ -118,7 +111,7 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
     """Raise OptionsError, listing all that keeps a bench from measuring anything."""
     pipeline = wanted.pipeline
-    rules = [
+    OptionsError.require(
         (pipeline.accumulation == 1, "a bench measures one pass a step; set pipeline.accumulation to 1"),
         (
             pipeline.num_processes > 1,
@@ -130,9 +123,7 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             f"--like {options.like} takes bandwidths of its own; leave --bandwidth away",
         ),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
-    ]
-    if mistakes := [sentence for holds, sentence in rules if not holds]:
-        raise OptionsError(mistakes)
+    )
 
 
 def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:

@@ -1,0 +1,59 @@
+"""What can go wrong, as one family: every member holds sentences for its user, and no traceback is needed.
+
+ThinwireError             thinwire.errors
+├── CodecError            thinwire.compress    a codec expression, or a use of a codec, that cannot work
+├── StoreError            thinwire.compress    a store that cannot keep or give a row
+├── ModelError            thinwire.models      a model, its cut, its data or its options that cannot work
+├── PipelineError         thinwire.pipeline
+│   ├── OptionsError      options that cannot work
+│   ├── MismatchError     the two ends of a boundary were started differently
+│   ├── WireError         a frame that is not the planned one
+│   ├── PeerError         a stage that is gone, or silent beyond the time-out
+│   ├── CheckpointError   a checkpoint that cannot be written, read or resumed
+│   └── NonFiniteError    NaN or infinity in a tensor about to be sent
+├── ClusterError          thinwire.launch      hosts that this machine cannot have
+├── FailedError           thinwire.launch      work that began and failed
+│   └── BenchError        a process of a bench that ended before its work was done
+└── StoppedError          thinwire.launch      work that its user stopped
+
+Each class stands in the room that raises it. This root stands below them all, so that a caller needs one `except`, and
+so that mistakes of different rooms are gathered in one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+
+class ThinwireError(Exception):
+    """Something that Thinwire tells its user in a sentence, or several mistakes at once; the message holds them all."""
+
+    separator: ClassVar[str] = "\n"
+    """What stands between two mistakes in the message."""
+    mistakes: tuple[str, ...]
+    """Each mistake once: the rule, the value, what to change."""
+
+    def __init__(self, mistakes: str | Iterable[str] = ()) -> None:
+        self.mistakes = (mistakes,) if isinstance(mistakes, str) else tuple(dict.fromkeys(mistakes))
+        super().__init__(self.separator.join(self.mistakes))
+
+    @classmethod
+    def require(cls, *rules: tuple[bool, str]) -> None:
+        """Raise one error with the sentence of every rule that does not hold; a rule is (holds, sentence)."""
+        if broken := [sentence for holds, sentence in rules if not holds]:
+            raise cls(broken)
+
+
+def attempt(*parts: Callable[[], Any]) -> list[Any]:
+    """The result of each part; where some raise a `ThinwireError`, one error of the first class holds all mistakes."""
+    results: list[Any] = []
+    errors: list[ThinwireError] = []
+    for part in parts:
+        try:
+            results.append(part())
+        except ThinwireError as error:
+            errors.append(error)
+    if errors:
+        raise type(errors[0])([mistake for error in errors for mistake in error.mistakes])
+    return results

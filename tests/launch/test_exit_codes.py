@@ -1,0 +1,52 @@
+import pytest
+
+from thinwire.compress import CodecError, StoreError
+from thinwire.errors import ThinwireError
+from thinwire.launch import cli
+from thinwire.launch.bench.links.command import BenchError
+from thinwire.launch.hosts.namespaces import ClusterError
+from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, status_of, working
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError, PeerError, PipelineError, WireError
+
+CASES = [
+    (OptionsError, 2, 2),
+    (ModelError, 2, 2),
+    (CodecError, 2, 1),
+    (ClusterError, 2, 1),
+    (StoreError, 1, 1),
+    (PeerError, 1, 1),
+    (WireError, 1, 1),
+    (FailedError, 1, 1),
+    (BenchError, 1, 1),
+    (StoppedError, 130, 130),
+]
+
+
+@pytest.mark.parametrize(("kind", "before", "at_work"), CASES)
+def test_an_error_has_one_status_before_work_and_one_at_work(capsys, kind, before, at_work):
+    def mistaken(arguments):
+        raise kind(["first", "second"])
+
+    def failing(arguments):
+        with working():
+            mistaken(arguments)
+
+    assert cli.run(mistaken, []) == before
+    assert cli.run(failing, []) == at_work
+    assert capsys.readouterr() == ("", f"first{kind.separator}second\n" * 2)
+
+
+def test_the_table_names_classes_that_exist():
+    kinds = (ThinwireError, PipelineError, OptionsError, StoreError, FailedError, StoppedError)
+    assert set(STATUSES) == {kind.__name__ for kind in kinds}
+
+
+def test_an_error_of_ours_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        cli.run(lambda arguments: 1 // 0, [])
+
+
+def test_a_class_without_a_row_takes_that_of_its_base():
+    assert status_of(type("NewError", (PeerError,), {})("gone")) == 1
+    assert status_of(type("OtherError", (ThinwireError,), {})("wrong")) == 2
