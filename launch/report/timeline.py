@@ -53,7 +53,7 @@ def read_traces(run: Path) -> list[StageTrace]:
     """The traces of all stages of a run, in stage order; OptionsError with every file that cannot be read."""
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
     if not run.is_dir():
-        raise OptionsError([f"RUN must be the folder of a run, got {run}, which does not exist"])
+        raise OptionsError(f"RUN must be the folder of a run, got {run}, which does not exist")
     if not paths:
         raise OptionsError(f"{run} holds no trace; train with --trace to record the last steps")
     traces, mistakes = [], _absent(run)

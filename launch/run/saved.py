@@ -30,7 +30,7 @@ class Ended:
 def read_run(folder: Path, prog: str) -> Ended:
     """Read what a run left. OptionsError with everything that is missing, or does not belong together."""
     if not folder.is_dir():
-        raise OptionsError([f"RUN must be the folder of a run, got {folder}, which does not exist"])
+        raise OptionsError(f"RUN must be the folder of a run, got {folder}, which does not exist")
     needed = [folder / "recipe.yaml", folder / "summary.json"]
     if missing := [str(path) for path in needed if not path.is_file()]:
         raise OptionsError(f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing")
