@@ -1,13 +1,15 @@
 """The codec dither: each element a sign and a power of two, up or down by chance."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key, require_int
-from thinwire.compress.codecs.scaled import Scaled, bfloat16_above
+from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.granularity import Per
+from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
 
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
@@ -16,7 +18,7 @@ _SMALLEST_SCALE = 2.0**-118
 
 
 @dataclass(frozen=True, repr=False)
-class Dither(Scaled):
+class Dither(Blockwise):
     """``dither(bits)``: exponential dithering, in its plainest form natural compression (1905.10988).
 
     The points of a block are 0 and +-s * 2**(c-m), c from 1 to m = 2**(bits-1) - 1, where s is max|x| of the block as
@@ -37,53 +39,63 @@ class Dither(Scaled):
     bits: int
     """Bits a code, 2 to 8."""
 
+    per: Per | None = field(default=None, kw_only=True)
+    """What shares one scale; `row` if neither this nor `group` is given."""
+    group: int | None = field(default=None, kw_only=True)
+    """Instead of `per`: how many consecutive elements share one scale."""
+
     def __post_init__(self) -> None:
         require_int(self, "bits", self.bits, 2, 8)
         super().__post_init__()
 
     @property
-    def _code_bits(self) -> int:
-        return self.bits
+    def _grid(self) -> Grid:
+        return DitherGrid(self.bits, stochastic=True)
+
+
+class DitherGrid(PointGrid):
+    """Zero and powers of two, of both signs."""
 
     @property
     def _top(self) -> int:
         """The largest code without its sign."""
         return (1 << (self.bits - 1)) - 1
 
-    def _scales(self, largest: Tensor) -> Tensor:
-        scales = bfloat16_above(largest)
-        return scales.masked_fill_(scales < _SMALLEST_SCALE, 0.0)
+    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+        return bfloat16_above(largest_magnitude(values), _SMALLEST_SCALE)
 
-    def _units(self, scales: Tensor) -> Tensor:
-        # The code _top stands for 1, and where m is less, m has to stand for s.
+    def units(self, scales: Tensor) -> Tensor:
+        """The scale, or more where m is less: the code _top stands for 1, and m must stand for s."""
+        scales = scales.float()
         exponents = (scales.view(torch.int32) >> _MANTISSA_BITS) - _EXPONENT_BIAS
         unused = (self._top - 1 + _LEAST_NORMAL_EXPONENT - exponents).clamp_(0, self._top - 1)
         return torch.ldexp(scales, unused)
 
-    def _codes(self, values: Tensor, units: Tensor, key: Key) -> Tensor:
-        least = 2.0 ** (1 - self._top)
+    def noise(self, values: Tensor, key: Key) -> Tensor:
+        """Random mantissas: int32 of 23 bits in the shape of `values`, two cut from each 64-bit word."""
+        words = key.words((values.numel() + 1) // 2, values.device)
+        mantissas = words.view(torch.int32)[: values.numel()].view(values.shape)
+        return mantissas.bitwise_and_((1 << _MANTISSA_BITS) - 1)
+
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+        assert noise is not None, "dither rounds by chance"
+        units, least = self.units(scales), 2.0 ** (1 - self._top)
         ratios = (values / units.masked_fill(units == 0, torch.inf)).abs_()
-        draws = _random_mantissas(ratios, key)
         # A float's exponent goes up if random bits added to its mantissa carry: as likely as the value is far from the
         # power of two below it. Under the least point, where that is zero, the point itself is added before and after.
-        below = ratios.clamp(max=least).add_(least).view(torch.int32).add_(draws).bitwise_right_shift_(_MANTISSA_BITS)
-        above = ratios.clamp_(min=least).view(torch.int32).add_(draws).bitwise_right_shift_(_MANTISSA_BITS)
+        below = ratios.clamp(max=least).add_(least).view(torch.int32).add_(noise).bitwise_right_shift_(_MANTISSA_BITS)
+        above = ratios.clamp_(min=least).view(torch.int32).add_(noise).bitwise_right_shift_(_MANTISSA_BITS)
         codes = above.add_(below).sub_(2 * (_EXPONENT_BIAS - self._top) + 2)
         sign = (values.view(torch.int32) >> 31).bitwise_and_(1 << (self.bits - 1))
         # Masked, because NaN becomes any integer, and must not run into the codes of another block.
         return codes.bitwise_and_(self._top).bitwise_or_(sign).to(torch.uint8)
 
-    def _table(self) -> Tensor:
-        points = torch.ldexp(torch.ones(self._top), torch.arange(1 - self._top, 1))
-        positive = torch.cat([torch.zeros(1), points])
+    def points(self) -> Tensor:  # noqa: D102
+        powers = torch.ldexp(torch.ones(self._top), torch.arange(1 - self._top, 1))
+        positive = torch.cat([torch.zeros(1), powers])
         return torch.cat([positive, -positive])
 
-    def _bound(self, magnitude: Tensor, units: Tensor) -> Tensor:
-        least = units * 2.0 ** (1 - self._top)
-        return torch.maximum(magnitude, least) * (1 + 2.0**-20)
-
-
-def _random_mantissas(like: Tensor, key: Key) -> Tensor:
-    """Return random int32 of 23 bits in the shape of ``like``, two cut from each 64-bit word."""
-    words = key.words((like.numel() + 1) // 2, like.device)
-    return words.view(torch.int32)[: like.numel()].view(like.shape).bitwise_and_((1 << _MANTISSA_BITS) - 1)
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        magnitude, least = values.abs(), self.units(scales) * 2.0 ** (1 - self._top)
+        error = torch.maximum(magnitude, least) * (1 + 2.0**-20)
+        return error, magnitude + error

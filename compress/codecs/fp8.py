@@ -1,13 +1,14 @@
 """The codec fp8: each element in 8 bits with an exponent of its own, beside one scale for each block."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
-from thinwire.compress.codecs.scaled import Scaled, bfloat16_above
+from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.granularity import Per
+from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
 
 _LARGEST = 448
 _SMALLEST_SCALE = 2.0**-117
@@ -15,7 +16,7 @@ _LARGEST_SCALE = 145 * 2.0**112
 
 
 @dataclass(frozen=True, repr=False)
-class Float8(Scaled):
+class Float8(Blockwise):
     """``fp8``: e4m3 (1 bit of sign, 4 of exponent, 3 of mantissa; 448 the largest), ties to even.
 
     The scale is max|x|/448 of the block as bf16, rounded up, so that the largest value is sent as 448 or a little less
@@ -32,22 +33,33 @@ class Float8(Scaled):
 
     name: ClassVar[str] = "fp8"
 
-    @property
-    def _code_bits(self) -> int:
-        return 8
+    per: Per | None = field(default=None, kw_only=True)
+    """What shares one scale; `row` if neither this nor `group` is given."""
+    group: int | None = field(default=None, kw_only=True)
+    """Instead of `per`: how many consecutive elements share one scale."""
 
-    def _scales(self, largest: Tensor) -> Tensor:
+    @property
+    def _grid(self) -> Grid:
+        return Float8Grid(8, stochastic=False)
+
+
+class Float8Grid(PointGrid):
+    """The values of e4m3."""
+
+    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+        largest = largest_magnitude(values)
         # x - x is 0, except that it is NaN where clamping would have hidden an infinity.
         bounded = (largest / _LARGEST).clamp_(max=_LARGEST_SCALE).add_(largest - largest)
-        scales = bfloat16_above(bounded)
-        return scales.masked_fill_(scales < _SMALLEST_SCALE, 0.0)
+        return bfloat16_above(bounded, _SMALLEST_SCALE)
 
-    def _codes(self, values: Tensor, units: Tensor, key: Key) -> Tensor:
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+        units = self.units(scales)
         return (values / units.masked_fill(units == 0, torch.inf)).to(torch.float8_e4m3fn).view(torch.uint8)
 
-    def _table(self) -> Tensor:
+    def points(self) -> Tensor:  # noqa: D102
         return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
-    def _bound(self, magnitude: Tensor, units: Tensor) -> Tensor:
-        bound = torch.maximum(magnitude / 17, units * 2.0**-10)
-        return torch.where(units == 0, magnitude, bound)
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        magnitude, units = values.abs(), self.units(scales)
+        error = torch.where(units == 0, magnitude, torch.maximum(magnitude / 17, units * 2.0**-10))
+        return error, magnitude + error

@@ -1,6 +1,7 @@
 """How far one scale reaches: every granularity is one three-dimensional view of the tensor.
 
-A tensor is seen as [A, C, B], and each index of C is one block with a scale of its own, taken over A and B:
+A tensor is seen as [outer, count, inner]: `count` blocks with a scale each, a block's elements being those of all outer
+and inner indices:
 
     shape       0-D [], n = 1   1-D [n]      2-D, 3-D [N, .., L]   4-D and above [N, M, ..]
     tensor      [1, 1, 1]       [1, 1, n]    [1, 1, n]             [1, 1, n]
@@ -14,48 +15,76 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from thinwire.compress.codec import Codec, CodecError, require_choice, require_int
 
 Per = Literal["tensor", "sample", "row", "channel"]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor of ``numel`` elements seen as [a, c, b]: c blocks of a*b elements; a*c*b may exceed ``numel``."""
+    """A tensor's elements seen as [outer, count, inner]: `count` blocks of outer * inner elements each."""
 
     numel: int
-    a: int
-    c: int
-    b: int
+    """Elements of the tensor; the view may have more."""
+    outer: int
+    count: int
+    inner: int
 
     @property
     def padded(self) -> int:
         """The number of elements in the view."""
-        return self.a * self.c * self.b
+        return self.outer * self.count * self.inner
 
     def view(self, x: Tensor) -> Tensor:
-        """Return ``x`` as [a, c, b], the missing elements copies of its last one, which change no block's range."""
+        """`x` as [outer, count, inner], filled up with copies of its last element, which change no block's range."""
         flat = x.reshape(-1)
         if self.padded > self.numel:
             flat = torch.cat([flat, flat[-1:].expand(self.padded - self.numel)])
-        return flat.view(self.a, self.c, self.b)
+        return flat.view(self.outer, self.count, self.inner)
 
-    def spread(self, per_block: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return one number a block, [c], as a tensor of ``shape`` that gives each element its block's."""
-        return per_block.view(1, -1, 1).expand(self.a, self.c, self.b).reshape(-1)[: self.numel].view(tuple(shape))
+    def spread(self, values: Tensor, shape: Sequence[int]) -> Tensor:
+        """`values`, which broadcast to the view, as a tensor of `shape`, without what was filled up."""
+        spread = values.expand(self.outer, self.count, self.inner).reshape(-1)
+        return spread[: self.numel].view(tuple(shape))
+
+
+def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:
+    """What `per` means beside `group`: `row` where neither is given.
+
+    Raises CodecError for a value that is not allowed, or for both.
+    """
+    if group is not None:
+        require_int(codec, "group", group, 1, None)
+        if per is not None:
+            raise CodecError(f"{codec.name} takes per or group, not both, got per={per!r} and group={group}")
+        return None
+    if per is None:
+        return "row"
+    require_choice(codec, "per", per, get_args(Per))
+    return per
+
+
+def blocks_for(per: Per | None, group: int | None, shape: Sequence[int]) -> Blocks:
+    """The blocks of a non-empty tensor of `shape`; either `per` or `group` is None."""
+    if group is not None:
+        return blocks_of_group(group, shape)
+    assert per is not None
+    return blocks_per(per, shape)
 
 
 def blocks_per(per: Per, shape: Sequence[int]) -> Blocks:
-    """Return the blocks of a non-empty tensor of ``shape`` for one of the named granularities."""
+    """The blocks of a non-empty tensor of `shape` for one of the named granularities."""
     numel = prod(shape)
     return Blocks(numel, *_VIEWS[per](tuple(shape), numel)) if shape else Blocks(numel, 1, 1, 1)
 
 
 def blocks_of_group(group: int, shape: Sequence[int]) -> Blocks:
-    """Return the blocks of ``group`` consecutive elements of a non-empty tensor of ``shape``."""
+    """The blocks of `group` consecutive elements of a non-empty tensor of `shape`."""
     numel = prod(shape)
     size = min(group, numel)
     return Blocks(numel, 1, -(-numel // size), size)

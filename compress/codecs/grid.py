@@ -1,17 +1,19 @@
-"""The two grids of q: which values a block's codes stand for, given the block's scale.
+"""Grids: which values a block's codes stand for, given the block's scale. fp8 and dither have grids in their own files.
 
-Values come as float32 [A, C, B], one block for each index of C (see granularity.py). An encoder may round as it likes;
+Values come as float32 [outer, count, inner], `count` blocks (see granularity.py). An encoder may round as it likes;
 what a decoder computes is one multiplication, and for minmax one addition after it, never fused: every machine gets
 the same bits. With NaN or infinity in a block, its scale is not finite and neither is anything decoded from it.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from thinwire.compress.codec import Key
 from thinwire.compress.codecs.cast import rounding_bound
 
 _OVER_BLOCK = (0, 2)
@@ -19,14 +21,16 @@ _OVER_BLOCK = (0, 2)
 
 @dataclass(frozen=True)
 class Grid(ABC):
-    """2**bits evenly spaced values in each block."""
+    """2**bits values in each block, in units of its scale."""
 
     bits: int
+    """Bits of a code, 1 to 8."""
     stochastic: bool
+    """Whether values are rounded up or down by chance."""
 
-    scale_bytes: ClassVar[int]
+    scale_bytes: ClassVar[int] = 2
     """The size of one block's scale in a payload."""
-    scale_dtype: ClassVar[torch.dtype]
+    scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
     """What a scale consists of: one or more numbers of this type."""
 
     @property
@@ -36,26 +40,37 @@ class Grid(ABC):
 
     @abstractmethod
     def measure(self, values: Tensor) -> Tensor:
-        """Return the scales of ``values`` as sent: scale_dtype [C, numbers a scale]."""
+        """The scales of `values` as sent: scale_dtype [count, numbers a scale]."""
+
+    def noise(self, values: Tensor, key: Key) -> Tensor | None:
+        """What `codes` adds before rounding, in the shape of `values`; None where nothing happens by chance.
+
+        Uniform in (-1/2, 1/2), of 16 bits. Four numbers are cut from each 64-bit word: torch makes random floats on a
+        CPU one by one, six times as slowly.
+        """
+        if not self.stochastic:
+            return None
+        words = key.words((values.numel() + 3) // 4, values.device)
+        return words.view(torch.int16)[: values.numel()].view(values.shape).float().add_(0.5).mul_(2.0**-16)
 
     @abstractmethod
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
-        """Return the codes of ``values`` as uint8 [A, C, B].
-
-        ``noise``, uniform in (-1/2, 1/2) and of the same shape, is added in units of the grid before rounding.
-        """
+        """The codes of `values`, as uint8 [outer, count, inner]; `noise` is added in units of the grid."""
 
     @abstractmethod
     def evaluate(self, codes: Tensor) -> None:
-        """Turn ``codes``, given as float32 of any shape, into the levels they stand for before scaling, in place."""
+        """Turn `codes`, given as float32 of any shape, into the levels they stand for before scaling, in place."""
 
     @abstractmethod
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Turn ``levels`` [A, C, B] into the values they stand for in blocks of these scales, in place."""
+        """Turn `levels` [outer, count, inner] into the values they stand for in blocks of these scales, in place."""
 
     @abstractmethod
-    def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each block's largest error, float32 arithmetic included, and largest magnitude: float32 [C]."""
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest error of `values`, float32 arithmetic included, and the largest magnitude they can come back as.
+
+        Both are float32 and broadcast to [outer, count, inner].
+        """
 
 
 class AbsMaxGrid(Grid):
@@ -69,26 +84,22 @@ class AbsMaxGrid(Grid):
     2**b/(2**b-1), which puts the outermost points at +-max|x|.
     """
 
-    scale_bytes = 2
-    scale_dtype = torch.bfloat16
     smallest_scale: ClassVar[float] = 2.0**-118
 
     def measure(self, values: Tensor) -> Tensor:  # noqa: D102
-        largest = torch.maximum(values.amax(_OVER_BLOCK), values.amin(_OVER_BLOCK).neg_())
+        largest = largest_magnitude(values)
         if self.stochastic:
             largest *= (self.last + 1) / self.last
-        sent = largest.bfloat16()
-        sent = torch.where(sent < largest, torch.nextafter(sent, torch.full_like(sent, torch.inf)), sent)
-        return sent.masked_fill_(sent < self.smallest_scale, 0.0).unsqueeze(1)
+        return bfloat16_above(largest, self.smallest_scale)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
         half = (self.last + 1) // 2
         # A hair more than s/half, so that x = s falls into the last interval and nothing needs clamping.
         step = scales.float() * ((1 + 2**-22) / half)
-        positions = values / step.masked_fill_(step == 0, torch.inf)
+        steps = values / step.masked_fill_(step == 0, torch.inf)
         if noise is not None:
-            positions += noise
-        signed = positions.floor_().to(torch.int8)
+            steps += noise
+        signed = steps.floor_().to(torch.int8)
         # Masked, because NaN becomes any integer, and must not run into the codes of another block.
         return signed.view(torch.uint8).add_(half).bitwise_and_(self.last)
 
@@ -98,8 +109,8 @@ class AbsMaxGrid(Grid):
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
         levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
 
-    def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
-        largest = scales.float().squeeze(1)
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        largest = scales.float()
         step = largest * 2.0 ** (1 - self.bits)
         error = (step if self.stochastic else step / 2) + _float32_slack(largest)
         return error.clamp(min=self.smallest_scale), largest
@@ -122,10 +133,10 @@ class MinMaxGrid(Grid):
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
         lowest, extent = scales[:, :1], scales[:, 1:]
-        positions = (values - lowest).div_(extent.masked_fill(extent == 0, 1.0)).mul_(self.last)
+        steps = (values - lowest).div_(extent.masked_fill(extent == 0, 1.0)).mul_(self.last)
         if noise is not None:
-            positions.add_(noise).clamp_(0, self.last)
-        return positions.round_().to(torch.uint8).bitwise_and_(self.last)
+            steps.add_(noise).clamp_(0, self.last)
+        return steps.round_().to(torch.uint8).bitwise_and_(self.last)
 
     def evaluate(self, codes: Tensor) -> None:  # noqa: D102
         # By a tensor of the same device: CUDA multiplies by the reciprocal of a Python number instead.
@@ -135,14 +146,51 @@ class MinMaxGrid(Grid):
         lowest, extent = scales[:, :1], scales[:, 1:]
         levels.mul_(extent).add_(lowest)
 
-    def bound(self, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
-        lowest, extent = scales.unbind(1)
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        lowest, extent = scales[:, :1], scales[:, 1:]
         largest = torch.maximum(lowest.abs(), (lowest + extent).abs())
         step = extent / self.last
         addition = rounding_bound(largest, torch.float32)
         return (step if self.stochastic else step / 2) + _float32_slack(extent) + addition, largest
 
 
+class PointGrid(Grid):
+    """A grid of uneven steps: a code's point is looked up, then multiplied by its block's unit."""
+
+    @abstractmethod
+    def points(self) -> Tensor:
+        """What each code stands for before scaling: float32 [2**bits]."""
+
+    def units(self, scales: Tensor) -> Tensor:
+        """What a point is multiplied by in blocks of these scales, both [count, 1]; float32."""
+        return scales.float()
+
+    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+        indices = codes.view(-1).int()
+        torch.index_select(_points(self, codes.device), 0, indices, out=codes.view(-1))
+
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+        levels.mul_(self.units(scales))
+
+
+@cache
+def _points(grid: PointGrid, device: torch.device) -> Tensor:
+    """The points of a grid on a device; a run has few grids."""
+    return grid.points().to(device)
+
+
+def largest_magnitude(values: Tensor) -> Tensor:
+    """max|x| of each block, [count, 1]; NaN where there is one."""
+    return torch.maximum(values.amax(_OVER_BLOCK), values.amin(_OVER_BLOCK).neg_()).unsqueeze(1)
+
+
+def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
+    """`x`, float32 and not negative, rounded up to bf16; 0 where that is below `smallest`."""
+    nearest = x.bfloat16()
+    above = torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
+    return above.masked_fill_(above < smallest, 0.0)
+
+
 def _float32_slack(magnitude: Tensor) -> Tensor:
-    """Return more than a few float32 operations on numbers up to ``magnitude`` can be off."""
+    """More than a few float32 operations on numbers up to `magnitude` can be off."""
     return 8 * rounding_bound(magnitude, torch.float32)

@@ -125,7 +125,7 @@ class LowRank(Codec):
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return rows, columns and r of a non-empty tensor of ``shape``."""
         row = blocks_per("row", shape)
-        return row.c, row.b, min(self.rank, row.c, row.b)
+        return row.count, row.inner, min(self.rank, row.count, row.inner)
 
     @property
     def _format(self) -> torch.dtype:

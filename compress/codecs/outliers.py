@@ -28,11 +28,11 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
     values_at,
 )
-from thinwire.compress.codecs.quantizer import Around
+from thinwire.compress.codecs.quantizer import Wrapper
 
 
 @dataclass(frozen=True)
-class OutliersApart(Around):
+class OutliersApart(Wrapper):
     """A quantizer of what is left of each row without its outliers."""
 
     fraction: float
@@ -58,9 +58,9 @@ class OutliersApart(Around):
         row = blocks_per("row", values.shape)
         sent, packed, inner = self._parts(payload, values.shape)
         self.inner.decode(inner, values)
-        outliers = torch.empty(row.c, self.count(row.b), dtype=torch.bfloat16, device=values.device)
+        outliers = torch.empty(row.count, self.count(row.inner), dtype=torch.bfloat16, device=values.device)
         tensor_bytes(outliers).copy_(sent)
-        indices = unpack_indices(packed, row.c, row.b, self.count(row.b))
+        indices = unpack_indices(packed, row.count, row.inner, self.count(row.inner))
         put_values(outliers.float(), indices, values)
 
     def error_bound(self, x: Tensor) -> Tensor:
@@ -74,14 +74,14 @@ class OutliersApart(Around):
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rest [R, n], outliers' places filled, and outliers' indices and values [R, k]."""
         row, blocks = blocks_per("row", x.shape), self.blocks(x.shape)
-        values = x.detach().reshape(row.c, row.b).float().contiguous()
-        indices = largest_magnitudes(values, self.count(row.b))
+        values = x.detach().reshape(row.count, row.inner).float().contiguous()
+        indices = largest_magnitudes(values, self.count(row.inner))
         outliers = values_at(indices, values)
         rest = put_values(torch.full_like(outliers, torch.inf), indices, values.clone())
         least = blocks.view(rest).amin((0, 2))
         most = blocks.view(put_values(torch.full_like(outliers, -torch.inf), indices, rest)).amax((0, 2))
         fill = torch.zeros_like(least).clamp_(least, most).masked_fill_(least > most, 0)
-        fill = values_at(indices, blocks.spread(fill, rest.shape))
+        fill = values_at(indices, blocks.spread(fill.unsqueeze(1), rest.shape))
         return put_values(fill, indices, rest), indices, outliers
 
     def _parts(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,5 +93,5 @@ class OutliersApart(Around):
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return the sizes of the outliers' values and of their indices."""
         row = blocks_per("row", shape)
-        k = self.count(row.b)
-        return 2 * row.c * k, indices_size(row.c, row.b, k)
+        k = self.count(row.inner)
+        return 2 * row.count * k, indices_size(row.count, row.inner, k)

@@ -1,19 +1,26 @@
-"""What q is made of: a quantizer on a grid, and what may be put around it.
+"""Quantizers: what q, fp8 and dither are made of. One works on a grid; others may be put around it.
 
-The options ``rotate`` and ``outliers`` are quantizers around quantizers. Each changes the tensor before the one inside
+payload of GridQuantizer     | scale of block 0 | .. | scale of the last block | codes, packed |
+
+q's options `rotate` and `outliers` are quantizers around quantizers. Each changes the tensor before the one inside
 sees it, puts what the inside cannot know in front of the inner payload, and undoes the change on what the inside
 decodes. So they combine with each other and with every grid, and a quantizer without them runs none of their code.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
-from thinwire.compress.codecs.cast import saturating_copy
+from thinwire.compress.codec import Key, tensor_bytes
+from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
+from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
+from thinwire.compress.codecs.granularity import Blocks
+from thinwire.compress.codecs.grid import Grid
 
 
 class Quantizer(ABC):
@@ -37,7 +44,57 @@ class Quantizer(ABC):
 
 
 @dataclass(frozen=True)
-class Around(Quantizer):
+class GridQuantizer(Quantizer):
+    """Each element a code on its block's grid."""
+
+    grid: Grid
+    blocks: Callable[[Sequence[int]], Blocks]
+    """The blocks of a tensor of some shape."""
+
+    def nbytes(self, shape: Sequence[int]) -> int:  # noqa: D102
+        return self._scales_size(self.blocks(shape)) + packed_size(prod(shape), self.grid.bits)
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """What the grid allows, and the rounding of the tensor's dtype."""
+        blocks = self.blocks(x.shape)
+        values = blocks.view(x.float())
+        error, largest = self.grid.bound(values, self.grid.measure(values))
+        return blocks.spread(error + rounding_bound(largest, x.dtype), x.shape)
+
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:  # noqa: D102
+        blocks, grid = self.blocks(x.shape), self.grid
+        values = blocks.view(x.float())
+        scales = grid.measure(values)
+        codes = grid.codes(values, scales, grid.noise(values, key)).view(-1)[: blocks.numel]
+        size = self._scales_size(blocks)
+        out[:size] = tensor_bytes(scales)
+        pack(codes, grid.bits, out[size:])
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:  # noqa: D102
+        blocks, grid = self.blocks(out.shape), self.grid
+        size = self._scales_size(blocks)
+        # Copied, because a payload's bytes may lie where no number of their type can.
+        scales = torch.empty(size, dtype=torch.uint8, device=out.device).copy_(payload[:size])
+        in_place = out.dtype == torch.float32 and blocks.padded == blocks.numel
+        flat = out.view(-1) if in_place else torch.empty(blocks.padded, device=out.device)
+        _levels(grid, out.device).unpack(payload[size:], flat[: blocks.numel])
+        values = flat.view(blocks.outer, blocks.count, blocks.inner)
+        grid.scale_levels(values, scales.view(grid.scale_dtype).view(blocks.count, -1))
+        if not in_place:
+            saturating_copy(flat[: blocks.numel].view(out.shape), out)
+
+    def _scales_size(self, blocks: Blocks) -> int:
+        return blocks.count * self.grid.scale_bytes
+
+
+@cache
+def _levels(grid: Grid, device: torch.device) -> ValueTable:
+    """What the codes of a grid stand for before scaling; a run has few grids."""
+    return ValueTable(grid.bits, grid.evaluate, device)
+
+
+@dataclass(frozen=True)
+class Wrapper(Quantizer):
     """A quantizer around another one."""
 
     inner: Quantizer

@@ -23,14 +23,14 @@ from torch import Tensor
 from thinwire.compress.codec import Key
 from thinwire.compress.codecs.cast import rounding_bound
 from thinwire.compress.codecs.granularity import blocks_per
-from thinwire.compress.codecs.quantizer import Around
+from thinwire.compress.codecs.quantizer import Wrapper
 
 _SIGNS_OF = b"thinwire hadamard"
 _CHUNK = 2**17
 _NARROW = 64
 
 
-class Rotated(Around):
+class Rotated(Wrapper):
     """A quantizer of turned rows; its payload is the inner one's."""
 
     def nbytes(self, shape: Sequence[int]) -> int:  # noqa: D102
@@ -131,4 +131,4 @@ def _turned(x: Tensor) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     blocks = blocks_per("row", x.shape)
-    return x.reshape(blocks.c, blocks.b)
+    return x.reshape(blocks.count, blocks.inner)

@@ -10,7 +10,7 @@ from support.codec_contract import documented
 from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip, snr_db
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.dither import Dither
-from thinwire.compress.codecs.scaled import blocks_for
+from thinwire.compress.codecs.granularity import blocks_for
 from thinwire.compress.contraction import contraction
 
 WIDTHS = range(2, 9)
@@ -147,7 +147,9 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(options, exponent):
         for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
             x, codec = gaussian(*shape, scale=2.0**exponent), Dither(bits, **options)
             blocks = blocks_for(codec.per, codec.group, shape)
-            values = documented("decode_dither")(bytes(encode(codec, x).tolist()), bits, x.numel(), blocks.c, blocks.b)
+            values = documented("decode_dither")(
+                bytes(encode(codec, x).tolist()), bits, x.numel(), blocks.count, blocks.inner
+            )
             assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
 
 

@@ -7,7 +7,7 @@ from support.codec_contract import documented
 from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip, snr_db
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.fp8 import Float8
-from thinwire.compress.codecs.scaled import blocks_for
+from thinwire.compress.codecs.granularity import blocks_for
 
 
 def hexed(payload):
@@ -97,7 +97,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(options):
     for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
         x, codec = gaussian(*shape) * torch.exp2(5 * gaussian(*shape, seed=1)), Float8(**options)
         blocks = blocks_for(codec.per, codec.group, shape)
-        values = documented("decode_fp8")(bytes(encode(codec, x).tolist()), x.numel(), blocks.c, blocks.b)
+        values = documented("decode_fp8")(bytes(encode(codec, x).tolist()), x.numel(), blocks.count, blocks.inner)
         assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
 
 

@@ -269,7 +269,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(scale, per):
         for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
             x, codec = gaussian(*shape), Quantize(bits, scale=scale, **per)
             blocks = blocks_of_group(7, shape) if "group" in per else blocks_per(per["per"], shape)
-            values = documented(bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.c, blocks.b)
+            values = documented(bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.count, blocks.inner)
             assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
 
 
