@@ -2,6 +2,7 @@
 
 DIR/
   model.safetensors, config.json    what from_pretrained loads (other models: what load_state_dict takes)
+  generation_config.json            how it generates, where the model it began with said so
   tokenizer files                   where a tokenizer of transformers was used
   recipe.yaml                       how it was trained; `thinwire eval DIR` measures it with compression on and off
   README.md                         how to load it, and whether inference needs the codec
@@ -9,18 +10,20 @@ DIR/
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from thinwire.launch.run.assembly import make_blueprint
+from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import Ended, read_run, weights_of
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.models.data.load import load
 from thinwire.models.data.sources import DIGITS, PYDOC, Place, evaluation_place
 from thinwire.models.data.tokenizer import BYTES
 from thinwire.models.file_mode import follow_umask
@@ -28,6 +31,7 @@ from thinwire.models.model import library_code
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire export"
+DTYPES = ("float32", "bfloat16", "float16")
 NEEDS_CODEC = 0.01
 """The share by which the held-out loss must rise without compression for inference to need it."""
 
@@ -36,28 +40,65 @@ def main(argv: Sequence[str]) -> int:
     """Export a run; the exit status."""
     options = _parser().parse_args(argv)
     ended = read_run(Path(options.run), PROG)
-    export(ended, Path(options.to))
+    for line in export(ended, Path(options.to), options.dtype):
+        print(line)
     print(f"{len(ended.weights)} tensors of {ended.recipe.name} are in {options.to}; see its README.md")
     return OK
 
 
-def export(ended: Ended, folder: Path) -> None:
-    """Write the folder. ModelError or OptionsError if the model cannot be described, or the folder is in use."""
+def export(ended: Ended, folder: Path, dtype: str | None = None) -> list[str]:
+    """Write the folder, and say what is other than it came.
+
+    Args:
+        ended: the run.
+        folder: a new or empty one.
+        dtype: the type of the weights; None is the one that the model came in.
+
+    Raises:
+        OptionsError: the folder is in use.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise OptionsError(f"--to must name a new or empty folder, got {folder}")
-    data = load(ended.recipe.data, seed=ended.recipe.training.seed)
-    blueprint = make_blueprint(ended.recipe, data)
     folder.mkdir(parents=True, exist_ok=True)
-    _save_weights(folder, ended.weights)
-    by_transformers = blueprint.save_config is not None
-    if blueprint.save_config is not None:
-        blueprint.save_config(folder)
-    if ended.recipe.data.tokenizer != BYTES:
-        from transformers import AutoTokenizer
-
-        AutoTokenizer.from_pretrained(ended.recipe.data.tokenizer).save_pretrained(folder)
+    copy_model_files(ended.folder, folder)
+    chosen = dtype or ended.facts.dtype
+    tied, apart = tied_again(ended.weights, ended.facts.tied)
+    kept = {name: tensor for name, tensor in ended.weights.items() if name not in tied}
+    _save_weights(folder, {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()})
+    _change_config(folder, dtype=chosen, **({"tie_word_embeddings": True} if tied else {}))
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended, folder)))
-    (folder / "README.md").write_text(readme(ended, by_transformers=by_transformers, num_labels=data.num_labels))
+    notes = [
+        *(
+            f"{name} is no longer equal to {other}, which it was tied to: both are there, untied"
+            for name, other in apart
+        ),
+        *(
+            [f"the weights are rounded to {chosen}; --dtype float32 keeps them as trained"]
+            if chosen != "float32"
+            else []
+        ),
+    ]
+    (folder / "README.md").write_text(readme(ended, notes))
+    return notes
+
+
+def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """The weights that equal those they were tied to, and need not be saved; and those that differ by now."""
+    pairs = {name: other for name, other in tied.items() if name in weights and other in weights}
+    equal = {name: other for name, other in pairs.items() if torch.equal(weights[name], weights[other])}
+    return equal, [pair for pair in pairs.items() if pair[0] not in equal]
+
+
+def _of_dtype(tensor: Tensor, dtype: str) -> Tensor:
+    """Floating values in that type; others as they are."""
+    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+
+
+def _change_config(folder: Path, **changes: Any) -> None:
+    """Set fields of config.json, where there is one."""
+    path = folder / "config.json"
+    if path.is_file():
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
 
 
 _WITH_TRANSFORMERS = """from transformers import {auto}
@@ -68,8 +109,9 @@ _WITHOUT = """from safetensors.torch import load_file
 model.load_state_dict(load_file("model.safetensors"))"""
 
 
-def readme(ended: Ended, *, by_transformers: bool, num_labels: int | None) -> str:
-    """What the folder's README says."""
+def readme(ended: Ended, notes: Sequence[str] = ()) -> str:
+    """What the folder's README says; `notes` are what is other than it came."""
+    num_labels, by_transformers = ended.facts.num_labels, (ended.folder / "model" / "config.json").is_file()
     auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
     makes = library_code(ended.recipe.model, num_labels)
     loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT.format(makes=makes)
@@ -84,6 +126,8 @@ def readme(ended: Ended, *, by_transformers: bool, num_labels: int | None) -> st
         loads,
         "```",
         "",
+        *(f"- {note}" for note in notes),
+        *([""] if notes else []),
         "## Boundaries in training",
         "",
         "| boundary | channel | codec |",
@@ -169,4 +213,5 @@ def _parser() -> Parser:
     parser = Parser(prog=PROG, description="Write a run's model for the library it came from.")
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as the model came; fresh: float32)")
     return parser

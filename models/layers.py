@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -113,6 +113,10 @@ class Blueprint:
     """The longest sequence of tokens that the model can read, if there is a limit."""
     save_config: Callable[[Path], None] | None = None
     """Writes into a folder what the library needs, beside the weights, to load the unsplit model; None if nothing."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """The weights of the head that the library's own model shares, and whose they are there; here they are apart."""
+    dtype: str = "float32"
+    """The type of the weights as the model came; training keeps them in float32."""
 
     def __post_init__(self) -> None:
         require((len(self.layers) > 0, "a model must have at least one layer, got none"))

@@ -5,6 +5,7 @@ runs/NAME/
   metrics.jsonl         one line a step
   tensorboard/          the same curves
   weights/stage-I.safetensors
+  model/                what an export needs beside the weights
   evaluations.jsonl     one line an evaluation
   trace/stage-I.json    what a stage did in the last steps, where that was asked for
   summary.json          everything the closing table says, and more

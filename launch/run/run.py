@@ -18,6 +18,7 @@ from thinwire.compress import Feedback, parse
 from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
+from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
 from thinwire.launch.run.recipe import dump
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
@@ -62,6 +63,8 @@ class Run:
 
     def go(self) -> None:
         """Train, evaluate both ways, save, report."""
+        if self._log is not None:
+            save_model_files(self.recipe.folder, self.assembly.prepared)
         self._show_notes()
         self._show_stores()
         training_started = time.perf_counter()

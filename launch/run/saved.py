@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinwire.launch.run import recipe
+from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.model import PRETRAINED, ModelOptions
@@ -20,11 +21,13 @@ from thinwire.pipeline.errors import OptionsError
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended: its recipe, what it measured, and its weights by full name."""
+    """A run that has ended: its recipe, what it measured, its weights by full name, and what its model was."""
 
+    folder: Path
     recipe: Recipe
     summary: Mapping[str, Any]
     weights: dict[str, Tensor]
+    facts: ModelFacts
 
 
 def read_run(folder: Path, prog: str) -> Ended:
@@ -42,7 +45,7 @@ def read_run(folder: Path, prog: str) -> Ended:
             f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
             f"files of all stages from the same run"
         )
-    return Ended(found, summary, weights)
+    return Ended(folder, found, summary, weights, read_facts(folder))
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:

@@ -12,9 +12,11 @@ copy.
 
 import copy
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,10 +37,11 @@ from thinwire.models.architectures.pieces import (
     relu,
     softcap,
 )
-from thinwire.models.checkpoint import open_checkpoint
+from thinwire.models.checkpoint import find, open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
 
+GENERATION = "generation_config.json"
 TaskName = Literal["causal-lm", "classification"]
 
 
@@ -204,10 +207,13 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     Raises:
         ModelError: if the library refuses the configuration, or there are no weights to read.
     """
-    config, always_tied = copy.deepcopy(config), bool(getattr(config, "tie_word_embeddings", False))
-    config.tie_word_embeddings = False
+    always_tied = bool(getattr(config, "tie_word_embeddings", False))
+    saved = copy.deepcopy(config)
+    saved.tie_word_embeddings = False
+    saved.architectures = [family.architecture]
+    # training reads no token twice
+    config = copy.deepcopy(saved)
     config.use_cache = False
-    config.architectures = [family.architecture]
     skeleton = _skeleton(family, config)
     max_positions = _max_positions(family, config)
     blocks = [f"{family.blocks}.{index}" for index in range(len(skeleton.model.get_submodule(family.blocks)))]
@@ -248,8 +254,18 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
         shared=tuple(name for name in family.shared if skeleton.has(name)),
         vocab_size=config.vocab_size,
         max_positions=max_positions,
-        save_config=config.save_pretrained,
+        save_config=partial(_save_config, saved, source),
+        tied=dict(family.tied) if always_tied else {},
+        dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),
     )
+
+
+def _save_config(config: Any, source: str | None, folder: Path) -> None:
+    """Write config.json, and how the source's own model generates: the tokens that end a text, how it samples."""
+    config.save_pretrained(folder)
+    generation = None if source is None else find(source, GENERATION)
+    if generation is not None:
+        shutil.copyfile(generation, folder / GENERATION)
 
 
 def _skeleton(family: Family, config: Any) -> Skeleton:

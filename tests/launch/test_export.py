@@ -116,6 +116,67 @@ def test_what_is_exported_is_the_head_of_its_own(copied, tmp_path):
     torch.testing.assert_close(dict(state), stages[0] | stages[1], rtol=0, atol=0)
 
 
+GENERATION = {"eos_token_id": [7, 9], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """The folder of a tied bfloat16 model that says how it generates."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.for_model(
+        "gpt2", vocab_size=256, n_layer=2, n_embd=16, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=2
+    )
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.generation_config = GenerationConfig(**GENERATION)
+    model.save_pretrained(tmp_path / "pretrained")
+    return tmp_path / "pretrained"
+
+
+def test_a_model_leaves_as_it_came(pretrained, folder, tmp_path, monkeypatch, capsys):
+    """`use_cache` was false, the sampling was gone, and so were bfloat16 and the tie, though no step was trained."""
+    monkeypatch.chdir(folder)
+    given = ["--model.name", pretrained, "--model.weights", "pretrained", "--model.config", "{}"]
+    run = simulate("tiny.yaml", tmp_path / "run", *given, "--training.steps", "0")
+    capsys.readouterr()
+    exported = export(run, tmp_path / "export")
+    assert "no longer equal" not in capsys.readouterr().out
+    config = json.loads((exported / "config.json").read_text())
+    assert (config["use_cache"], config["dtype"], config["tie_word_embeddings"]) == (True, "bfloat16", True)
+    generation = json.loads((exported / "generation_config.json").read_text())
+    assert {name: generation[name] for name in GENERATION} == GENERATION
+    stored, came = load_file(exported / "model.safetensors"), load_file(pretrained / "model.safetensors")
+    assert stored.keys() == came.keys() and "lm_head.weight" not in stored
+    torch.testing.assert_close(stored, came, rtol=0, atol=0)
+    model = loaded_as_its_readme_says(exported)
+    assert model.lm_head.weight is model.transformer.wte.weight and model.dtype == torch.bfloat16
+
+
+def test_weights_that_are_tied_no_more_are_said_to_be(pretrained, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    given = ["--model.name", pretrained, "--model.weights", "pretrained", "--model.config", "{}"]
+    run = simulate("tiny.yaml", tmp_path / "run", *given)
+    capsys.readouterr()
+    assert cli.main(["export", str(run), "--to", str(tmp_path / "export"), "--dtype", "float32"]) == 0
+    said = "lm_head.weight is no longer equal to transformer.wte.weight, which it was tied to: both are there, untied"
+    assert said in capsys.readouterr().out.splitlines()
+    assert f"- {said}" in (tmp_path / "export/README.md").read_text()
+    stored = load_file(tmp_path / "export/model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32} and "lm_head.weight" in stored
+    torch.testing.assert_close(dict(loaded_as_its_readme_says(tmp_path / "export").state_dict()), stored)
+
+
+def test_neither_the_data_nor_the_first_model_is_read_again(pretrained, folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "work", ignore=shutil.ignore_patterns("trained"))
+    monkeypatch.chdir(tmp_path / "work")
+    given = ["--model.name", pretrained, "--model.weights", "pretrained", "--model.config", "{}"]
+    run = simulate("tiny.yaml", tmp_path / "run", *given)
+    shutil.rmtree(pretrained)
+    (tmp_path / "work/text").unlink()
+    exported = export(run, tmp_path / "export")
+    assert loaded_as_its_readme_says(exported).generation_config.eos_token_id == GENERATION["eos_token_id"]
+
+
 @pytest.mark.parametrize("name", OWN_MODELS)
 def test_models_that_transformers_lacks(name, tmp_path, monkeypatch, capsys, hub_cache):
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,8 @@ FILES = [
     "evaluations.jsonl",
     "loss.png",
     "metrics.jsonl",
+    "model/config.json",
+    "model/facts.json",
     "recipe.yaml",
     "summary.json",
     "tensorboard",
