@@ -23,7 +23,7 @@ from thinwire.launch.shared.tables import Table, document, show
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import Mode, Score, evaluate
+from thinwire.pipeline.evaluation import Compression, Score, evaluate
 
 PROG = "thinwire eval"
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def score(prepared: Prepared) -> dict[Mode, Score]:
+def score(prepared: Prepared) -> dict[Compression, Score]:
     """The held-out scores, both ways; this process must not have a default process group.
 
     What feedback stores on disk goes to a folder that is gone afterwards: nothing else is written.
@@ -88,7 +88,7 @@ def _with_stores_in(folder: str, prepared: Prepared) -> Prepared:
     return replace(prepared, recipe=replace(wanted, compression=replace(wanted.compression, store_folder=folder)))
 
 
-def _table(name: str, scores: dict[Mode, Score]) -> Table:
+def _table(name: str, scores: dict[Compression, Score]) -> Table:
     metrics = list(scores["on"].metrics)
     return Table(
         f"{name}, held out",

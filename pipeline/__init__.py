@@ -6,6 +6,7 @@
 from thinwire.compress import SlotCounts
 from thinwire.pipeline.errors import PipelineError
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
+from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.wire import Wire
 
@@ -13,6 +14,7 @@ __all__ = [
     "BoundaryOptions",
     "CompressedStage",
     "CompressionOptions",
+    "Pass",
     "PipelineError",
     "SlotCounts",
     "Wire",

@@ -4,48 +4,50 @@
               ◄── gradients ───              ◄── gradients ───
 
 Each stage holds one end of it: a Sender for what leaves and a Receiver for what arrives. A Channel describes one
-direction; its plan, known to both ends before the step, says which codec each tensor goes through and how long the
-frame is. Only the transport knows whether the other end is on another machine or in this process.
+direction; the plan of a frame, which both ends make alike before it is sent, says which codec each tensor goes through
+and how long the frame is. Only the transport knows whether the other end is on another machine or in this process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Coder, Key, Method, Moment, parse
+from thinwire.compress import Coder, Decoder, Encoder, Key, Method, Microbatch, parse
+from thinwire.compress.coder import Encoded
+from thinwire.compress.plan import MessagePlan
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, Phase, check, seal
+from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, check, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.spans import Work
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
-UNCOMPRESSED = parse("none")
+AS_IT_IS = parse("none")
+"""What tensors that need no gradient go through."""
 
 
 @dataclass(frozen=True)
-class Crossing:
-    """One micro-batch's passage over a channel: which, and what both ends know of its rows."""
-
-    phase: Phase
-    step: int
-    microbatch: int
-    moment: Moment
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a frame is laid out: the byte range of each tensor's payload, and the frame's length."""
+class Layout:
+    """Where payloads lie in a frame: the byte range of each, and the frame's length."""
 
     ranges: tuple[tuple[int, int], ...]
     nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class FramePlan:
+    """What happens to one micro-batch's tuple: the plan of each tensor's message, and where their payloads lie."""
+
+    messages: tuple[MessagePlan, ...]
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Channel:
     @property
     def methods(self) -> tuple[Method, ...]:
         """What each tensor goes through."""
-        return tuple(self.method if example.requires_grad else UNCOMPRESSED for example in self.examples)
+        return tuple(self.method if example.requires_grad else AS_IT_IS for example in self.examples)
 
     @property
     def source(self) -> int:
@@ -80,30 +82,31 @@ class Channel:
         """The stage that receives."""
         return self.boundary + 1 if self.name == "activations" else self.boundary
 
-    @property
+    @cached_property
     def uncompressed(self) -> int:
         """Bytes of the tensors as they are."""
         return sum(example.numel() * example.element_size() for example in self.examples)
 
-    @property
+    @cached_property
     def compressed_elements(self) -> int:
         """Elements of the tensors that go through the method."""
         return sum(example.numel() for example in self.examples if example.requires_grad)
 
-    def header(self, crossing: Crossing, plan: Plan) -> Header:
+    def header(self, microbatch: Microbatch, layout: Layout) -> Header:
         """The planned header of one micro-batch's frame."""
         return Header(
-            phase=crossing.phase,
+            phase=phase_of(microbatch.kind),
             channel=self.name,
             boundary=self.boundary,
-            microbatch=crossing.microbatch,
-            step=crossing.step,
-            length=plan.nbytes - HEADER_BYTES,
+            microbatch=microbatch.index,
+            step=microbatch.step,
+            length=layout.nbytes - HEADER_BYTES,
         )
 
-    def key(self, crossing: Crossing, tensor: int) -> Key:
+    def key(self, microbatch: Microbatch, tensor: int) -> Key:
         """The source of randomness of one tensor of one micro-batch."""
-        return Key(self.seed, self.boundary, self.name, crossing.phase, crossing.step, crossing.microbatch, tensor)
+        phase = phase_of(microbatch.kind)
+        return Key(self.seed, self.boundary, self.name, phase, microbatch.step, microbatch.index, tensor)
 
     def configuration(self) -> dict[str, Any]:
         """What both ends must agree on, as JSON values."""
@@ -117,26 +120,30 @@ class Channel:
             "seed": self.seed,
         }
 
-    def work(self, crossing: Crossing) -> Work:
+    def work(self, microbatch: Microbatch) -> Work:
         """A frame of this channel in the terms of a trace."""
-        return Work(self.name, crossing.step, crossing.microbatch, self.boundary)
+        return Work(self.name, microbatch.step, microbatch.index, self.boundary)
 
-    def describe(self, crossing: Crossing) -> str:
+    def describe(self, microbatch: Microbatch) -> str:
         """A frame of this channel in words, for errors."""
         return (
-            f"{self.name} of micro-batch {crossing.microbatch}, {crossing.phase} step {crossing.step}, "
+            f"{self.name} of micro-batch {microbatch.index}, {phase_of(microbatch.kind)} step {microbatch.step}, "
             f"over boundary {self.boundary}"
         )
 
 
-def lay_out(sizes: Sequence[int]) -> Plan:
+Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
+"""Told of every tuple that a stage sends, before it is encoded; it must not change the tensors."""
+
+
+def lay_out(sizes: Sequence[int]) -> Layout:
     """Place payloads of these sizes one after the other behind the header, each at a multiple of 16 bytes."""
     ranges, end = [], HEADER_BYTES
     for size in sizes:
         start = math.ceil(end / ALIGNMENT) * ALIGNMENT
         end = start + size
         ranges.append((start, end))
-    return Plan(tuple(ranges), end)
+    return Layout(tuple(ranges), end)
 
 
 def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
@@ -152,9 +159,7 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
     """
     return lay_out(
         [
-            _payload(
-                method if example.requires_grad else UNCOMPRESSED, activations, tuple(example.shape), example.dtype
-            )
+            _payload(method if example.requires_grad else AS_IT_IS, activations, tuple(example.shape), example.dtype)
             for example in examples
         ]
     ).nbytes
@@ -177,35 +182,40 @@ class ChannelEnd:
         """Bytes of the largest frame this channel can carry."""
         return lay_out([coder.capacity for coder in self.coders]).nbytes
 
-    def plan(self, moment: Moment) -> Plan:
-        """The layout of a frame, which both ends compute before it is sent."""
-        return lay_out([coder.nbytes(moment) for coder in self.coders])
+    def plan(self, microbatch: Microbatch) -> FramePlan:
+        """What happens to a micro-batch; both ends make the same plan before it is sent."""
+        messages = tuple(coder.plan(microbatch) for coder in self.coders)
+        return FramePlan(messages, lay_out([message.nbytes for message in messages]))
 
-    def count(self, into: dict[Route, Traffic], crossing: Crossing, plan: Plan) -> None:
-        """Count one frame; to be called before its rows are known as visited."""
+    def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan) -> None:
+        """Count one frame."""
         channel = self.channel
-        coded = [coder for coder, example in zip(self.coders, channel.examples, strict=True) if example.requires_grad]
+        coded = [
+            message.rows
+            for message, example in zip(plan.messages, channel.examples, strict=True)
+            if example.requires_grad
+        ]
         traffic = Traffic(
             frames=1,
-            bytes=plan.nbytes,
+            bytes=plan.layout.nbytes,
             uncompressed=channel.uncompressed,
             elements=channel.compressed_elements,
-            rows=sum(coder.rows for coder in coded),
-            full_rows=sum(coder.full_rows(crossing.moment) for coder in coded),
+            rows=sum(rows.num_full + rows.num_coded for rows in coded),
+            full_rows=sum(rows.num_full for rows in coded),
         )
-        count(into, (channel.boundary, channel.name, crossing.phase), traffic)
+        count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
 
-    def prefetch(self, moment: Moment) -> None:
+    def prefetch(self, microbatch: Microbatch) -> None:
         """Announce a micro-batch, so that its buffers can be read ahead."""
         for coder in self.coders:
-            coder.prefetch(moment)
+            coder.buffers.prefetch(microbatch)
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer both ends of this channel keep, by name."""
         return {
             f"boundary {self.channel.boundary} {self.channel.name} tensor {index} {name}": digest
             for index, coder in enumerate(self.coders)
-            for name, digest in coder.digests().items()
+            for name, digest in coder.buffers.digests().items()
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,53 +230,71 @@ class ChannelEnd:
     def drop_cache(self) -> None:
         """Have stores on disk be read from there again."""
         for coder in self.coders:
-            coder.drop_cache()
+            coder.buffers.drop_cache()
 
     def close(self) -> None:
         """Wait until every buffer written has reached its medium, and give up the stores."""
         for coder in self.coders:
-            coder.flush()
-            coder.close()
+            coder.buffers.flush()
+            coder.buffers.close()
 
 
 class Sender(ChannelEnd):
-    """The end of a channel that a stage's tensors leave through."""
+    """The end of a channel that a stage's tensors leave through; `observer` is told of them first."""
 
     def __init__(
-        self, channel: Channel, coders: Sequence[Coder], transport: SendingEnd, options: WireOptions, meter: Meter
+        self,
+        channel: Channel,
+        encoders: Sequence[Encoder],
+        transport: SendingEnd,
+        options: WireOptions,
+        meter: Meter,
+        observer: Observer | None = None,
     ) -> None:
-        super().__init__(channel, coders, meter)
-        self._transport, self._options = transport, options
+        super().__init__(channel, encoders, meter)
+        self._encoders, self._transport, self._options = tuple(encoders), transport, options
+        self._observer = observer
 
-    def send(self, crossing: Crossing, tensors: Sequence[Tensor | None]) -> None:
+    def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         """Encode one micro-batch's tuple into a frame, start sending it, and then update what must be remembered.
 
         Raises PipelineError if the tensors are not the ones announced, NonFiniteError on NaN or infinity.
         """
-        channel, what = self.channel, self.channel.describe(crossing)
-        work = channel.work(crossing)
+        channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         with self._meter.section("encode", work=work), torch.no_grad():
+            # 1. Refuse what nobody could decode, while nothing is counted or remembered yet.
             self._check(tensors, what)
-            plan = self.plan(crossing.moment)
+            if self._observer is not None:
+                self._observer(channel, microbatch, tensors)
+            # 2. Plan before anything changes a buffer: the other end plans from the same slots, as the last message
+            #    of these rows left them.
+            plan = self.plan(microbatch)
+            self.count(self._meter.sent, microbatch, plan)
+            # 3. Encode, then seal: the checksum in the header covers the payloads.
             frame = self._transport.take()
-            parts = [
-                (coder, tensor.detach(), frame[start:end], channel.key(crossing, index))
-                for index, (coder, tensor, (start, end)) in enumerate(
-                    zip(self.coders, tensors, plan.ranges, strict=True)
-                )
-                if tensor is not None
-            ]
-            self.count(self._meter.sent, crossing, plan)
-            for coder, tensor, payload, key in parts:
-                coder.encode(tensor, payload, key, crossing.moment)
+            encoded = self._encode(frame, microbatch, plan, tensors)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
-            seal(replace(channel.header(crossing, plan), nones=nones), frame, payload=self._options.checksum)
-            self._meter.depart(work, plan.nbytes)
+            header = replace(channel.header(microbatch, plan.layout), nones=nones)
+            seal(header, frame, payload=self._options.checksum)
+            # 4. Send as soon as the frame is whole: from here on it may be read by the transport, so nobody writes it.
+            self._meter.depart(work, plan.layout.nbytes)
             self._transport.send(
-                frame, plan.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
+                frame, plan.layout.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
             )
-            for coder, tensor, payload, key in parts:
-                coder.settle(tensor, payload, key, crossing.moment)
+            # 5. Settle last, while the wire is busy: the buffers of these rows are read no sooner than their next plan.
+            for encoder, one in encoded:
+                encoder.settle(one)
+
+    def _encode(
+        self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
+    ) -> list[tuple[Encoder, Encoded]]:
+        """Write every payload into the frame; what is still to be settled."""
+        parts = zip(self._encoders, tensors, plan.messages, plan.layout.ranges, strict=True)
+        return [
+            (encoder, encoder.encode(tensor.detach(), frame[start:end], self.channel.key(microbatch, index), message))
+            for index, (encoder, tensor, message, (start, end)) in enumerate(parts)
+            if tensor is not None
+        ]
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
@@ -294,10 +322,10 @@ class Receiver(ChannelEnd):
     """The end of a channel that a stage's tensors arrive through."""
 
     def __init__(
-        self, channel: Channel, coders: Sequence[Coder], transport: ReceivingEnd, options: WireOptions, meter: Meter
+        self, channel: Channel, decoders: Sequence[Decoder], transport: ReceivingEnd, options: WireOptions, meter: Meter
     ) -> None:
-        super().__init__(channel, coders, meter)
-        self._transport, self._options = transport, options
+        super().__init__(channel, decoders, meter)
+        self._decoders, self._transport, self._options = tuple(decoders), transport, options
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
@@ -305,34 +333,32 @@ class Receiver(ChannelEnd):
         what = f"stage {channel.destination} was making room for {channel.name} from stage {channel.source}"
         self._transport.post(count, what)
 
-    def receive(self, crossing: Crossing) -> tuple[Tensor | None, ...]:
+    def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors.
 
         Raises PeerError if none comes, WireError if it is not the planned one.
         """
-        channel, what = self.channel, self.channel.describe(crossing)
+        channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
-        work = channel.work(crossing)
         with self._meter.section("wait", waiting, work):
             frame = self._transport.receive(waiting)
         with self._meter.section("decode", work=work), torch.no_grad():
-            plan = self.plan(crossing.moment)
-            self.count(self._meter.received, crossing, plan)
+            plan = self.plan(microbatch)
+            self.count(self._meter.received, microbatch, plan)
             try:
-                header = check(channel.header(crossing, plan), frame, payload=self._options.checksum)
+                header = check(channel.header(microbatch, plan.layout), frame, payload=self._options.checksum)
             except WireError as error:
                 raise WireError(
                     f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}"
                 ) from error
             tensors: list[Tensor | None] = []
-            for index, (example, coder, (start, end)) in enumerate(
-                zip(channel.examples, self.coders, plan.ranges, strict=True)
-            ):
+            parts = zip(channel.examples, self._decoders, plan.messages, plan.layout.ranges, strict=True)
+            for index, (example, decoder, message, (start, end)) in enumerate(parts):
                 if header.nones >> index & 1:
                     tensors.append(None)
                     continue
                 tensor = torch.empty(example.shape, dtype=example.dtype)
-                coder.decode(frame[start:end], tensor, channel.key(crossing, index), crossing.moment)
+                decoder.decode(frame[start:end], tensor, channel.key(microbatch, index), message)
                 tensors.append(tensor)
             self._transport.give(frame)
         return tuple(tensors)
@@ -357,15 +383,15 @@ class BoundaryEnd:
         """Both by the name of their channel."""
         return {end.channel.name: end for end in (self.outgoing, self.incoming)}
 
-    def begin(self, crossings: Sequence[Crossing]) -> None:
-        """Open a step: what the last one sent must have left; what this one will receive may arrive.
+    def begin(self, microbatches: Sequence[Microbatch]) -> None:
+        """Open a pass: what the last one sent must have left; what this one will receive may arrive.
 
         Gradients flow in training only.
         """
         self.outgoing.flush()
         for end in (self.outgoing, self.incoming):
-            if end.channel.name == "activations" or crossings[0].phase == "train":
-                for crossing in crossings:
-                    end.prefetch(crossing.moment)
+            if end.channel.name == "activations" or phase_of(microbatches[0].kind) == "train":
+                for microbatch in microbatches:
+                    end.prefetch(microbatch)
                 if isinstance(end, Receiver):
-                    end.post(len(crossings))
+                    end.post(len(microbatches))

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from thinwire.compress import PassKind
 from thinwire.models.data.load import Samples
+from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.trainer import Trainer
 
-Mode = Literal["on", "off"]
-MODES: tuple[Mode, ...] = ("on", "off")
+Compression = Literal["on", "off"]
+"""What a score is called by in reports: whether the boundaries compressed."""
+KINDS: Mapping[Compression, PassKind] = {"on": "eval-on", "off": "eval-off"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def evaluate(
     samples: Samples,
     batches: Callable[[], Iterable[Any]],
     mask: Callable[[Tensor, Tensor], Tensor],
-) -> dict[Mode, Score] | None:
+) -> dict[Compression, Score] | None:
     """Score held-out samples with compression on, then off; None except where the last stage lives.
 
     Args:
@@ -47,37 +50,30 @@ def evaluate(
         batches: makes the batches, each of the training shape, padding marked by `valid`.
         mask: takes padding out of targets: (targets, valid) -> targets.
     """
-    wires = {id(stage.wire): stage.wire for stage in trainer.stages}.values()
-    scores: dict[Mode, Score] = {}
-    try:
-        for mode in MODES:
-            for wire in wires:
-                wire.compressed_evaluation = mode == "on"
-            scores[mode] = _score(trainer, samples, batches(), mask)
-    finally:
-        for wire in wires:
-            wire.compressed_evaluation = True
+    scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in KINDS.items()}
     return scores if trainer.has_last else None
 
 
 def _score(
-    trainer: Trainer, samples: Samples, batches: Iterable[Any], mask: Callable[[Tensor, Tensor], Tensor]
+    trainer: Trainer,
+    kind: PassKind,
+    samples: Samples,
+    batches: Iterable[Any],
+    mask: Callable[[Tensor, Tensor], Tensor],
 ) -> Score:
     sums: list[float] = []
+    counts: list[Tensor] = []
     num_targets = 0
-    trainer.loss.denominator, trainer.loss.counts = 1, []
+    trainer.loss.begin(1, counts)  # sums, to be divided by what all batches have
     for stage in trainer.stages:
         stage.submod.eval()
     with torch.no_grad():
-        for stage in trainer.stages:
-            stage.accumulation_pass = 0
         for batch in batches:
             inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
-            losses = trainer.run(trainer.schedule.eval, samples, batch.ids, inputs, targets)
+            losses = trainer.run(Pass(kind=kind, sample_ids=batch.ids), samples, inputs, targets)
             sums += [float(loss) for loss in losses]
-    counts, trainer.loss.counts = trainer.loss.counts, None
     if not counts:
         return Score(math.nan, 0, {})
     mean_loss = math.fsum(sums) / max(1, num_targets)

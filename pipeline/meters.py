@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from thinwire.pipeline.spans import Departure, Recording, Span, Work
@@ -38,7 +38,14 @@ class Traffic:
     """Rows that went in full: warm-up, first visits, evaluation with compression off."""
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Traffic(
+            self.frames + other.frames,
+            self.bytes + other.bytes,
+            self.uncompressed + other.uncompressed,
+            self.elements + other.elements,
+            self.rows + other.rows,
+            self.full_rows + other.full_rows,
+        )
 
     @property
     def bits_per_element(self) -> float:

@@ -10,10 +10,10 @@ from functools import cache
 from typing import Literal, Self
 
 from thinwire.compress import CodecError, Method, parse
+from thinwire.compress.stores.files import is_on_disk
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.schedules import SCHEDULES
-from thinwire.pipeline.store_files import is_on_disk
 
 AUTO = "auto"
 """In a codec's place: chosen from the candidates once compute and links are measured."""

@@ -15,14 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.compress import Key, Moment
-from thinwire.compress.coder import Mode
-from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Crossing
+from thinwire.compress import Key, Microbatch
+from thinwire.models.seed import Seeded
+from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.passes import Pass, phase_of
 from thinwire.pipeline.spans import Work
-from thinwire.pipeline.wire import BoundaryShape, Wire
+from thinwire.pipeline.wire import BoundaryShape, Holder, Wire
 
 Tensors = Tensor | tuple[Tensor, ...]
 
@@ -46,8 +47,6 @@ class CompressedStage(PipelineStage):
         meter: seconds and bytes of this stage.
         keep_outputs: whether the last stage's outputs are returned by the schedule; set it to False where only the
             loss is wanted, and a batch of logits costs no memory.
-        sample_ids: ids of the samples of the coming pass, int64 [samples], for feedback kept by sample.
-        accumulation_pass: which pass of an accumulated batch comes next, for feedback kept by position.
 
     Raises:
         OptionsError: input_args or output_args are missing.
@@ -84,8 +83,6 @@ class CompressedStage(PipelineStage):
         self.wire = wire
         self.meter = Meter()
         self.keep_outputs = True
-        self.sample_ids: Tensor | None = None
-        self.accumulation_pass = 0
         self._first_layer = first_layer
         self._examples = (_examples(input_args), _examples(output_args))
         self._boundaries = [
@@ -98,10 +95,18 @@ class CompressedStage(PipelineStage):
         self._downstream: BoundaryEnd | None = None
         self._connected = False
         self._steps: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
-        self._phase: Phase = "train"
+        self._coming: Pass | None = None
+        self._pass = Pass()
         self._open = False
         self._num_microbatches = 0
-        self._crossings: list[Crossing] = []
+        self._microbatches: list[Microbatch] = []
+
+    def begin(self, coming: Pass) -> None:
+        """Say what the next pass through the schedule is, before `schedule.step` or `.eval`; alike on every stage.
+
+        Where nobody says it, a pass trains, or evaluates with compression on, and has no sample ids.
+        """
+        self._coming = coming
 
     def connect(self) -> None:
         """Set up both boundaries and compare them with the neighbours'; done at the first step if not before.
@@ -166,7 +171,7 @@ class CompressedStage(PipelineStage):
     @property
     def step(self) -> int:
         """Index of the current or last pass through the schedule in the current phase."""
-        return self._steps[self._phase]
+        return self._steps[phase_of(self._pass.kind)]
 
     # --- hooks of PipelineStage ---------------------------------------------------------------------------------
 
@@ -199,7 +204,7 @@ class CompressedStage(PipelineStage):
         save_forward_output: bool = True,
     ) -> Any:
         """Run one micro-batch forward and send its output on."""
-        self._begin()
+        self._open_pass()
         work = Work("forward", self.step, fwd_chunk_id)
         with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id):
             output = super().forward_one_chunk(
@@ -208,7 +213,7 @@ class CompressedStage(PipelineStage):
         if self.is_last and save_forward_output and not self.keep_outputs:
             self.output_chunks.append(torch.empty(0))  # the schedule concatenates what it finds
         if self._downstream is not None:
-            self._downstream.outgoing.send(self._crossing(fwd_chunk_id), _as_tuple(output))
+            self._downstream.outgoing.send(self._microbatch(fwd_chunk_id), _as_tuple(output))
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
@@ -225,7 +230,7 @@ class CompressedStage(PipelineStage):
                 for gradient, example in zip(gradients, self._examples[0], strict=True)
                 if example.requires_grad
             ]
-            self._upstream.outgoing.send(self._crossing(bwd_chunk_id), needed)
+            self._upstream.outgoing.send(self._microbatch(bwd_chunk_id), needed)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that makes the weights' gradients."""
@@ -234,7 +239,7 @@ class CompressedStage(PipelineStage):
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         assert self._upstream is not None, "the first stage receives no activations"
-        received = self._upstream.incoming.receive(self._crossing(fwd_chunk_id))
+        received = self._upstream.incoming.receive(self._microbatch(fwd_chunk_id))
         needs_gradient = self.has_backward and torch.is_grad_enabled()
         activations = []
         for tensor, example in zip(received, self._examples[0], strict=True):
@@ -244,14 +249,14 @@ class CompressedStage(PipelineStage):
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         assert self._downstream is not None, "the last stage receives no gradients"
-        received = iter(self._downstream.incoming.receive(self._crossing(bwd_chunk_id)))
+        received = iter(self._downstream.incoming.receive(self._microbatch(bwd_chunk_id)))
         return tuple(
             _or_zeros(next(received), example) if example.requires_grad else None for example in self._examples[1]
         )
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The schedule receives nothing itself; this is the earliest call of a step, so receives are posted here."""
-        self._begin()
+        self._open_pass()
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
@@ -282,41 +287,46 @@ class CompressedStage(PipelineStage):
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Open the step at its first hook: count it, and post every receive it will need."""
+    def _open_pass(self) -> None:
+        """Open the pass at its first hook: count it, and post every receive it will need."""
         if self._open:
             return
+        # 1. Connect: who is a neighbour's process, and how many rows a pass has, the schedule has decided by now.
         self.connect()
-        evaluation: Phase = "eval-on" if self.wire.compressed_evaluation else "eval-off"
-        self._phase = "train" if self.has_backward else evaluation
-        self._steps[self._phase] += 1
-        self._crossings = [self._make_crossing(index) for index in range(self._num_microbatches)]
+        # 2. Take what was announced, once: a pass that nobody announces is not the last one again.
+        self._pass, self._coming = self._announced_pass(), None
+        # 3. Count the pass before its micro-batches are made: they carry the number, both ends have the same.
+        phase = phase_of(self._pass.kind)
+        self._steps[phase] += 1
+        self._microbatches = self._pass.microbatches(self._steps[phase], self._num_microbatches, self._rows)
+        # 4. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         for end in self._ends():
-            end.begin(self._crossings)
+            end.begin(self._microbatches)
         self._open = True
 
-    def _crossing(self, microbatch: int) -> Crossing:
-        if microbatch >= len(self._crossings):
+    def _announced_pass(self) -> Pass:
+        coming = self._coming or Pass(kind="train" if self.has_backward else "eval-on")
+        if coming.trains != self.has_backward:
+            runs = "trains, with a loss function" if self.has_backward else "evaluates"
             raise PipelineError(
-                f"a step of {len(self._crossings)} micro-batches has no micro-batch {microbatch}; use one schedule for "
+                f"stage {self.stage_index} was told that a pass of kind {coming.kind} comes, but the schedule {runs}; "
+                f"begin a training pass before schedule.step, an evaluation before schedule.eval"
+            )
+        expected = self._num_microbatches * self._rows
+        if coming.sample_ids is not None and len(coming.sample_ids) != expected:
+            raise PipelineError(
+                f"sample_ids must name each of the {expected} samples of a pass, got {len(coming.sample_ids)} on stage "
+                f"{self.stage_index}"
+            )
+        return coming
+
+    def _microbatch(self, index: int) -> Microbatch:
+        if index >= len(self._microbatches):
+            raise PipelineError(
+                f"a step of {len(self._microbatches)} micro-batches has no micro-batch {index}; use one schedule for "
                 f"each stage, or schedules with the same number of micro-batches"
             )
-        return self._crossings[microbatch]
-
-    def _make_crossing(self, microbatch: int) -> Crossing:
-        rows = self._rows
-        first = (self.accumulation_pass * self._num_microbatches + microbatch) * rows
-        samples = None
-        if self.sample_ids is not None:
-            samples = self.sample_ids[microbatch * rows : (microbatch + 1) * rows]
-        moment = Moment(self._mode, torch.arange(first, first + rows), samples)
-        return Crossing(self._phase, self.step, microbatch, moment)
-
-    @property
-    def _mode(self) -> Mode:
-        if self._phase == "train":
-            return "warmup" if self.wire.warming_up else "train"
-        return "eval" if self._phase == "eval-on" else "off"
+        return self._microbatches[index]
 
     @property
     def _rows(self) -> int:
@@ -331,14 +341,13 @@ class CompressedStage(PipelineStage):
         return [end for end in (self._upstream, self._downstream) if end is not None]
 
     def _end(self, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
-        return self.wire.end(
-            shape,
+        holder = Holder(
             stage=self.stage_index,
             peer=self._peer(shape),
             meter=self.meter,
             positions=self._num_microbatches * self._rows,
-            before=before,
         )
+        return self.wire.attach(shape, holder, before)
 
     def _peer(self, shape: BoundaryShape) -> int | None:
         """Rank of the process that holds the stage beyond a boundary; None when it is this one."""
@@ -349,22 +358,9 @@ class CompressedStage(PipelineStage):
     def _seeded(self, microbatch: int) -> AbstractContextManager[None]:
         if self._first_layer is None:
             return nullcontext()
-        key = Key(self.wire.seed, self._first_layer, "forward", self._phase, self.step, microbatch)
-        return _seeded_forward(key)
-
-
-class _seeded_forward(AbstractContextManager[None]):
-    """Torch's CPU generator seeded from a key inside, and as it was outside."""
-
-    def __init__(self, key: Key) -> None:
-        self._key = key
-
-    def __enter__(self) -> None:
-        self._saved = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._key.generator().get_state())
-
-    def __exit__(self, *exception: object) -> None:
-        torch.random.set_rng_state(self._saved)
+        phase = phase_of(self._pass.kind)
+        key = Key(self.wire.seed, self._first_layer, "forward", phase, self.step, microbatch)
+        return Seeded(key.generator())
 
 
 def _examples(tensors: Tensors) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
+from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.spans import Work
@@ -38,24 +39,29 @@ class WholeBatchLoss:
     """The loss function of a schedule: each micro-batch's share of the whole batch's mean.
 
     Its sum over all micro-batches and accumulation passes is the sum of the loss over the valid targets divided by
-    their number in the whole batch.
-
-    Attributes:
-        denominator: that number.
-        counts: where a list stands here, what the task observes of each micro-batch is put there.
+    their number in the whole batch, which `begin` says.
     """
 
     def __init__(self, task: Task, meter: Meter) -> None:
         self._task, self._meter = task, meter
-        self.denominator = 1
-        self.counts: list[Tensor] | None = None
+        self._denominator = 1
+        self._observed: list[Tensor] | None = None
+
+    def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
+        """Say what the coming passes are, before the first of them.
+
+        Args:
+            num_targets: valid targets of the whole batch; 0 counts as 1.
+            observed: a list for what the task observes of each micro-batch; None observes nothing.
+        """
+        self._denominator, self._observed = max(1, num_targets), observed
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
         with self._meter.section("compute", work=Work("loss")):
-            if self.counts is not None:
-                self.counts.append(self._task.observe(output.detach(), target))
-            return self._task.loss_sum(output, target) / self.denominator
+            if self._observed is not None:
+                self._observed.append(self._task.observe(output.detach(), target))
+            return self._task.loss_sum(output, target) / self._denominator
 
 
 @dataclass(frozen=True)
@@ -132,18 +138,16 @@ class Trainer:
         inputs = self.samples.inputs(batch.ids, batch.epoch) if self.has_first else None
         targets = self.samples.targets(batch.ids) if self.has_last else None
         if targets is not None:
-            self.loss.denominator = max(1, self.task.num_valid(targets))
+            self.loss.begin(self.task.num_valid(targets))
         losses: list[Tensor] = []
         for stage in self.stages:
             stage.submod.train()
-        for wire in {id(stage.wire): stage.wire for stage in self.stages}.values():
-            wire.warming_up = wire.compression.warms_up(step, batch.epoch)
+        warms_up = self.stages[0].wire.compression.warms_up(step, batch.epoch)
         ids_of_passes = batch.ids.chunk(self._pipeline.accumulation)
         passes = zip(ids_of_passes, self._passes(inputs), self._passes(targets), strict=True)
         for index, (ids, part_inputs, part_targets) in enumerate(passes):
-            for stage in self.stages:
-                stage.accumulation_pass = index
-            losses += self.run(self.schedule.step, self.samples, ids, part_inputs, part_targets)
+            coming = Pass(kind="warmup" if warms_up else "train", accumulation=index, sample_ids=ids)
+            losses += self.run(coming, self.samples, part_inputs, part_targets)
         grad_norm = self._update(step)
         return StepRecord(
             step=step,
@@ -158,20 +162,23 @@ class Trainer:
             uncompressed=self._traffic().uncompressed - traffic.uncompressed,
         )
 
-    def run(
-        self, act: Callable[..., Any], samples: Samples, ids: Tensor, inputs: Tensor | None, targets: Tensor | None
-    ) -> list[Tensor]:
-        """One pass through the schedule (`schedule.step` or `.eval`): the micro-batches' losses on the last stage.
+    def run(self, coming: Pass, samples: Samples, inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
+        """One pass through the schedule: the micro-batches' losses on the last stage.
 
-        Inputs are None except where the first stage lives, targets except where the last one does; ids are those of
-        the pass's samples.
+        Args:
+            coming: which pass, with the ids of its samples.
+            samples: where side inputs come from.
+            inputs: None except where the first stage lives.
+            targets: None except where the last stage lives.
         """
+        assert coming.sample_ids is not None, "a trainer knows its samples"
         losses: list[Tensor] = []
         for stage in self.stages:
-            stage.sample_ids = ids
+            stage.begin(coming)
         args = () if inputs is None else (inputs,)
         kwargs = {} if targets is None else {"target": targets, "losses": losses}
-        act(*args, **kwargs, **samples.side(ids))
+        act = self.schedule.step if coming.trains else self.schedule.eval
+        act(*args, **kwargs, **samples.side(coming.sample_ids))
         for stage in self.stages:
             stage.flush()
         return [loss.detach() for loss in losses]

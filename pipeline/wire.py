@@ -10,25 +10,24 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.compress import Coder, Feedback, Method, SlotCounts
-from thinwire.compress.coder import Purpose
+from thinwire.compress import Coder, Decoder, Encoder, Method, SlotCounts
+from thinwire.compress.buffers import Purpose
 from thinwire.compress.contraction import contraction
+from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
-from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Receiver, Sender
+from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Observer, Receiver, Sender
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.handshake import Handshake
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
-from thinwire.pipeline.store_files import StoreFiles
 from thinwire.pipeline.transport import (
     MemoryEnd,
     ProcessGroupReceiver,
@@ -36,6 +35,8 @@ from thinwire.pipeline.transport import (
     ReceivingEnd,
     SendingEnd,
 )
+
+AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,19 @@ class BoundaryShape:
         return tuple(example for example in self.examples if example.requires_grad)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The stage that holds one end of a boundary."""
+
+    stage: int
+    peer: int | None
+    """Rank (in the group) of the neighbour's process; None when it is this one."""
+    meter: Meter
+    """Charged with this end's time and bytes."""
+    positions: int
+    """Rows of one pass: the number of position slots if nothing else was said."""
+
+
 class Wire:
     """Connects the stages of this process to their neighbours, here or elsewhere.
 
@@ -62,13 +76,12 @@ class Wire:
         agreement: further JSON values both ends of every boundary must share, by name.
         group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
         slots: how many slots feedback may fill; None means the positions of one pass, and no sample ids.
+        observer: told of every tuple that the stages send, before it is encoded.
 
     Raises:
         OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
 
     Attributes:
-        compressed_evaluation: whether evaluation sends what training would, or everything as it is.
-        warming_up: whether training sends everything as it is.
         stores: the layout of every store that these stages may fill, and its file where it is on disk.
     """
 
@@ -81,13 +94,13 @@ class Wire:
         agreement: Mapping[str, Any] | None = None,
         group: dist.ProcessGroup | None = None,
         slots: SlotCounts | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.compression = _usable(compression or CompressionOptions())
         self.options = options or WireOptions()
         self.seed = seed
         self.slots = slots
-        self.compressed_evaluation = True
-        self.warming_up = False
+        self._observer = observer
         self.stores: list[tuple[StoreLayout, Path | None]] = []
         self._files = StoreFiles(Path(self.compression.store_folder) if self.compression.store_folder else None)
         self._agreement = dict(agreement or {})
@@ -130,79 +143,62 @@ class Wire:
         for stage, boundaries in self._announced.items():
             self.announce(stage, boundaries)
 
-    def end(
-        self,
-        shape: BoundaryShape,
-        *,
-        stage: int,
-        peer: int | None,
-        meter: Meter,
-        positions: int,
-        before: BoundaryEnd | None = None,
-    ) -> BoundaryEnd:
-        """This stage's end of a boundary.
+    def attach(self, shape: BoundaryShape, holder: Holder, before: BoundaryEnd | None = None) -> BoundaryEnd:
+        """A stage's end of a boundary.
 
         Args:
             shape: which boundary, and what crosses it.
-            stage: the stage asking, `shape.index` or `shape.index + 1`.
-            peer: rank (in the group) of the neighbour's process; None when it is this one.
-            meter: charged with this end's time and bytes.
-            positions: rows of one pass, the number of position slots if nothing else was said.
+            holder: the stage that asks, `shape.index` or `shape.index + 1`.
             before: the end until now; channels whose codec is the same stay as they are, with all they remember.
         """
         channels = self.channels(shape)
-        make = partial(
-            self._channel_end, stage=stage, peer=peer, meter=meter, slots=self.slots or SlotCounts(positions=positions)
-        )
         existing = {} if before is None else before.by_name
         kept = {name: end for name, end in existing.items() if end.channel.method == channels[name].method}
-        forth = kept.get("activations") or make(channels["activations"], companions=[None] * len(shape.examples))
-        companions = [coder for coder, x in zip(forth.coders, shape.examples, strict=True) if x.requires_grad]
-        back = kept.get("gradients") or make(channels["gradients"], companions=companions)
-        outgoing, incoming = (forth, back) if stage == shape.index else (back, forth)
+        forth = kept.get("activations") or self._channel_end(
+            channels["activations"], holder, activations=[None] * len(shape.examples)
+        )
+        activations = [coder for coder, x in zip(forth.coders, shape.examples, strict=True) if x.requires_grad]
+        back = kept.get("gradients") or self._channel_end(channels["gradients"], holder, activations=activations)
+        outgoing, incoming = (forth, back) if holder.stage == shape.index else (back, forth)
         assert isinstance(outgoing, Sender) and isinstance(incoming, Receiver)
         return BoundaryEnd(outgoing, incoming)
 
-    def _channel_end(
-        self,
-        channel: Channel,
-        *,
-        stage: int,
-        peer: int | None,
-        meter: Meter,
-        slots: SlotCounts,
-        companions: Sequence[Coder | None],
-    ) -> Sender | Receiver:
-        sends = stage == channel.source
-        coders = [
-            self._coder(channel, index, sends=sends, slots=slots, companion=companion)
-            for index, companion in enumerate(companions)
+    def _channel_end(self, channel: Channel, holder: Holder, activations: Sequence[Coder | None]) -> Sender | Receiver:
+        """One end of a channel; `activations` are the coders at this end of the activations, for `reuse`."""
+        if holder.stage == channel.source:
+            encoders = [
+                self._coder(Encoder, channel, index, holder, activation) for index, activation in enumerate(activations)
+            ]
+            for encoder, example in zip(encoders, channel.examples, strict=True):
+                _warn_if_not_contractive(encoder.method, channel, example)
+            capacity = ChannelEnd(channel, encoders, holder.meter).capacity
+            sending = self._sending(channel, capacity, holder.peer)
+            return Sender(channel, encoders, sending, self.options, holder.meter, self._observer)
+        decoders = [
+            self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
-        capacity = ChannelEnd(channel, coders, meter).capacity
-        if sends:
-            return Sender(channel, coders, self._sending(channel, capacity, peer), self.options, meter)
-        return Receiver(channel, coders, self._receiving(channel, capacity, peer), self.options, meter)
+        capacity = ChannelEnd(channel, decoders, holder.meter).capacity
+        return Receiver(channel, decoders, self._receiving(channel, capacity, holder.peer), self.options, holder.meter)
 
-    def _coder(self, channel: Channel, index: int, *, sends: bool, slots: SlotCounts, companion: Coder | None) -> Coder:
+    def _coder(
+        self, kind: type[AnyCoder], channel: Channel, index: int, holder: Holder, activation: Coder | None
+    ) -> AnyCoder:
         method = channel.methods[index]
-        name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if sends else 'receiver'}"
+        name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if kind.sends else 'receiver'}"
 
         def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
             return self._files.make(method, f"{name}-{purpose}", layout)
 
-        coder = Coder(
+        coder = kind(
             method,
             channel.examples[index],
-            sends=sends,
-            counts=slots,
+            counts=self.slots or SlotCounts(positions=holder.positions),
             make_store=make_store,
             warmup_fill=self.compression.warmup_fill,
-            companion=companion,
+            activation=activation,
         )
-        if sends:
-            _warn_if_not_contractive(method, channel, channel.examples[index])
         self.stores += [
-            (layout, self._files.path(method, f"{name}-{purpose}")) for purpose, layout in coder.layouts.items()
+            (layout, self._files.path(method, f"{name}-{purpose}")) for purpose, layout in coder.buffers.layouts.items()
         ]
         return coder
 
@@ -264,7 +260,7 @@ def _usable(compression: CompressionOptions) -> CompressionOptions:
 
 def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) -> None:
     """Differences around a codec that makes some of them larger never converge: measured on Gaussian data."""
-    if not isinstance(method, Feedback) or not method.receiver_keeps:
+    if method.feedback is None or not method.feedback.receiver_keeps:
         return
     x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
     c = contraction(method.inner, x)

@@ -24,6 +24,7 @@ from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
+from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
@@ -180,8 +181,11 @@ def simulated_placement(recipe: Recipe) -> Placement:
     return Placement(dict.fromkeys(range(recipe.pipeline.num_stages), 0))
 
 
-def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
-    """Build and connect the stages that process `rank` holds. Collective over the default process group."""
+def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer | None = None) -> Assembly:
+    """Build and connect the stages that process `rank` holds. Collective over the default process group.
+
+    `observer` is told of every tuple that they send.
+    """
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
@@ -195,6 +199,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
             samples=len(data.training),
             evaluation_samples=len(data.held_out or ()),
         ),
+        observer=observer,
     )
     outputs = prepared.outputs
     inputs = [(prepared.inputs,), *outputs[:-1]]

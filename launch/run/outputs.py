@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from thinwire.models.file_mode import follow_umask
-from thinwire.pipeline.evaluation import Mode, Score
+from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
@@ -52,7 +52,7 @@ class MetricsLog:
         self._evaluation_lines = (folder / "evaluations.jsonl").open("w")
         self._events = SummaryWriter(str(folder / "tensorboard"))
         self.losses: list[tuple[int, float]] = []
-        self.evaluations: list[tuple[int, dict[Mode, Score]]] = []
+        self.evaluations: list[tuple[int, dict[Compression, Score]]] = []
 
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
@@ -68,7 +68,7 @@ class MetricsLog:
         if record.loss is not None:
             self.losses.append((record.step, record.loss))
 
-    def evaluation(self, step: int, scores: dict[Mode, Score]) -> None:
+    def evaluation(self, step: int, scores: dict[Compression, Score]) -> None:
         """Log an evaluation that followed `step` steps."""
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
@@ -113,7 +113,7 @@ def save_picture(
     title: str,
     unit: str,
     losses: Sequence[tuple[int, float]],
-    evaluations: Sequence[tuple[int, dict[Mode, Score]]],
+    evaluations: Sequence[tuple[int, dict[Compression, Score]]],
 ) -> None:
     """Draw the loss of every step, in `unit`, and the held-out losses with compression on and off."""
     from matplotlib.figure import Figure

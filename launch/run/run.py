@@ -27,7 +27,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
-from thinwire.pipeline.evaluation import Mode, Score, evaluate
+from thinwire.pipeline.evaluation import Compression, Score, evaluate
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.meters import Traffic
 from thinwire.pipeline.process import Placement
@@ -224,7 +224,7 @@ class Run:
         gathered = self.assembly.placement.gather({stage: trace.to_json() for stage, trace in tracer.traces().items()})
         return [StageTrace.from_json(trace) for trace in gathered or ()]
 
-    def _scores(self) -> dict[Mode, Score]:
+    def _scores(self) -> dict[Compression, Score]:
         """The last scores, if there are any."""
         assert self._log is not None
         return self._log.evaluations[-1][1] if self._log.evaluations else {}

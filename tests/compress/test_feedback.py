@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.codec_helpers import encode
-from thinwire.compress import CodecError, Coder, Key, Moment, SlotCounts, parse
+from thinwire.compress import CodecError, Decoder, Encoder, Key, Microbatch, SlotCounts, parse
 from thinwire.compress.codec import tensor_bytes
 from thinwire.compress.stores.memory import MemoryStore
 
@@ -23,42 +23,42 @@ class Pair:
         positions=ROWS,
         samples=16,
         fill=True,
-        companions=(None, None),
+        activations=(None, None),
         shape=(ROWS, WIDTH),
     ):
         example = torch.empty(shape, dtype=dtype, device="meta")
         counts = SlotCounts(positions=positions, samples=samples, evaluation_samples=samples)
         self.dtype = dtype
         self.sender, self.receiver = (
-            Coder(
+            kind(
                 parse(expression),
                 example,
-                sends=sends,
                 counts=counts,
                 make_store=lambda layout, purpose: MemoryStore(layout),
                 warmup_fill=fill,
-                companion=companion,
+                activation=activation,
             )
-            for sends, companion in zip((True, False), companions, strict=True)
+            for kind, activation in zip((Encoder, Decoder), activations, strict=True)
         )
 
-    def carry(self, x, samples=None, mode="train", step=0, start=0):
-        places = torch.arange(start, start + self.sender.rows)
-        moment = Moment(mode, places, None if samples is None else torch.tensor(samples))
-        key = Key(0, 0, "activations", mode, step, 0)
-        assert self.sender.nbytes(moment) == self.receiver.nbytes(moment) <= self.sender.capacity
-        self.nbytes = self.sender.nbytes(moment)
+    def carry(self, x, samples=None, kind="train", step=0, start=0):
+        positions = range(start, start + self.sender.rows)
+        microbatch = Microbatch(kind, positions, None if samples is None else torch.tensor(samples))
+        key = Key(0, 0, "activations", kind, step, 0)
+        sent, received = self.sender.plan(microbatch), self.receiver.plan(microbatch)
+        assert sent.nbytes == received.nbytes <= self.sender.capacity
+        self.nbytes = sent.nbytes
         payload = torch.empty(self.nbytes, dtype=torch.uint8)
         x = x.to(self.dtype)
         before = x.clone()
-        self.sender.encode(x, payload, key, moment)
-        self.sent = sent = payload.clone()
-        self.sender.settle(x, payload, key, moment)
-        assert torch.equal(payload, sent), "settle wrote into a frame that may be on its way"
+        encoded = self.sender.encode(x, payload, key, sent)
+        self.sent = payload.clone()
+        self.sender.settle(encoded)
+        assert torch.equal(payload, self.sent), "settle wrote into a frame that may be on its way"
         assert torch.equal(x, before), "the tensor sent was changed"
         out = torch.empty_like(x)
-        self.receiver.decode(payload, out, key, moment)
-        assert self.sender.digests() == self.receiver.digests()
+        self.receiver.decode(payload, out, key, received)
+        assert self.sender.buffers.digests() == self.receiver.buffers.digests()
         return out
 
 
@@ -74,10 +74,10 @@ def test_efs_sum_of_messages_is_the_sum_of_inputs_minus_the_last_error(codec):
     pair = Pair(f"ef({codec})")
     inputs = [random(step) for step in range(20)]
     outputs = [pair.carry(x, step=step) for step, x in enumerate(inputs)]
-    error = pair.sender._stores["train"].read(torch.arange(ROWS))
+    error = pair.sender.buffers._stores["train"].read(torch.arange(ROWS))
     torch.testing.assert_close(sum(outputs).double(), sum(inputs).double() - error.double(), rtol=0, atol=1e-4)
     assert error.abs().max() > 0
-    assert pair.receiver._stores == {}, "the receiver of ef keeps nothing"
+    assert pair.receiver.buffers._stores == {}, "the receiver of ef keeps nothing"
 
 
 @pytest.mark.parametrize("codec", ["q(4)", "q(2)", "topk(0.25)", "randk(0.5, scaled=False)", "fp16"])
@@ -176,7 +176,7 @@ def test_the_model_computes_with_the_unrounded_sum_and_the_next_difference_is_to
     pair = Pair("aqsgd(q(4), store_bits=4)")
     ids, x = [0, 1, 2, 3], random(0)
     pair.carry(x, ids)
-    kept = pair.receiver._stores["train"].read(torch.tensor(ids))
+    kept = pair.receiver.buffers._stores["train"].read(torch.tensor(ids))
     assert 0 < (kept - x).abs().max() < 0.5
     out = pair.carry(x, ids, step=1)
     alone = Pair("q(4)").carry(x - kept)
@@ -197,7 +197,9 @@ def test_a_first_visit_sends_the_tensors_own_dtype():
 def test_a_tensor_without_rows_or_of_one_number_a_row_is_one_sample(expression, shape):
     pair = Pair(expression, shape=shape)
     x, ids = torch.tensor([3.0, -2.0, 0.5, 1.0])[: pair.sender.rows].reshape(shape), [3, 5, 0, 9][: pair.sender.rows]
-    sent = [pair.carry(x, ids, mode=mode, step=step) for step, mode in enumerate(["warmup", "train", "train", "eval"])]
+    sent = [
+        pair.carry(x, ids, kind=kind, step=step) for step, kind in enumerate(["warmup", "train", "train", "eval-on"])
+    ]
     assert torch.equal(sent[0], x)
     assert all(out.count_nonzero() >= math.ceil(x.numel() / 2) for out in sent)
 
@@ -231,19 +233,19 @@ def test_sample_slots_need_sample_ids():
 @pytest.mark.parametrize(("fill", "gain"), [(True, True), (False, False)])
 def test_warm_up_sends_in_full_and_fills_buffers_where_asked(fill, gain):
     pair, x = Pair("ef21(q(2))", fill=fill), random(0)
-    assert torch.equal(pair.carry(x, mode="warmup"), x)
+    assert torch.equal(pair.carry(x, kind="warmup"), x)
     assert pair.nbytes == ROWS * WIDTH * 4
     out = pair.carry(x, step=1)
     assert ((out - x).norm() < 1e-5) == gain
     aqsgd = Pair("aqsgd(q(2))", fill=fill)
-    aqsgd.carry(x, [0, 1, 2, 3], mode="warmup")
+    aqsgd.carry(x, [0, 1, 2, 3], kind="warmup")
     aqsgd.carry(x, [0, 1, 2, 3], step=1)
     assert (aqsgd.nbytes < ROWS * WIDTH * 4) == fill
 
 
 def test_warm_up_of_ef_leaves_no_error_behind():
     pair, x = Pair("ef(q(2))"), random(0)
-    assert torch.equal(pair.carry(x, mode="warmup"), x)
+    assert torch.equal(pair.carry(x, kind="warmup"), x)
     assert torch.equal(pair.carry(x, step=1), Pair("q(2)").carry(x, step=1))
 
 
@@ -251,7 +253,7 @@ def stores(pair):
     return {
         (end, purpose): store.digests()
         for end, coder in (("sender", pair.sender), ("receiver", pair.receiver))
-        for purpose, store in coder._stores.items()
+        for purpose, store in coder.buffers._stores.items()
         if purpose == "train"
     }
 
@@ -260,23 +262,23 @@ def stores(pair):
     "expression",
     ["ef(topk(0.25))", "efmixed(topk(0.25))", "ef21(topk(0.25))", "aqsgd(q(2))", 'ef21(q(2), slot="sample")'],
 )
-@pytest.mark.parametrize("mode", ["eval", "off"])
-def test_evaluation_never_writes_trainings_buffers(expression, mode):
+@pytest.mark.parametrize("kind", ["eval-on", "eval-off"])
+def test_evaluation_never_writes_trainings_buffers(expression, kind):
     pair, ids = Pair(expression), [0, 1, 2, 3]
     for step in range(3):
         pair.carry(random(step), ids, step=step)
     before = stores(pair)
     for step in range(2):
-        out = pair.carry(random(9 + step), ids, mode=mode, step=step)
+        out = pair.carry(random(9 + step), ids, kind=kind, step=step)
     assert stores(pair) == before
-    assert torch.equal(out, random(10)) == (mode == "off")
+    assert torch.equal(out, random(10)) == (kind == "eval-off")
 
 
 def test_evaluation_of_ef_sends_the_codec_of_x_alone():
     pair, x = Pair("ef(topk(0.25))"), random(7)
     for step in range(3):
         pair.carry(random(step), step=step)
-    assert torch.equal(pair.carry(x, mode="eval"), Pair("topk(0.25)").carry(x))
+    assert torch.equal(pair.carry(x, kind="eval-on"), Pair("topk(0.25)").carry(x))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_evaluation_of_a_16_bit_tensor_is_as_long_as_both_ends_expect(expression
     """Feedback computes in float32; a codec whose payload depends on the dtype once got bf16 and float32."""
     pair, x = Pair(expression, dtype=torch.bfloat16), random(7).bfloat16()
     pair.carry(random(1), [0, 1, 2, 3])
-    kept = pair.carry(x, [0, 1, 2, 3], mode="eval")
+    kept = pair.carry(x, [0, 1, 2, 3], kind="eval-on")
     assert torch.equal(kept, torch.where(kept != 0, x, 0)) and kept.count_nonzero() >= ROWS * WIDTH // 4
 
 
@@ -294,18 +296,18 @@ def test_evaluation_of_ef21_reads_the_trained_buffer():
     pair, x = Pair("ef21(topk(0.25))"), random(7)
     for step in range(30):
         pair.carry(x, step=step)
-    assert (pair.carry(x, mode="eval") - x).norm() < 0.1 * x.norm()
+    assert (pair.carry(x, kind="eval-on") - x).norm() < 0.1 * x.norm()
 
 
 def test_evaluation_of_aqsgd_has_a_history_of_its_own_unless_told_otherwise():
     pair, ids, x = Pair("aqsgd(q(2))"), [0, 1, 2, 3], random(7)
     pair.carry(random(1), ids)
-    assert torch.equal(pair.carry(x, ids, mode="eval"), x)
-    pair.carry(x + 0.01, ids, mode="eval", step=1)
+    assert torch.equal(pair.carry(x, ids, kind="eval-on"), x)
+    pair.carry(x + 0.01, ids, kind="eval-on", step=1)
     assert pair.nbytes < ROWS * WIDTH * 4
     memoryless = Pair("aqsgd(q(2), eval_history=False)")
     memoryless.carry(random(1), ids)
-    assert torch.equal(memoryless.carry(x, ids, mode="eval"), Pair("q(2)").carry(x))
+    assert torch.equal(memoryless.carry(x, ids, kind="eval-on"), Pair("q(2)").carry(x))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_evaluation_of_aqsgd_has_a_history_of_its_own_unless_told_otherwise():
 )
 def test_reuse_sends_the_gradients_values_at_the_activations_indices(activations):
     forward = Pair(activations)
-    back = Pair("reuse", companions=(forward.receiver, forward.sender))
+    back = Pair("reuse", activations=(forward.receiver, forward.sender))
     ids = [0, 1, 2, 3]
     for step in range(3):
         forward.carry(random(step), ids, step=step)
@@ -329,20 +331,20 @@ def test_reuse_sends_the_gradients_values_at_the_activations_indices(activations
 
 def test_reuse_goes_in_full_where_the_activation_did():
     forward = Pair("aqsgd(topk(0.25))")
-    back = Pair("reuse", companions=(forward.receiver, forward.sender))
+    back = Pair("reuse", activations=(forward.receiver, forward.sender))
     forward.carry(random(0), [0, 1, 2, 3])
     back.carry(random(1))
     forward.carry(random(0), [0, 7, 2, 8], step=1)
     out = back.carry(random(1), step=1)
     assert torch.equal(out[[1, 3]], random(1)[[1, 3]])
     assert ((out[[0, 2]] != 0).sum(1) == 6).all()
-    forward.carry(random(0), [0, 1, 2, 3], mode="warmup", step=2)
-    assert torch.equal(back.carry(random(1), mode="warmup", step=2), random(1))
+    forward.carry(random(0), [0, 1, 2, 3], kind="warmup", step=2)
+    assert torch.equal(back.carry(random(1), kind="warmup", step=2), random(1))
 
 
 def test_reuse_needs_a_sparse_activation():
     with pytest.raises(CodecError, match="reuse needs topk or randk on the activations of the same boundary"):
-        Pair("reuse", companions=(Pair("q(4)").receiver, Pair("q(4)").sender))
+        Pair("reuse", activations=(Pair("q(4)").receiver, Pair("q(4)").sender))
     with pytest.raises(CodecError, match="reuse needs topk or randk"):
         Pair("reuse")
 
@@ -354,17 +356,17 @@ def test_state_comes_back_exactly():
     resumed = Pair("aqsgd(topk(0.25), store_bits=8)")
     resumed.sender.load_state_dict(pair.sender.state_dict())
     resumed.receiver.load_state_dict(pair.receiver.state_dict())
-    assert resumed.sender.digests() == pair.sender.digests() != {}
+    assert resumed.sender.buffers.digests() == pair.sender.buffers.digests() != {}
     assert torch.equal(resumed.carry(random(9), ids, step=3), pair.carry(random(9), ids, step=3))
 
 
 def test_state_replaces_what_was_remembered():
     pair, fresh, ids = Pair("aqsgd(topk(0.25))"), Pair("aqsgd(topk(0.25))"), [0, 1, 2, 3]
     pair.carry(random(0), ids)
-    pair.carry(random(1), ids, mode="eval")
+    pair.carry(random(1), ids, kind="eval-on")
     for end, saved in ((pair.sender, fresh.sender), (pair.receiver, fresh.receiver)):
         end.load_state_dict(saved.state_dict())
-        assert end.digests() == {}
+        assert end.buffers.digests() == {}
     assert torch.equal(pair.carry(random(2), ids, step=1), random(2)), "first visits again"
 
 
@@ -384,7 +386,7 @@ def test_lowrank_goes_on_from_the_last_training_message_in_its_place(expression)
     x = random(0)
     first = pair.carry(x)
     evaluated.carry(x)
-    evaluated.carry(random(1), mode="eval")
+    evaluated.carry(random(1), kind="eval-on")
     resumed = Pair(expression, positions=2 * ROWS)
     resumed.sender.load_state_dict(pair.sender.state_dict())
     resumed.receiver.load_state_dict(pair.receiver.state_dict())

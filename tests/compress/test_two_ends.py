@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from support.processes import run
-from thinwire.compress import Coder, Key, Moment, SlotCounts, parse
+from thinwire.compress import Decoder, Encoder, Key, Microbatch, SlotCounts, parse
 from thinwire.compress.expression import CODECS as NAMES
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
@@ -43,28 +43,28 @@ def trained(rank, folder):
         def make_store(layout, purpose):
             return MemoryStore(layout) if rank == 0 else DiskStore(layout, Path(folder, f"{index} {purpose}"))
 
-        return Coder(parse(METHODS[index]), example, sends=rank == 0, counts=counts, make_store=make_store)
+        return (Decoder if rank else Encoder)(parse(METHODS[index]), example, counts=counts, make_store=make_store)
 
     coders = [coder(index) for index in range(len(METHODS))]
     for step in range(STEPS):
         x = torch.randn(example.shape, generator=torch.Generator().manual_seed(step % 7))
-        moment = Moment("train", torch.arange(ROWS), (torch.arange(ROWS) * 3 + step) % SAMPLES)
+        microbatch = Microbatch("train", range(ROWS), (torch.arange(ROWS) * 3 + step) % SAMPLES)
         key = Key(0, 0, "activations", "train", step, 0)
-        sizes = [coder.nbytes(moment) for coder in coders]
+        plans = [coder.plan(microbatch) for coder in coders]
+        sizes = [plan.nbytes for plan in plans]
         frame = torch.empty(sum(sizes), dtype=torch.uint8)
         if rank == 1:
             dist.recv(frame, 0)
-        for coder, payload in zip(coders, frame.split(sizes), strict=True):
+        for coder, plan, payload in zip(coders, plans, frame.split(sizes), strict=True):
             if rank == 0:
-                coder.encode(x, payload, key, moment)
-                coder.settle(x, payload, key, moment)
+                coder.settle(coder.encode(x, payload, key, plan))
             else:
-                coder.decode(payload, torch.empty_like(x), key, moment)
+                coder.decode(payload, torch.empty_like(x), key, plan)
         if rank == 0:
             dist.send(frame, 1)
-    found = {method: coder.digests() for method, coder in zip(METHODS, coders, strict=True)}
+    found = {method: coder.buffers.digests() for method, coder in zip(METHODS, coders, strict=True)}
     for coder in coders:
-        coder.close()
+        coder.buffers.close()
     return found
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thinwire.compress import Coder, Moment, SlotCounts, parse
+from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.timing.workload import Network, codec_pair, frame_bytes, label, uniform
 from thinwire.pipeline.boundary import Channel, ChannelEnd
@@ -27,17 +27,15 @@ def test_frames_are_as_long_as_the_boundary_plans_them(expression, name):
     examples = (HIDDEN, MASK) if name == "activations" else (HIDDEN,)
     channel = Channel(0, name, examples, parse(expression), seed=0)
     coders = [
-        Coder(
+        Encoder(
             method,
             example,
-            sends=True,
             counts=SlotCounts(positions=2),
             make_store=lambda layout, _: MemoryStore(layout),
         )
         for method, example in zip(channel.methods, examples, strict=True)
     ]
-    moment = Moment("train", torch.arange(2))
-    planned = ChannelEnd(channel, coders, Meter()).plan(moment).nbytes
+    planned = ChannelEnd(channel, coders, Meter()).plan(Microbatch("train", range(2))).layout.nbytes
     assert frame_bytes((HIDDEN, MASK), codec_pair(expression), 0, name) == planned
 
 

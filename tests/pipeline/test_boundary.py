@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from thinwire.compress import Coder, Moment, SlotCounts, parse
+from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline.boundary import Channel, ChannelEnd, Crossing, Receiver, Sender, lay_out
+from thinwire.pipeline.boundary import Channel, ChannelEnd, Receiver, Sender, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
 from thinwire.pipeline.meters import Meter
@@ -23,10 +23,9 @@ def channel(*examples, codec="q(4)", name="activations"):
 
 def coders(described, sends):
     return [
-        Coder(
+        (Encoder if sends else Decoder)(
             method,
             tensor,
-            sends=sends,
             counts=SlotCounts(positions=64),
             make_store=lambda layout, purpose: MemoryStore(layout),
         )
@@ -34,9 +33,8 @@ def coders(described, sends):
     ]
 
 
-def crossing(phase="train", step=0, microbatch=0):
-    mode = {"train": "train", "eval-on": "eval", "eval-off": "off"}[phase]
-    return Crossing(phase, step, microbatch, Moment(mode, torch.arange(64)))
+def which(kind="train", step=0, index=0):
+    return Microbatch(kind, range(64), None, step, index)
 
 
 def ends(described, options=None):
@@ -47,10 +45,10 @@ def ends(described, options=None):
     return sender, Receiver(described, arriving, link, options or WireOptions(), meter), meter, link
 
 
-def carry(described, tensors, *when, **which):
+def carry(described, tensors, *args, **kwargs):
     sender, receiver, _, _ = ends(described)
-    sender.send(crossing(*when, **which), tensors)
-    return receiver.receive(crossing(*when, **which))
+    sender.send(which(*args, **kwargs), tensors)
+    return receiver.receive(which(*args, **kwargs))
 
 
 def test_payloads_lie_behind_the_header_at_multiples_of_16():
@@ -93,8 +91,8 @@ def test_a_frame_is_as_long_as_its_plan_in_every_phase_and_no_longer_than_the_ca
     planned = {}
     for phase in PHASES:
         sender, _, meter, link = ends(described)
-        sender.send(crossing(phase), (torch.randn(9, 31).bfloat16(),))
-        planned[phase] = sender.plan(crossing(phase).moment).nbytes
+        sender.send(which(phase), (torch.randn(9, 31).bfloat16(),))
+        planned[phase] = sender.plan(which(phase)).layout.nbytes
         (traffic,) = meter.sent.values()
         assert (traffic.bytes, traffic.uncompressed, traffic.elements) == (planned[phase], 2 * 9 * 31, 9 * 31)
         assert traffic.full_rows == (9 if phase == "eval-off" else 0)
@@ -112,10 +110,10 @@ def test_non_finite_values_are_named_and_can_be_sent_on(bad):
     with pytest.raises(
         NonFiniteError, match="stage 1 has NaN or infinity in the activations of micro-batch 6, train step"
     ):
-        sender.send(crossing("train", 5, 6), (hidden,))
+        sender.send(which("train", 5, 6), (hidden,))
     sender, receiver, _, _ = ends(described, WireOptions(nonfinite="send"))
-    sender.send(crossing("train", 5, 6), (hidden,))
-    (got,) = receiver.receive(crossing("train", 5, 6))
+    sender.send(which("train", 5, 6), (hidden,))
+    (got,) = receiver.receive(which("train", 5, 6))
     assert not got[2].isfinite().any()
     assert torch.allclose(got[[0, 1, 3]], hidden[[0, 1, 3]], atol=0.1)
 
@@ -123,14 +121,14 @@ def test_non_finite_values_are_named_and_can_be_sent_on(bad):
 def test_large_finite_values_whose_sum_overflows_are_finite():
     hidden = torch.full((4, 8), 3e38)
     sender, _, _, _ = ends(channel(example(4, 8), codec="none"))
-    sender.send(crossing("train", 0, 0), (hidden,))
+    sender.send(which("train", 0, 0), (hidden,))
 
 
 @pytest.mark.parametrize("tensors", [(torch.ones(4, 7),), (torch.ones(4, 8).half(),), ()])
 def test_tensors_that_were_not_announced_are_refused(tensors):
     sender, _, _, _ = ends(channel(example(4, 8)))
     with pytest.raises(PipelineError, match=r"stage 1 announced .* give output_args"):
-        sender.send(crossing("train", 0, 0), tensors)
+        sender.send(which("train", 0, 0), tensors)
 
 
 @pytest.mark.parametrize(
@@ -142,32 +140,32 @@ def test_tensors_that_were_not_announced_are_refused(tensors):
         (("eval-off", 0, 0), "phase train where eval-off was planned, length 36 where 256 was planned"),
     ],
 )
-def test_a_frame_of_another_moment_names_both_stages(asked, said):
+def test_a_frame_of_another_micro_batch_names_both_stages(asked, said):
     sender, receiver, _, _ = ends(channel(example(2, 32)))
-    sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
+    sender.send(which("train", 0, 0), (torch.randn(2, 32),))
     with pytest.raises(WireError, match=f"stage 2 received from stage 1, .*{said}"):
-        receiver.receive(crossing(*asked))
+        receiver.receive(which(*asked))
 
 
 def test_a_frame_of_another_boundary_is_refused():
     sender, receiver, _, _ = ends(channel(example(2, 32)))
     sender.channel = Channel(boundary=0, name="activations", examples=(example(2, 32),), method=parse("q(4)"), seed=3)
-    sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
+    sender.send(which("train", 0, 0), (torch.randn(2, 32),))
     with pytest.raises(WireError, match="boundary 0 where 1 was planned"):
-        receiver.receive(crossing("train", 0, 0))
+        receiver.receive(which("train", 0, 0))
 
 
 def test_a_corrupted_payload_is_refused_and_unnoticed_only_where_that_was_asked_for():
     for checked in (True, False):
         sender, receiver, _, link = ends(channel(example(2, 32)), WireOptions(checksum=checked))
-        sender.send(crossing("train", 0, 0), (torch.randn(2, 32),))
+        sender.send(which("train", 0, 0), (torch.randn(2, 32),))
         link._frames[0][HEADER_BYTES + 20] ^= 64
         assert Header.read(link._frames[0]).crc32 != 0
         if checked:
             with pytest.raises(WireError, match="does not match its CRC-32"):
-                receiver.receive(crossing("train", 0, 0))
+                receiver.receive(which("train", 0, 0))
         else:
-            receiver.receive(crossing("train", 0, 0))
+            receiver.receive(which("train", 0, 0))
 
 
 def test_buffers_are_reused_and_received_tensors_are_not_views_of_them():
@@ -176,17 +174,17 @@ def test_buffers_are_reused_and_received_tensors_are_not_views_of_them():
     seen = set()
     kept = []
     for step in range(3):
-        sender.send(crossing("train", step, 0), (torch.full((4, 4), float(step)),))
+        sender.send(which("train", step, 0), (torch.full((4, 4), float(step)),))
         seen.add(link._frames[0].data_ptr())
-        kept.append(receiver.receive(crossing("train", step, 0))[0])
+        kept.append(receiver.receive(which("train", step, 0))[0])
     assert len(seen) == 1
     assert [float(tensor[0, 0]) for tensor in kept] == [0.0, 1.0, 2.0]
 
 
 def test_random_numbers_come_from_the_key_alone():
     described, hidden = channel(example(16, 64), codec='q(2, round="stochastic")'), torch.randn(16, 64)
-    first = carry(described, (hidden,), step=1, microbatch=2)[0]
+    first = carry(described, (hidden,), step=1, index=2)[0]
     torch.manual_seed(99)
-    assert torch.equal(first, carry(described, (hidden,), step=1, microbatch=2)[0])
-    assert not torch.equal(first, carry(described, (hidden,), step=1, microbatch=3)[0])
-    assert not torch.equal(first, carry(described, (hidden,), step=2, microbatch=2)[0])
+    assert torch.equal(first, carry(described, (hidden,), step=1, index=2)[0])
+    assert not torch.equal(first, carry(described, (hidden,), step=1, index=3)[0])
+    assert not torch.equal(first, carry(described, (hidden,), step=2, index=2)[0])

@@ -61,6 +61,7 @@ def test_evaluation_changes_nothing_of_training(activations, gradients, alone):
 
 
 def test_compression_is_on_again_after_an_evaluation_that_failed(alone):
+    """Nothing of it is left: a pass that nobody announces evaluates with compression on."""
     trainer = make_trainer(0, num_stages=2, simulated=True)
 
     def broken():
@@ -69,4 +70,9 @@ def test_compression_is_on_again_after_an_evaluation_that_failed(alone):
 
     with pytest.raises(KeyError):
         evaluate(trainer, Samples(), broken, mask)
-    assert trainer.stages[0].wire.compressed_evaluation
+    sent = trainer.stages[0].meter.sent
+    assert (0, "activations", "eval-off") not in sent
+    before = sent[0, "activations", "eval-on"].frames
+    with torch.no_grad():
+        trainer.schedule.eval(Samples().inputs(torch.arange(8), 0), target=Samples().targets(torch.arange(8)))
+    assert sent[0, "activations", "eval-on"].frames == before + 4

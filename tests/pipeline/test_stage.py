@@ -11,6 +11,7 @@ from support.toy import make_trainer
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.handshake import differences
+from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.schedules import actions, build_merged, merge
 
 BATCH, WIDTH = 8, 6
@@ -64,10 +65,9 @@ def evaluations_around_training(rank):
 
     def both():
         values = []
-        for compressed in (True, False):
-            stage.wire.compressed_evaluation = compressed
+        for kind in ("eval-on", "eval-off"):
             with torch.no_grad():
-                losses = trainer.run(trainer.schedule.eval, samples, ids, inputs, targets)
+                losses = trainer.run(Pass(kind=kind, sample_ids=ids), samples, inputs, targets)
                 values.append(sum(float(loss) for loss in losses))
         return values
 

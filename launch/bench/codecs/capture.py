@@ -1,20 +1,20 @@
-"""What really crosses the boundaries of a recipe: the tensors that Senders are given, from a short run in one process.
+"""What really crosses the boundaries of a recipe: the tensors that its stages send, from a short run in one process.
 
 Codecs are judged on these, because activations and gradients are not Gaussian.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.compress import Microbatch
 from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.pipeline.boundary import Crossing, Sender
+from thinwire.pipeline.boundary import Channel, Observer
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
@@ -47,33 +47,26 @@ def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
             training=replace(wanted.training, steps=steps),
         )
     )
+    passages: dict[Passage, Tensor] = {}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with recorded() as passages:
-            trainer = assemble(prepared, simulated_placement(prepared.recipe), rank=0).trainer
-            trainer.train(lambda _: None)
-            for stage in trainer.stages:
-                stage.close()
+        where = simulated_placement(prepared.recipe)
+        trainer = assemble(prepared, where, rank=0, observer=recording(passages)).trainer
+        trainer.train(lambda _: None)
+        for stage in trainer.stages:
+            stage.close()
     finally:
         dist.destroy_process_group()
     return dict(sorted(passages.items()))
 
 
-@contextmanager
-def recorded() -> Iterator[dict[Passage, Tensor]]:
-    """Copy what any Sender of this process is given, of each passage the last."""
-    passages: dict[Passage, Tensor] = {}
-    send = Sender.send
+def recording(passages: dict[Passage, Tensor]) -> Observer:
+    """An observer that copies what crosses, of each passage the last."""
 
-    def record(self: Sender, crossing: Crossing, tensors: Sequence[Tensor | None]) -> None:
-        for index, (tensor, example) in enumerate(zip(tensors, self.channel.examples, strict=True)):
+    def record(channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
+        for index, (tensor, example) in enumerate(zip(tensors, channel.examples, strict=True)):
             if tensor is not None and example.requires_grad:
-                passage = Passage(self.channel.boundary, self.channel.name, crossing.microbatch, index)
+                passage = Passage(channel.boundary, channel.name, microbatch.index, index)
                 passages[passage] = tensor.detach().clone()
-        send(self, crossing, tensors)
 
-    Sender.send = record  # type: ignore[method-assign]
-    try:
-        yield passages
-    finally:
-        Sender.send = send  # type: ignore[method-assign]
+    return record

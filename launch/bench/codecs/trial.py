@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, Coder, Feedback, Key, Moment, SlotCounts
+from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Microbatch, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline.frames import CHANNELS
 
@@ -125,8 +126,9 @@ class FeedbackTrial:
         self._codec = [Trial(method.inner, [message.float() for message in visit]) for visit in self._visits]
         self._codec[1].decoded = self._codec[0].decoded  # feedback decodes both to one place too
         self._decoded = [torch.empty_like(message) for message in messages]
-        self._ends = [[_end(method, message, sends) for message in messages] for sends in (True, False)]
-        self._moments = [_moment(len(message)) for message in messages]
+        self._encoders = [Encoder(method, message, **_memory(message)) for message in messages]
+        self._decoders = [Decoder(method, message, **_memory(message)) for message in messages]
+        self._microbatches = [_microbatch(len(message)) for message in messages]
         self._calls = dict.fromkeys(("encode", "decode", "codec encode", "codec decode"), 0)
         for _ in self._visits:  # an end's first visits may be longer, and its second ones tell what later ones are
             self._payloads = self._new_payloads()
@@ -142,16 +144,15 @@ class FeedbackTrial:
     def encode(self) -> None:
         """Do all that the sender does, for every message."""
         visit, payloads = self._next("encode")
-        for index, (sender, moment) in enumerate(zip(self._ends[0], self._moments, strict=True)):
-            message, payload = self._visits[visit][index], payloads[index]
-            sender.encode(message, payload, _key(index), moment)
-            sender.settle(message, payload, _key(index), moment)
+        for index, (encoder, microbatch) in enumerate(zip(self._encoders, self._microbatches, strict=True)):
+            message, plan = self._visits[visit][index], encoder.plan(microbatch)
+            encoder.settle(encoder.encode(message, payloads[index], _key(index), plan))
 
     def decode(self) -> None:
         """Do all that the receiver does, for every message, in the order they were encoded."""
         _, payloads = self._next("decode")
-        for index, (receiver, moment) in enumerate(zip(self._ends[1], self._moments, strict=True)):
-            receiver.decode(payloads[index], self._decoded[index], _key(index), moment)
+        for index, (decoder, microbatch) in enumerate(zip(self._decoders, self._microbatches, strict=True)):
+            decoder.decode(payloads[index], self._decoded[index], _key(index), decoder.plan(microbatch))
 
     def encode_alone(self) -> None:
         """Encode every message of a visit with the codec alone."""
@@ -167,7 +168,10 @@ class FeedbackTrial:
         return self._calls[act] % len(self._visits), self._payloads[self._calls[act] % CALLS]
 
     def _new_payloads(self) -> list[list[Tensor]]:
-        sizes = [end.nbytes(moment) for end, moment in zip(self._ends[0], self._moments, strict=True)]
+        sizes = [
+            encoder.plan(microbatch).nbytes
+            for encoder, microbatch in zip(self._encoders, self._microbatches, strict=True)
+        ]
         return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in range(CALLS)]
 
 
@@ -261,21 +265,19 @@ def _fits(method: Feedback, data: str) -> bool:
     return channel not in CHANNELS or channel in method.channels
 
 
-def _end(method: Feedback, message: Tensor, sends: bool) -> Coder:
+def _memory(message: Tensor) -> dict[str, Any]:
+    """What an end of a message's channel needs beside its method: stores in memory."""
     rows = len(message)
-    return Coder(
-        method,
-        message,
-        sends=sends,
-        counts=SlotCounts(positions=rows, samples=rows),
-        make_store=lambda layout, purpose: MemoryStore(layout),
-    )
+    return {
+        "counts": SlotCounts(positions=rows, samples=rows),
+        "make_store": lambda layout, purpose: MemoryStore(layout),
+    }
 
 
-def _moment(rows: int) -> Moment:
-    """A moment of training: samples in any order, as a sampler gives them."""
+def _microbatch(rows: int) -> Microbatch:
+    """A micro-batch of training: samples in any order, as a sampler gives them."""
     samples = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
-    return Moment("train", torch.arange(rows), samples)
+    return Microbatch("train", range(rows), samples)
 
 
 def _size(messages: Sequence[Tensor]) -> float:

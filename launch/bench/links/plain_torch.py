@@ -84,7 +84,7 @@ class PlainPipeline:
         kwargs: dict[str, Any] = {}
         if self.has_last:
             targets = samples.targets(ids)
-            self._loss.denominator = max(1, self._data.task.num_valid(targets))
+            self._loss.begin(self._data.task.num_valid(targets))
             kwargs = {"target": targets, "losses": []}
         self._schedule.step(*args, **kwargs, **samples.side(ids))
         self._update()

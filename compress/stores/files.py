@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from thinwire.compress import Feedback, Method, StoreError
+from thinwire.compress.feedback import Method
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.slot_file import remove_unused
-from thinwire.compress.stores.store import Store, StoreLayout
+from thinwire.compress.stores.store import Store, StoreError, StoreLayout
 
 
 class StoreFiles:
@@ -68,4 +68,4 @@ class StoreFiles:
 
 def is_on_disk(method: Method) -> bool:
     """Whether a method keeps its buffers on disk."""
-    return isinstance(method, Feedback) and method.store == "disk"
+    return method.feedback is not None and method.feedback.store == "disk"

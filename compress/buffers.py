@@ -1,0 +1,163 @@
+"""The buffers that feedback keeps for one tensor at one end of its channel, and which of them a pass uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import CodecError
+from thinwire.compress.feedback import Method
+from thinwire.compress.microbatch import Microbatch, PassKind
+from thinwire.compress.stores.store import Store, StoreLayout
+
+Purpose = Literal["train", "eval"]
+"""A tensor has a store for training, and another where evaluation remembers on its own."""
+MakeStore = Callable[[StoreLayout, Purpose], Store]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotCounts:
+    """How many slots there are of each kind: the bound on every store."""
+
+    positions: int
+    """Rows of a batch, all accumulation passes together."""
+    samples: int = 0
+    """Samples to train on."""
+    evaluation_samples: int = 0
+    """Samples held out."""
+
+
+class Buffers:
+    """Stores of one tensor at one end, each made at its first use.
+
+    Args:
+        method: the codec, which keeps nothing, or feedback around one.
+        row_shape: shape of the tensor without its first dimension.
+        sends: whether this is the sending end.
+        counts: how many slots there are.
+        make_store: called at first use of a store.
+        warmup_fill: whether warm-up writes what is sent in full into the buffers.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        row_shape: tuple[int, ...],
+        *,
+        sends: bool,
+        counts: SlotCounts,
+        make_store: MakeStore,
+        warmup_fill: bool,
+    ) -> None:
+        self._method, self._row_shape, self._counts, self._make_store = method, row_shape, counts, make_store
+        feedback = method.feedback
+        self._kept = feedback if feedback is not None and (sends or feedback.receiver_keeps) else None
+        self._warmup_fill = warmup_fill
+        self._stores: dict[Purpose, Store] = {}
+
+    @cached_property
+    def layouts(self) -> dict[Purpose, StoreLayout]:
+        """The stores this end may fill, with their sizes."""
+        if self._kept is None:
+            return {}
+        counts: dict[Purpose, int] = {"train": self._counts.positions}
+        if self._kept.slot == "sample":
+            counts["train"] = self._counts.samples
+            if self._kept.receiver_keeps and self._kept.remembers_evaluation:
+                counts["eval"] = self._counts.evaluation_samples
+        return {
+            purpose: StoreLayout(num_slots=count, row_shape=self._row_shape, bits=self._kept.store_bits)
+            for purpose, count in counts.items()
+            if count
+        }
+
+    def used_by(self, kind: PassKind) -> tuple[Store | None, bool]:
+        """The store that a kind of pass reads, and whether it writes there."""
+        purpose, writes = self._purpose(kind)
+        return (None if purpose is None else self.store(purpose)), writes
+
+    def slots(self, microbatch: Microbatch) -> Tensor:
+        """Each row's slot, int64 [R]; CodecError where it is the sample and nobody said which."""
+        if self._kept is None or self._kept.slot == "position":
+            return torch.arange(microbatch.positions.start, microbatch.positions.stop)
+        if microbatch.sample_ids is None:
+            raise CodecError(
+                f"{self._method} keeps a buffer for each sample: give the stages sample ids, with "
+                f"stage.begin(Pass(sample_ids=...)) before each pass"
+            )
+        return microbatch.sample_ids
+
+    def store(self, purpose: Purpose) -> Store:
+        """The store of a purpose; CodecError where it has no slots."""
+        if purpose not in self._stores:
+            if purpose not in self.layouts:
+                raise CodecError(
+                    f"{self._method} has no slot to keep anything in: tell the wire how many samples there are, with "
+                    f"Wire(slots=SlotCounts(...))"
+                )
+            self._stores[purpose] = self._make_store(self.layouts[purpose], purpose)
+        return self._stores[purpose]
+
+    def prefetch(self, microbatch: Microbatch) -> None:
+        """Announce a micro-batch, so that its rows can be read ahead."""
+        if self._kept is None or microbatch.kind not in ("train", "eval-on"):
+            return
+        store, _ = self.used_by(microbatch.kind)
+        if store is not None:
+            store.prefetch(self.slots(microbatch))
+
+    def digests(self) -> dict[str, str]:
+        """A hash of every buffer that both ends keep, by purpose and slot."""
+        if self._kept is None or not self._kept.receiver_keeps:
+            return {}
+        return {
+            f"{purpose} slot {slot}": digest
+            for purpose, store in self._stores.items()
+            for slot, digest in store.digests().items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The content of every store, for a checkpoint."""
+        return {purpose: store.state_dict() for purpose, store in self._stores.items()}
+
+    def load_state_dict(self, state: Mapping[Purpose, Any]) -> None:
+        """Hold what `state_dict` returned, exactly."""
+        for purpose in self._stores.keys() - state.keys():
+            self._stores.pop(purpose).close()
+        for purpose, saved in state.items():
+            self.store(purpose).load_state_dict(saved)
+
+    def flush(self) -> None:
+        """Wait until every buffer written has reached its medium; StoreError if one could not."""
+        for store in self._stores.values():
+            store.flush()
+
+    def drop_cache(self) -> None:
+        """Have stores on disk be read from there again, as if memory were full of other things."""
+        for store in self._stores.values():
+            store.drop_cache()
+
+    def close(self) -> None:
+        """Give up the stores."""
+        for store in self._stores.values():
+            store.close()
+
+    def _purpose(self, kind: PassKind) -> tuple[Purpose | None, bool]:
+        """Which store a kind of pass uses, and whether it writes there."""
+        feedback = self._kept
+        if feedback is None or kind == "eval-off":
+            return None, False
+        if kind == "train":
+            return "train", True
+        if not feedback.receiver_keeps:
+            return None, False
+        if kind == "warmup":
+            return ("train", True) if self._warmup_fill else (None, False)
+        if feedback.slot == "position":
+            return "train", False
+        return ("eval", True) if feedback.remembers_evaluation else (None, False)

@@ -1,0 +1,57 @@
+"""The plan of one message: decided once, alike at both ends, before a byte is sent; then only carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from thinwire.compress.microbatch import Microbatch
+from thinwire.compress.stores.store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which rows of a message go in full; the others go through the codec."""
+
+    full: Tensor
+    """bool [R]."""
+    num_full: int
+    """Rows sent in full."""
+
+    @property
+    def num_coded(self) -> int:
+        """Rows sent through the codec."""
+        return self.full.shape[0] - self.num_full
+
+    def in_full(self, rows: Tensor) -> Tensor:
+        """Those of `rows` [R, ..] that go in full."""
+        return rows[self.full] if self.num_coded else rows
+
+    def coded(self, rows: Tensor) -> Tensor:
+        """Those of `rows` [R, ..] that go through the codec."""
+        return rows[~self.full] if self.num_full else rows
+
+
+@dataclass(frozen=True, eq=False)
+class MessagePlan:
+    """What happens to one tensor of one micro-batch.
+
+    payload = | full rows, in the tensor's own dtype | codec's payload of the other rows as one tensor |
+    """
+
+    microbatch: Microbatch
+    rows: Rows
+    """Which rows go in full."""
+    full_bytes: int
+    """Bytes of the rows in full, with which the payload begins."""
+    nbytes: int
+    """Bytes of the whole payload."""
+    slots: Tensor
+    """int64 [R]: each row's slot in the store; empty without one."""
+    store: Store | None
+    """The buffers of the coded rows; None where the codec works without any."""
+    writes: bool
+    """Whether the buffers are updated."""
+    shared: Tensor | None
+    """What the codec is told beside the tensor, because both ends hold it already."""

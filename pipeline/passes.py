@@ -1,0 +1,45 @@
+"""Which pass through the schedule comes next: the one value that says it, handed to `CompressedStage.begin`.
+
+Whoever drives the schedule knows whether it trains or evaluates, and on which samples; everything that depends on it
+(headers, keys, plans, slots) follows from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from thinwire.compress import Microbatch, PassKind
+from thinwire.pipeline.frames import Phase
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pass:
+    """One pass through the schedule, said alike on every stage."""
+
+    kind: PassKind = "train"
+    """train; warmup (trains, with nothing compressed); eval-on or eval-off (evaluates, with compression on or off)."""
+    accumulation: int = 0
+    """Which pass of an accumulated batch, for feedback kept by position."""
+    sample_ids: Tensor | None = None
+    """Ids of its samples in order, int64 [samples], for feedback kept by sample; no id twice."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients flow."""
+        return phase_of(self.kind) == "train"
+
+    def microbatches(self, step: int, count: int, rows: int) -> list[Microbatch]:
+        """Its `count` micro-batches of `rows` rows; `step` is its index among the passes of its phase."""
+        return [self._microbatch(step, index, count, rows) for index in range(count)]
+
+    def _microbatch(self, step: int, index: int, count: int, rows: int) -> Microbatch:
+        first = (self.accumulation * count + index) * rows
+        ids = None if self.sample_ids is None else self.sample_ids[index * rows : (index + 1) * rows]
+        return Microbatch(self.kind, range(first, first + rows), ids, step, index)
+
+
+def phase_of(kind: PassKind) -> Phase:
+    """The phase that a header names: warm-up is training to the wire."""
+    return "train" if kind == "warmup" else kind
