@@ -201,8 +201,8 @@ def test_feedback_is_measured_at_later_visits_of_two_ends_that_agree(expression)
     for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone) * 2:  # as they are timed
         for _ in range(codec_trial.CALLS):
             act()
-    for sender, receiver in zip(*trial._ends, strict=True):
-        assert sender.digests() == receiver.digests()
+    for encoder, decoder in zip(trial._encoders, trial._decoders, strict=True):
+        assert encoder.buffers.digests() == decoder.buffers.digests()
 
 
 def test_a_rule_for_activations_alone_is_not_measured_on_gradients():

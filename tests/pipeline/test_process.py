@@ -1,0 +1,75 @@
+"""Where stages live: rank arithmetic without a process group, and what is gathered from all stages with one."""
+
+import math
+import os
+
+import pytest
+
+from support.processes import outcomes_of, run
+from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.process import Placement
+
+IN_A_V = Placement({0: 0, 1: 1, 2: 1, 3: 0})
+
+
+@pytest.mark.parametrize(
+    ("placement", "stages", "last"),
+    [
+        (Placement({0: 0, 1: 1}), [[0], [1]], 1),
+        (Placement({0: 0, 1: 1, 2: 0, 3: 1}), [[0, 2], [1, 3]], 1),
+        (IN_A_V, [[0, 3], [1, 2]], 0),
+        (Placement({0: 0, 1: 0, 2: 0}), [[0, 1, 2], []], 0),
+        (Placement({1: 1, 0: 0, 2: 0}), [[0, 2], [1]], 0),
+    ],
+)
+def test_which_stages_a_process_holds_and_where_the_loss_is(placement, stages, last):
+    assert [placement.stages_of(process) for process in range(2)] == stages
+    assert (placement.num_stages, placement.last_process) == (sum(map(len, stages)), last)
+
+
+def numbers(rank):
+    mine = {stage: math.pi * 10.0**stage for stage in IN_A_V.stages_of(rank)}
+    return IN_A_V.gather_numbers(mine)
+
+
+@pytest.mark.processes
+def test_every_process_knows_every_stages_number_exactly_in_stage_order():
+    expected = [math.pi * 10.0**stage for stage in range(4)]
+    assert run(numbers, 2) == [expected, expected]
+
+
+def compared(rank, drifting):
+    def digests(stage):
+        return {f"boundary {boundary}": f"{boundary}" for boundary in (stage - 1, stage) if 0 <= boundary < 3}
+
+    mine = {stage: digests(stage) for stage in IN_A_V.stages_of(rank)}
+    if drifting and rank == 1:
+        mine[2]["boundary 2"] = "other"
+    IN_A_V.compare(mine)
+    return "alike"
+
+
+@pytest.mark.processes
+def test_buffers_that_are_alike_pass_and_the_first_that_differ_are_named_where_the_last_stage_is():
+    assert run(compared, 2, False) == ["alike", "alike"]
+    outcomes = outcomes_of(compared, 2, True)
+    assert outcomes[1] == (True, "alike")
+    returned, told = outcomes[0]
+    assert not returned
+    assert "MismatchError: the buffers of boundary 2 differ between stages 2 and 3" in told
+
+
+def left_alone(rank):
+    if rank == 0:
+        os._exit(0)
+    with pytest.raises(PeerError) as caught:
+        Placement({0: 0, 1: 1}).gather_numbers({1: 1.0})
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_a_process_that_is_gone_is_told_with_what_was_awaited():
+    outcomes = outcomes_of(left_alone, 2)
+    returned, told = outcomes[1]
+    assert returned, told
+    assert told.startswith("stage 1 was waiting for numbers of all stages: ")

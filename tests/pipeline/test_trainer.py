@@ -1,0 +1,133 @@
+"""Training as the unsplit model does it: the loss of a batch, what each pass is, and what a step reports."""
+
+import math
+
+import pytest
+import torch
+
+from support.toy import Samples, Task, make_trainer, unsplit
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.trainer import WholeBatchLoss
+
+UNCOMPRESSED = {"activations": "none", "gradients": "none"}
+PLAIN_SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}
+
+
+def batch(step=0, size=8):
+    return (torch.arange(size) + step * size) % 16
+
+
+def loss_of(model, ids):
+    """The mean over all valid targets of a batch."""
+    samples, task = Samples(), Task()
+    targets = samples.targets(ids)
+    return task.loss_sum(model(samples.inputs(ids, 0)), targets) / task.num_valid(targets)
+
+
+def test_shares_of_micro_batches_add_up_to_the_mean_of_the_batch():
+    """The mean of micro-batches' means is another number, for they have other numbers of valid targets."""
+    model, samples, task = unsplit(2), Samples(), Task()
+    ids, loss = batch(), WholeBatchLoss(Task(), Meter())
+    targets = samples.targets(ids)
+    outputs = model(samples.inputs(ids, 0))
+    loss.begin(task.num_valid(targets))
+    pairs = list(zip(outputs.chunk(4), targets.chunk(4), strict=True))
+    shares = [loss(output, target).item() for output, target in pairs]
+    assert sum(shares) == pytest.approx(loss_of(model, ids).item(), rel=1e-6)
+    means = [task.loss_sum(output, target).item() / max(1, task.num_valid(target)) for output, target in pairs]
+    assert abs(sum(means) / 4 - sum(shares)) > 1e-3
+
+
+def test_a_batch_without_valid_targets_loses_nothing():
+    loss = WholeBatchLoss(Task(), Meter())
+    loss.begin(0)
+    assert loss(torch.zeros(2, 3, 12), torch.full((2, 3), -100)).item() == 0
+
+
+def test_what_the_task_observes_goes_where_it_was_asked_for():
+    loss, output, target = WholeBatchLoss(Task(), Meter()), torch.eye(12)[None, :3], torch.tensor([[0, 1, 5]])
+    observed = []
+    loss.begin(1, observed)
+    loss(output, target)
+    assert [float(count) for count in observed] == [2.0]
+    loss.begin(1)
+    loss(output, target)
+    assert len(observed) == 1
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_steps_are_those_of_the_unsplit_model(accumulation, alone):
+    trainer = make_trainer(
+        0,
+        num_stages=2,
+        simulated=True,
+        microbatches=4 // accumulation,
+        accumulation=accumulation,
+        compression=UNCOMPRESSED,
+        optimizer={**PLAIN_SGD, "max_grad_norm": 0.1},
+    )
+    model = unsplit(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        record = trainer.train_step(step)
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert record.loss == pytest.approx(loss.item(), rel=1e-5)
+        assert record.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    trained = [parameter for stage in trainer.stages for parameter in stage.submod.parameters()]
+    for mine, expected in zip(trained, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_each_pass_of_a_batch_is_announced_with_its_samples(alone, monkeypatch):
+    trainer = make_trainer(
+        0, num_stages=2, simulated=True, microbatches=2, accumulation=2, compression={"warmup": "1 steps"}
+    )
+    told = []
+    for stage in trainer.stages:
+        begin = stage.begin
+        monkeypatch.setattr(
+            stage,
+            "begin",
+            lambda coming, begin=begin, stage=stage: (told.append((stage.stage_index, coming)), begin(coming)),
+        )
+    for step in range(2):
+        trainer.train_step(step)
+    found = [(stage, one.kind, one.accumulation, one.sample_ids.tolist()) for stage, one in told]
+    assert found == [
+        (stage, kind, index, batch(step)[4 * index : 4 * index + 4].tolist())
+        for step, kind in enumerate(["warmup", "train"])
+        for index in range(2)
+        for stage in range(2)
+    ]
+
+
+def test_warm_up_sends_in_full_and_ends_when_it_should(alone):
+    trainer = make_trainer(0, num_stages=2, simulated=True, compression={"warmup": "2 steps"})
+    shares = []
+    for step in range(4):
+        for stage in trainer.stages:
+            stage.meter.sent.clear()
+        trainer.train_step(step)
+        shares.append(
+            {traffic.full_rows / traffic.rows for stage in trainer.stages for traffic in stage.meter.sent.values()}
+        )
+    assert shares == [{1.0}, {1.0}, {0.0}, {0.0}]
+
+
+def test_a_step_reports_what_it_was(alone):
+    optimizer = {"lr": 0.1, "warmup_steps": 2, "schedule": "constant", "max_grad_norm": None}
+    trainer = make_trainer(0, num_stages=2, simulated=True, compression=UNCOMPRESSED, optimizer=optimizer, steps=3)
+    records = []
+    trainer.train(records.append)
+    assert [(record.step, record.epoch, record.samples) for record in records] == [(step, 0, 8) for step in range(3)]
+    assert [record.lr for record in records] == pytest.approx([0.05, 0.1, 0.1])
+    assert {record.grad_norm for record in records} == {None}
+    frames = 2 * 2 * 4  # sent and received, both channels, four micro-batches
+    assert {record.uncompressed for record in records} == {frames * 2 * 3 * 12 * 4}
+    assert {record.bytes for record in records} == {frames * (64 + 2 * 3 * 12 * 4)}
+    assert all(math.fsum(record.sections.values()) <= record.seconds for record in records)
+    assert all(record.sections["compute"] > 0 for record in records)
