@@ -67,8 +67,8 @@ def run(argv: Sequence[str]) -> int:
         raise ClusterError(reason)
     job = plan(command, links.num_hosts)
     with crew.gathered_signals() as came, scratch.folder() as folder:
-        # other commands tell their failures themselves
-        leaving = {failures.FOLDER_VARIABLE: folder} if job.stages_of is not None else {}
+        # other commands tell their failures themselves; the agents of torchrun leave folders of logs in TMPDIR
+        leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.stages_of is not None else {}
         with Cluster(links) as hosts:
             members = [
                 crew.Member(
@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
             end = crew.supervise(members, came, options.grace)
         for member in members:
             member.finish()
-        reports = failures.read_reports(Path(folder))
+        reports = failures.read_reports(folder)
     told = end.told
     if reports and job.stages_of is not None and not came:
         # the hosts only say that a process of theirs failed; which did is known by the report that it could not leave

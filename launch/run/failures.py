@@ -2,7 +2,7 @@
 
 Every stage process leaves one report in a folder of the launcher. Whoever broke is seldom the first to notice: a killed
 stage leaves no report, and its neighbours see their connections close within milliseconds. So the reports are sorted by
-what happened, not by when.
+what happened, and only then by when: reports are numbered as they are left, because clocks may differ.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import os
 import select
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from thinwire.errors import ThinwireError
+from thinwire.launch.run.parent import STOPPED
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.pipeline.errors import PeerError
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
-STOPPED = 143
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,6 @@ class Report:
     stages: list[int]
     kind: str
     text: str
-    time: float
 
     def save(self) -> None:
         """Leave the report for the launcher; without one, print it."""
@@ -45,7 +45,7 @@ class Report:
             # at once: the process may be killed any time, and half a report could not be read
             written = Path(folder, f"{self.rank}.part")
             written.write_text(json.dumps(asdict(self)))
-            written.rename(Path(folder, f"{self.rank}.json"))
+            written.rename(_next_place(Path(folder)))
 
     def line(self) -> str:
         """The report in words."""
@@ -53,37 +53,58 @@ class Report:
         return f"{_name(self.stages)} {head}: {self.text}"
 
 
+def _next_place(folder: Path) -> Path:
+    """The file of the next report; it is empty until the report is there."""
+    for place in (folder / f"{number:06d}.json" for number in count()):
+        with suppress(FileExistsError):
+            place.touch(exist_ok=False)
+            return place
+    raise AssertionError("numbers do not end")
+
+
 def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
     """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = "peer" if isinstance(error, PeerError) else "own"
-    return Report(rank=rank, stages=list(stages), kind=kind, text=text, time=time.time())
+    return Report(rank=rank, stages=list(stages), kind=kind, text=text)
 
 
 def read_reports(folder: Path) -> dict[int, Report]:
-    """All reports left in a folder, by rank."""
-    reports = (Report(**json.loads(path.read_text())) for path in folder.glob("*.json"))
+    """All reports left in a folder by rank, in the order they were left."""
+    texts = (path.read_text() for path in sorted(folder.glob("*.json")))
+    reports = (Report(**json.loads(text)) for text in texts if text)
     return {report.rank: report for report in reports}
 
 
 def tell(
-    reports: Mapping[int, Report], exit_codes: Mapping[int, int | None], stages_of: Callable[[int], list[int]]
+    reports: Mapping[int, Report],
+    exit_codes: Mapping[int, int | None],
+    stages_of: Callable[[int], list[int]],
+    hung: Iterable[int] = (),
 ) -> str:
-    """The whole failure in words: processes killed by a signal, then own failures by time, then what the rest awaited.
+    """The whole failure in words: processes killed by a signal, then own failures, then what the rest awaited.
 
-    Where none of them failed of itself (a link went down, one stage was told to stop), the earliest report comes first.
-    `exit_codes` are those of the processes that ended badly: a negative one is a signal's number, None one that nobody
-    saw.
+    Where none of them failed of itself (a link went down, one stage was told to stop), processes that hang come first,
+    and else the first report.
+
+    Args:
+        reports: by rank, in the order they were left.
+        exit_codes: of the processes that ended badly: a negative one is a signal's number, None one that nobody saw.
+        stages_of: the stages of a rank.
+        hung: the ranks that did not end when they were told to.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
     killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
+    hanging = [f"{_name(stages_of(rank))} hung: it did not end when it was told to" for rank in hung]
     order = {"own": 0, "peer": 1, "stopped": 2}
-    told = sorted(reports.values(), key=lambda report: (order[report.kind], report.time))
+    told = sorted(reports.values(), key=lambda report: order[report.kind])
     causes = [report for report in told if report.kind == "own"]
+    if not killed and not causes:
+        killed, hanging = hanging, []
     if told and not killed and not causes:
-        causes = [min(told, key=lambda report: report.time)]
+        causes = [next(iter(reports.values()))]
     others = [f"  {report.line()}" for report in told if report not in causes]
-    return "\n".join(killed + [report.line() for report in _merged(causes)] + others)
+    return "\n".join(killed + [report.line() for report in _merged(causes)] + others + [f"  {it}" for it in hanging])
 
 
 def _merged(reports: Iterable[Report]) -> list[Report]:

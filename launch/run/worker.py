@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from thinwire.launch.run import parent
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.failures import Report, once, report_of, stop_on_signals
+from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, once, report_of, stop_on_signals
+from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.transport import reaching
@@ -26,11 +28,14 @@ def work(prepared: Prepared) -> int:
     def leave(report: Report) -> None:
         if run is not None:
             run.discard_stores()  # first, for a report needs room on a disk too
-        report.save()
+        if parent.launcher_is_gone():  # and nobody else would remove its folder
+            shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
+        else:
+            report.save()
 
     def stopping() -> None:
         doing = run.doing if run is not None else "starting"
-        leave(Report(rank=rank, stages=stages, kind="stopped", text=doing, time=time.time()))
+        leave(Report(rank=rank, stages=stages, kind="stopped", text=doing))
 
     stop_on_signals(stopping, (signal.SIGTERM, signal.SIGINT))
     try:
@@ -56,12 +61,18 @@ def join(prepared: Prepared, rank: int) -> None:
             f"equal to {needed}, or change pipeline.num_stages"
         )
     several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
-    advice = " (GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor)"
+    advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
+    advice += "nothing but the stages may reach the ports of a run"
+    meeting = os.environ.get(MEETING_VARIABLE)
     try:
-        with reaching(
-            f"process {rank} was waiting for all {needed} processes to start{advice if several_hosts else ''}"
-        ):
-            dist.init_process_group("gloo", timeout=timedelta(seconds=prepared.recipe.wire.timeout))
+        with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{meeting}" if meeting else "env://",
+                rank=rank,
+                world_size=found,
+                timeout=timedelta(seconds=prepared.recipe.wire.timeout),
+            )
     except PeerError as error:
         if "EADDRINUSE" not in str(error):
             raise

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -21,12 +22,13 @@ from thinwire.pipeline.errors import (
 )
 
 
-def report(rank, kind, text="something", time=0.0, stages=None):
-    return Report(rank=rank, stages=[rank] if stages is None else stages, kind=kind, text=text, time=time)
+def report(rank, kind, text="something", stages=None):
+    return Report(rank=rank, stages=[rank] if stages is None else stages, kind=kind, text=text)
 
 
-def told(*reports, exit_codes, stages_of=lambda rank: [rank]):
-    return tell({report.rank: report for report in reports}, exit_codes, stages_of).splitlines()
+def told(*reports, exit_codes, stages_of=lambda rank: [rank], hung=()):
+    """What is told of reports that were left in this order."""
+    return tell({report.rank: report for report in reports}, exit_codes, stages_of, hung).splitlines()
 
 
 def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
@@ -36,7 +38,7 @@ def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
     writer.start()
     while writer.is_alive():
         assert read_reports(tmp_path) in ({}, {1: one})
-    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:06d}.json" for number in range(40)]
 
 
 def test_who_leaves_first_is_told_and_others_wait_for_it():
@@ -66,8 +68,8 @@ def test_who_leaves_first_is_told_and_others_wait_for_it():
 
 def test_a_killed_stage_stands_above_those_that_noticed():
     assert told(
-        report(0, "peer", "stage 0 was waiting for gradients from stage 1: connection reset", time=1),
-        report(2, "stopped", "stage 2 was waiting for activations from stage 1", time=2),
+        report(0, "peer", "stage 0 was waiting for gradients from stage 1: connection reset"),
+        report(2, "stopped", "stage 2 was waiting for activations from stage 1"),
         exit_codes={0: 1, 1: -9, 2: 143},
     ) == [
         "stage 1 was killed by SIGKILL",
@@ -78,10 +80,10 @@ def test_a_killed_stage_stands_above_those_that_noticed():
 
 def test_own_failures_stand_above_peers_however_late_they_report():
     assert told(
-        report(0, "peer", "awaited a", time=1),
-        report(1, "stopped", "awaited b", time=2),
-        report(2, "own", "second cause", time=9),
-        report(3, "own", "first cause", time=8),
+        report(0, "peer", "awaited a"),
+        report(1, "stopped", "awaited b"),
+        report(3, "own", "first cause"),
+        report(2, "own", "second cause"),
         exit_codes={0: 1, 2: 1, 3: 1},
     ) == [
         "stage 3 failed: first cause",
@@ -94,15 +96,15 @@ def test_own_failures_stand_above_peers_however_late_they_report():
 def test_stages_that_fail_for_one_reason_are_told_in_one_line():
     """All processes stop alike where disks are too small, and said so once each."""
     assert told(
-        report(1, "own", "no room", time=1),
-        report(0, "own", "no room", time=2),
-        report(2, "own", "something else", time=3),
+        report(1, "own", "no room"),
+        report(0, "own", "no room"),
+        report(2, "own", "something else"),
         exit_codes={0: 1, 1: 1, 2: 1},
     ) == ["stages 0, 1 failed: no room", "stage 2 failed: something else"]
 
 
 def test_the_killed_stand_above_own_failures_in_rank_order():
-    assert told(report(1, "own", "a cause", time=1), exit_codes={3: -signal.SIGSEGV, 1: 1, 0: -signal.SIGABRT}) == [
+    assert told(report(1, "own", "a cause"), exit_codes={3: -signal.SIGSEGV, 1: 1, 0: -signal.SIGABRT}) == [
         "stage 0 was killed by SIGABRT",
         "stage 3 was killed by SIGSEGV",
         "stage 1 failed: a cause",
@@ -121,17 +123,31 @@ def test_a_process_whose_end_nobody_saw_stands_on_top():
     ]
 
 
-def test_where_nobody_failed_the_earliest_report_comes_first():
+def test_where_nobody_failed_the_first_report_comes_first():
     """One stage told to stop by SIGTERM left a telling without a cause: only what the others had been waiting for."""
     assert told(
-        report(0, "peer", "awaited a", time=3),
-        report(1, "stopped", "computing", time=1),
-        report(2, "peer", "awaited b", time=2),
+        report(1, "stopped", "computing"),
+        report(2, "peer", "awaited b"),
+        report(0, "peer", "awaited a"),
         exit_codes={1: STOPPED},
     ) == [
         "stage 1 was told to stop: computing",
         "  stage 2 lost a peer: awaited b",
         "  stage 0 lost a peer: awaited a",
+    ]
+
+
+def test_a_hanging_process_stands_on_top_where_nothing_else_explains_the_end():
+    """A stage stopped by SIGSTOP was named nowhere: the others had waited for it, and it did not answer."""
+    waited = report(0, "peer", "stage 0 was waiting for gradients from stage 1: timed out")
+    assert told(waited, exit_codes={0: 1}, hung=[1]) == [
+        "stage 1 hung: it did not end when it was told to",
+        "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: timed out",
+    ]
+    assert told(report(2, "own", "a cause"), waited, exit_codes={0: 1, 2: 1}, hung=[1]) == [
+        "stage 2 failed: a cause",
+        "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: timed out",
+        "  stage 1 hung: it did not end when it was told to",
     ]
 
 
@@ -185,10 +201,25 @@ def test_foreign_errors_keep_their_traceback(kind):
 
 def test_reports_are_read_back_as_saved(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    saved = [report(0, "own", 'two\nlines "é"', time=1.5), report(3, "stopped", stages=[3, 4], time=2.5)]
+    saved = [report(0, "own", 'two\nlines "é"'), report(3, "stopped", stages=[3, 4])]
     for one in saved:
         one.save()
     assert read_reports(tmp_path) == {0: saved[0], 3: saved[1]}
+
+
+def test_reports_are_in_the_order_they_were_left_whatever_the_clocks_say(tmp_path, monkeypatch):
+    """A clock one day behind put the wrong stage on top: reports were ordered by it."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    for rank, clock in ((2, 2_000_000_000), (0, 1_000_000_000), (1, 1_500_000_000)):
+        monkeypatch.setattr(time, "time", lambda clock=clock: clock)
+        report(rank, "peer", "awaited").save()
+    assert list(read_reports(tmp_path)) == [2, 0, 1]
+
+
+def test_a_report_under_way_when_its_process_was_killed_is_none(tmp_path):
+    (tmp_path / "000000.json").touch()
+    (tmp_path / "1.part").write_text("{")
+    assert read_reports(tmp_path) == {}
 
 
 def test_no_reports_are_no_error(tmp_path):
@@ -208,7 +239,7 @@ WAITING = """
     import signal, sys, threading, time
     from thinwire.launch.run.failures import Report, stop_on_signals
 
-    report = Report(rank=0, stages=[0], kind="stopped", text="blocked", time=0.0)
+    report = Report(rank=0, stages=[0], kind="stopped", text="blocked")
     stop_on_signals(report.save, [signal.SIGTERM])
     print("ready", flush=True)
     lock = threading.Lock()

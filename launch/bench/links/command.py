@@ -87,10 +87,10 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
             cells=1 + (len(RATIOS) if options.like else len(bandwidths)),
             repetitions=options.repetitions,
             steps=options.steps,
-            store=str(Path(folder, "store")),
-            folder=folder,
+            store=str(folder / "store"),
+            folder=str(folder),
         )
-        plan.write(Path(folder, "plan.json"))
+        plan.write(folder / "plan.json")
         aside.print(
             f"{', '.join(contenders)} take {plan.repetitions} turns each, on {processes} hosts", highlight=False
         )
