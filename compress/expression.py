@@ -11,10 +11,7 @@ imports its module, from the current directory too, as `module:factory` does for
 
 import ast
 import inspect
-import sys
 from collections.abc import Mapping
-from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 
 from thinwire.compress.codec import Codec, CodecError
@@ -32,6 +29,7 @@ from thinwire.compress.feedback import (
     Method,
     MixedErrorFeedback,
 )
+from thinwire.errors.imports import find_in
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
     {
@@ -108,17 +106,7 @@ def _described(name: str, expression: str) -> type[Codec] | type[Feedback]:
 def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
     """The class of one's own that a path leads to, its module imported from the current directory too."""
     module_name, _, class_name = path.rpartition(".")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        raise CodecError(
-            f"{expression!r}: module {module_name} cannot be imported, from {here} either: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    found = getattr(module, class_name, type(None))
+    found = find_in(module_name, class_name, expression, CodecError)
     if not isinstance(found, type):
         raise CodecError(f"{expression!r}{_NO_CODEC}")
     if not issubclass(found, Codec | Feedback):

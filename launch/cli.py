@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, entry_points, version
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.shared.exit_codes import MISTAKE, OK, StoppedError, status_of
@@ -29,6 +29,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 """Name -> the module of `thinwire.launch` whose `main` it is, and what it is for."""
 
+COMMAND_GROUP = "thinwire.commands"
+"""The entry points by which another package brings a command: name = module:function, a `Command`."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; the exit status."""
@@ -40,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(f"thinwire {version('thinwire')}")
         return OK
-    if command not in COMMANDS:
-        return _tell(f"thinwire has no command {command!r}; known: {', '.join(COMMANDS)}", MISTAKE)
+    if command not in COMMANDS and command not in _installed():
+        return _tell(f"thinwire has no command {command!r}; known: {', '.join([*COMMANDS, *_installed()])}", MISTAKE)
     return run(lambda rest: _load(command)(rest), arguments[1:])
 
 
@@ -61,12 +64,22 @@ def _tell(sentence: str, status: int) -> int:
     return status
 
 
+def _installed() -> dict[str, EntryPoint]:
+    """The commands that other installed packages bring, by name."""
+    return {found.name: found for found in entry_points(group=COMMAND_GROUP)}
+
+
 def _load(command: str) -> Command:
+    if command not in COMMANDS:
+        own: Command = _installed()[command].load()
+        return own
     found: Command = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
     return found
 
 
 def _help() -> str:
     lines = [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    for name, found in _installed().items():
+        lines.append(f"  {name:<10} comes from {found.dist.name if found.dist else found.value}")
     closing = ["thinwire train --help explains every field of a recipe; thinwire --version says which one this is."]
     return "\n".join(["usage: thinwire COMMAND ...", "", *lines, "", *closing])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from thinwire.errors.imports import find, is_path
 from thinwire.models.data.sources import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
@@ -22,7 +23,8 @@ class ModelOptions:
 
     name: str = "gpt2"
     """A family (gpt2, llama, bert, resnet18, ...), the folder or hub name of a pretrained model of one, or
-    "module:factory", a function that returns an nn.Sequential or a list of layers."""
+    "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
+    your own."""
     weights: str = FRESH
     """"fresh" draws them from the seed; "pretrained" reads those that come with the name; a folder with
     model.safetensors those of another; the name that torchvision gives to weights (IMAGENET1K_V1) those. Each stage
@@ -38,12 +40,34 @@ class ModelOptions:
         )
 
 
+def with_own_family(options: ModelOptions) -> ModelOptions:
+    """The options, a family of one's own (`module:FAMILY`) put into the table and named as others are.
+
+    Weights in a folder with config.json bring their configuration.
+
+    Raises:
+        ModelError: if there is no such module, or nothing of that name in it.
+    """
+    if not is_path(options.name):
+        return options
+    from thinwire.models.architectures.families import FAMILIES, Family
+
+    family = find(options.name, ModelError)
+    if not isinstance(family, Family):
+        return options
+    FAMILIES[family.name] = family
+    if Path(options.weights, "config.json").is_file():
+        return replace(options, name=options.weights, weights=PRETRAINED)
+    return replace(options, name=family.name)
+
+
 def check_name(options: ModelOptions) -> None:
     """Check, before any data is read, that there is such a model of such a configuration.
 
     Raises:
         ModelError: if there is not.
     """
+    options = with_own_family(options)
     if not _is_factory(options) and _reads(options) == "text":
         _family(_config(options))
 
@@ -54,6 +78,7 @@ def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], chann
     Raises:
         ModelError: if it reads the other, or other images.
     """
+    options = with_own_family(options)
     reads = _reads(options)
     own = _is_factory(options)
     others = {"text": "a language model or a classifier of text", "images": "a vision model such as resnet18"}
@@ -88,6 +113,7 @@ def blueprint(
     Raises:
         ModelError: if there is no such model, it does not do this task, or its library refuses the configuration.
     """
+    options = with_own_family(options)
     if _is_factory(options):
         from thinwire.models.architectures.sequential import factory_blueprint
 

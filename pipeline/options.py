@@ -221,17 +221,10 @@ class PipelineOptions:
 
     num_stages: int = 4
     """Stages the model is cut into."""
-    schedule: Literal[
-        "gpipe",
-        "1f1b",
-        "1f1b-wan",
-        "looped-bfs",
-        "interleaved-1f1b",
-        "interleaved-zero-bubble",
-        "zbv-zero-bubble",
-        "dualpipev",
-    ] = "gpipe"
-    """Order of the work: a schedule of torch.distributed.pipelining by name, or 1f1b-wan, 1F1B for slow links."""
+    schedule: str = "gpipe"
+    """Order of the work: a schedule of torch.distributed.pipelining (gpipe, 1f1b, looped-bfs, interleaved-1f1b,
+    interleaved-zero-bubble, zbv-zero-bubble, dualpipev), 1f1b-wan, which is 1F1B for slow links, or module:name, a
+    schedule of your own."""
     stages_per_process: int | None = None
     """Stages each process holds; null takes the schedule's own number (1, or 2 where it interleaves)."""
     layers: list[int] | list[str] | None = None
@@ -255,9 +248,12 @@ class PipelineOptions:
             )
             if value < 1
         ]
-        per_process = self.per_process
+        try:
+            spec = SCHEDULES[self.schedule]
+        except OptionsError as error:
+            raise OptionsError([*mistakes, *error.mistakes, *self._layers_mistakes()]) from error
         if not mistakes:
-            mistakes += SCHEDULES[self.schedule].mistakes(self.num_stages, per_process, self.num_microbatches)
+            mistakes += spec.mistakes(self.num_stages, self.per_process, self.num_microbatches)
         mistakes += self._layers_mistakes()
         if mistakes:
             raise OptionsError(mistakes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -27,9 +28,12 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
+from thinwire.errors.imports import find, is_path
 from thinwire.pipeline.errors import OptionsError
 
 Order = dict[int, list[_Action | None]]
+Warmups = Callable[[int, int], list[int]]
+"""(num_stages, num_microbatches) -> how many forwards each stage starts with."""
 LossFn = Callable[[Any, Tensor], Tensor]
 
 
@@ -59,7 +63,7 @@ class ScheduleSpec:
     placement: Literal["loop", "v"]
     rule: Callable[[int, int, int], str | None]
     overlap: Overlap
-    warmups: Callable[..., list[int]] | None = None
+    warmups: Warmups | None = None
 
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
         """What makes these numbers impossible for this schedule, a sentence each."""
@@ -143,25 +147,46 @@ def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
     return order
 
 
-def schedule_wide_area(stage: PipelineStage, num_microbatches: int, *, loss_fn: LossFn, scale_grads: bool) -> Any:
-    """Torch's runtime with the order of 1f1b-wan, in the place of one of torch's schedule classes."""
+def alternating_schedule(warmups: Warmups, overlap: Overlap) -> ScheduleSpec:
+    """A schedule of one stage a process, by the forwards each stage starts with: a row of `SCHEDULES`, or your own."""
+    return ScheduleSpec(partial(_alternating_runtime, warmups), 1, "loop", _any_number, overlap, warmups)
+
+
+def _alternating_runtime(
+    warmups: Warmups, stage: PipelineStage, num_microbatches: int, *, loss_fn: LossFn, scale_grads: bool
+) -> Any:
+    """Torch's runtime with an order of ours, in the place of one of torch's schedule classes."""
     schedule = _PipelineScheduleRuntime([stage], num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
-    warmups = wide_area(stage.num_stages, num_microbatches)
-    schedule._prepare_schedule_with_comms(alternating(warmups, num_microbatches))
+    order = alternating(warmups(stage.num_stages, num_microbatches), num_microbatches)
+    schedule._prepare_schedule_with_comms(order)
     return schedule
 
 
-SCHEDULES: Mapping[str, ScheduleSpec] = {
-    "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, Overlap(1.0, phased=True), fill_and_drain),
-    # no micro-batch is in flight for the wire: what a frame takes shows
-    "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, Overlap(0.05), one_forward_one_backward),
-    "1f1b-wan": ScheduleSpec(schedule_wide_area, 1, "loop", _any_number, Overlap(1.0), wide_area),
-    "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number, Overlap(1.0, phased=True)),
-    "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds, Overlap(0.25)),
-    "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds, Overlap(0.25)),
-    "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number, Overlap(1.0)),
-    "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline, Overlap(0.5)),
-}
+class Schedules(dict[str, ScheduleSpec]):
+    """The schedules by name; `module:name` is imported, and must be a `ScheduleSpec` of your own."""
+
+    def __missing__(self, name: str) -> ScheduleSpec:
+        OptionsError.require((is_path(name), f"pipeline.schedule must be one of {', '.join(self)}, got {name}"))
+        found = find(name, OptionsError)
+        if not isinstance(found, ScheduleSpec):
+            raise OptionsError([f"pipeline.schedule {name} must be a ScheduleSpec, got {type(found).__name__}"])
+        return found
+
+
+SCHEDULES: Mapping[str, ScheduleSpec] = Schedules(
+    {
+        "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, Overlap(1.0, phased=True), fill_and_drain),
+        # no micro-batch is in flight for the wire: what a frame takes shows
+        "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, Overlap(0.05), one_forward_one_backward),
+        "1f1b-wan": alternating_schedule(wide_area, Overlap(1.0)),
+        "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number, Overlap(1.0, phased=True)),
+        "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds, Overlap(0.25)),
+        "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds, Overlap(0.25)),
+        "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number, Overlap(1.0)),
+        "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline, Overlap(0.5)),
+    }
+)
+"""Name -> schedule; a name that is not here is the path of one's own."""
 
 
 def placement(name: str, num_stages: int, num_processes: int) -> dict[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
@@ -51,6 +52,8 @@ def read_run(folder: Path, prog: str) -> Ended:
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
     """The model of a recipe with the weights that an export holds, wherever it was moved to."""
     place = str(folder.resolve())
+    if is_path(model.name):
+        return replace(model, weights=place)
     if (folder / "config.json").exists():
         return replace(model, name=place, weights=PRETRAINED, config={})
     return replace(model, weights=place)

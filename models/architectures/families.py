@@ -77,7 +77,7 @@ class Family:
     """How many of the positions no token can have."""
 
 
-def _causal(name: str, architecture: str, base: str, **more: Any) -> Family:
+def causal_family(name: str, architecture: str, base: str, **more: Any) -> Family:
     """Return a family with rotary positions, as most language models have them today."""
     tokens, norm = more.pop("tokens", "embed_tokens"), more.pop("norm", "norm")
     row: dict[str, Any] = {
@@ -91,7 +91,7 @@ def _causal(name: str, architecture: str, base: str, **more: Any) -> Family:
     return Family(name=name, architecture=architecture, task="causal-lm", **row)
 
 
-def _encoder(name: str, architecture: str, base: str, **more: Any) -> Family:
+def encoder_family(name: str, architecture: str, base: str, **more: Any) -> Family:
     """Return a family of classifiers; positions are embedded, and padding is told by the attention mask."""
     row: dict[str, Any] = {"blocks": f"{base}.encoder.layer", "block": EncoderBlock, **more}
     return Family(name=name, architecture=architecture, task="classification", **row)
@@ -115,7 +115,7 @@ _AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "classification": "AutoMod
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        _causal(
+        causal_family(
             "gpt2",
             "GPT2LMHeadModel",
             "transformer",
@@ -126,15 +126,17 @@ FAMILIES: dict[str, Family] = {
             norm="ln_f",
             refine=_shrink_residual_ends,
         ),
-        _causal("llama", "LlamaForCausalLM", "model"),
-        _causal("qwen2", "Qwen2ForCausalLM", "model"),
-        _causal("qwen3", "Qwen3ForCausalLM", "model"),
-        _causal("mistral", "MistralForCausalLM", "model"),
-        _causal("gemma", "GemmaForCausalLM", "model", embedding=GemmaEmbedding),
+        causal_family("llama", "LlamaForCausalLM", "model"),
+        causal_family("qwen2", "Qwen2ForCausalLM", "model"),
+        causal_family("qwen3", "Qwen3ForCausalLM", "model"),
+        causal_family("mistral", "MistralForCausalLM", "model"),
+        causal_family("gemma", "GemmaForCausalLM", "model", embedding=GemmaEmbedding),
         # scaled dot-product attention cannot bend its scores
-        _causal("gemma2", "Gemma2ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD, attention="eager"),
-        _causal("gemma3_text", "Gemma3ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD),
-        _causal(
+        causal_family(
+            "gemma2", "Gemma2ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD, attention="eager"
+        ),
+        causal_family("gemma3_text", "Gemma3ForCausalLM", "model", embedding=GemmaEmbedding, head=_GEMMA_HEAD),
+        causal_family(
             "gpt_neox",
             "GPTNeoXForCausalLM",
             "gpt_neox",
@@ -143,7 +145,7 @@ FAMILIES: dict[str, Family] = {
             tied=tuple((f"{head}.weight", "gpt_neox.embed_in.weight") for head in ("lm_head", "embed_out")),
             tokens="embed_in",
         ),
-        _causal(
+        causal_family(
             "opt",
             "OPTForCausalLM",
             "model.decoder",
@@ -151,7 +153,7 @@ FAMILIES: dict[str, Family] = {
             block=partial(CausalBlock, rotary=None),
             norm="final_layer_norm",
         ),
-        _encoder(
+        encoder_family(
             "bert",
             "BertForSequenceClassification",
             "bert",
@@ -159,7 +161,7 @@ FAMILIES: dict[str, Family] = {
             head=("bert.pooler", "dropout", "classifier"),
             fresh=("bert.pooler.", "classifier."),
         ),
-        _encoder(
+        encoder_family(
             "roberta",
             "RobertaForSequenceClassification",
             "roberta",
@@ -169,7 +171,7 @@ FAMILIES: dict[str, Family] = {
             # positions begin after the number of the padding token
             positions_taken=lambda config: config.pad_token_id + 1,
         ),
-        _encoder(
+        encoder_family(
             "deberta-v2",
             "DebertaV2ForSequenceClassification",
             "deberta",
@@ -184,7 +186,7 @@ FAMILIES: dict[str, Family] = {
                 *("conv_kernel_size", "conv_groups", "conv_act", "cls_dropout"),
             ),
         ),
-        _encoder(
+        encoder_family(
             "distilbert",
             "DistilBertForSequenceClassification",
             "distilbert",

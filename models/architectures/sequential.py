@@ -1,18 +1,16 @@
 """Any model that runs its modules in order, made by a function of one's own: "module:factory" in a recipe."""
 
-import importlib
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from thinwire.errors.imports import find
 from thinwire.models.architectures.chain import Chain
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_on_meta
@@ -58,25 +56,12 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
 
 
 def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:
-    module_name, colon, factory_name = path.partition(":")
-    require((bool(module_name and colon and factory_name), f'a model of one\'s own is "module:factory", got {path!r}'))
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # as python -m does; a command's own path has only its folder
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ModelError(
-            f"module {module_name} of {path!r} cannot be imported, from {here} either: {type(error).__name__}: {error}"
-        ) from error
-    factory = getattr(module, factory_name, None)
-    near = get_close_matches(factory_name, [name for name in vars(module) if callable(getattr(module, name))])
-    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-    require((hasattr(module, factory_name), f"module {module_name} has no {factory_name!r}{meant}"))
+    module, colon, name = path.partition(":")
+    require((bool(module and colon and name), f'a model of your own is "module:factory", got {path!r}'))
+    factory = find(path, ModelError)
     if not callable(factory):
         raise ModelError(f"{path} must be a function, got {type(factory).__name__}")
-    return module, factory
+    return sys.modules[module], factory
 
 
 def _children(path: str, returned: object) -> dict[str, nn.Module]:

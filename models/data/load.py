@@ -46,7 +46,7 @@ class DataOptions:
     name: str = PYDOC
     """"pydoc" (the documentation that comes with Python, half a megabyte of English) or "digits" (scikit-learn's 1797
     handwritten ones); the path of a text, parquet, JSON (an object a line) or CSV file, or of a folder of text, tables
-    or images; or a data set on the Hugging Face hub."""
+    or images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
     kind: Literal["auto", "text", "pairs", "images"] = "auto"
     """Whether text is continued, or one text or a pair of texts or an image is classified. "auto" is images for
     "digits", else text."""

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
+from thinwire.errors.imports import find, is_path
 from thinwire.models.errors import ModelError, require
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Place:
     """One part of one source."""
 
     name: str
-    """`PYDOC`, `DIGITS`, the path of a file or folder, or a name on the hub."""
+    """`PYDOC`, `DIGITS`, the path of a file or folder, a name on the hub, or `module:function`, one's own."""
     split: str | None = MAIN_SPLIT
     """Null stands for "train", or else the only split there is."""
     subset: str | None = None
@@ -95,6 +96,26 @@ def evaluation_place(training: Place, evaluation: str) -> Place:
     return Place(evaluation, split=None)
 
 
+def read_own(place: Place, returned: type[Any], meaning: str) -> Any:
+    """What a function of one's own gives for a split; None where the place names no function.
+
+    Raises:
+        ModelError: if there is no such function, it fails, or it gives something else.
+    """
+    if not is_path(place.name):
+        return None
+    read = find(place.name, ModelError)
+    require((callable(read), f"{place.name} must be a function that takes a split, got {type(read).__name__}"))
+    assert callable(read)
+    split = place.split or MAIN_SPLIT
+    try:
+        given = read(split)
+    except Exception as error:
+        raise ModelError(f"{place.name} failed for the split {split!r}: {type(error).__name__}: {error}") from error
+    require((isinstance(given, returned), f"{place.name} must return {meaning}, got {type(given).__name__}"))
+    return given
+
+
 def read_texts(place: Place, columns: Sequence[str] = ()) -> list[str]:
     """Return the texts of a place, to be concatenated: the rows of a table, the lines of a file with their ends.
 
@@ -104,6 +125,8 @@ def read_texts(place: Place, columns: Sequence[str] = ()) -> list[str]:
     Raises:
         ModelError: if it cannot be read, or has no such column of text.
     """
+    if (own := read_own(place, list, "a list of texts")) is not None:
+        return list(own)
     if place.name == PYDOC:
         from pydoc_data.topics import topics
 
@@ -128,6 +151,8 @@ def read_pairs(place: Place, columns: Sequence[str], label: str) -> Labelled:
     Raises:
         ModelError: if the place cannot be read, or has no such columns; with all that is wrong with them.
     """
+    if (own := read_own(place, Labelled, "Labelled examples")) is not None:
+        return cast(Labelled, own)
     if place.name == PYDOC:
         _require_no_split(place)
         return _halves()
@@ -148,6 +173,8 @@ def read_pictures(place: Place, columns: Sequence[str], label: str) -> Labelled:
     Raises:
         ModelError: if the place cannot be read, or has no such columns; with all that is wrong with them.
     """
+    if (own := read_own(place, Labelled, "Labelled examples")) is not None:
+        return cast(Labelled, own)
     if place.name == DIGITS:
         _require_no_split(place)
         return _digits()

@@ -161,6 +161,10 @@ class Unfinished(Codec):
     pass
 
 
+class Other:
+    pass
+
+
 number = 3
 """
 
@@ -191,12 +195,15 @@ def test_a_class_of_ones_own_is_written_by_its_path(expression):
 @pytest.mark.parametrize(
     ("expression", "answer"),
     [
-        ("own_codecs.Coarse(4)", "own_codecs.Coarse must be a class that extends thinwire.compress.Codec or Feedback"),
+        ("own_codecs.Coarse(4)", "module own_codecs has no 'Coarse'"),
+        ("own_codecs.dataclass(4)", "'own_codecs.dataclass(4)'" + NO_CODEC),
+        ("own_codecs.ClassVar", "'own_codecs.ClassVar'" + NO_CODEC),
+        ("own_codecs.Other(4)", "own_codecs.Other must be a class that extends thinwire.compress.Codec or Feedback"),
         ("own_codecs.number", "'own_codecs.number'" + NO_CODEC),
         ("own_codecs.Called(4)", "own_codecs.Called is called called in expressions; write that"),
         ("own_codecs.Plain(4)", "own_codecs.Plain must have the decorator @dataclass(frozen=True, repr=False)"),
         ("own_codecs.Unfinished", "own_codecs.Unfinished must define _decode, _encode, error_bound, nbytes"),
-        ("no_codecs.Fine(4)", "module no_codecs cannot be imported, from "),
+        ("no_codecs.Fine(4)", "module no_codecs of 'no_codecs.Fine(4)' cannot be imported, from "),
         ("own_codecs.Fine(9)", "own_codecs.Fine's bits must be an integer from 1 to 8, got 9"),
     ],
 )

@@ -1,5 +1,6 @@
 import hashlib
 import pickle
+import sys
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -250,3 +251,59 @@ def test_the_halves_of_pydocs_paragraphs_are_every_other_time_the_wrong_way_roun
     for (first, second), label in zip(found.examples[:50], found.labels[:50].tolist(), strict=True):
         assert (f"{first} {second}" in text) == bool(label)
         assert label or f"{second} {first}" in text
+
+
+OWN = """
+import torch
+
+from thinwire.models.data.sources import Labelled
+
+
+def texts(split):
+    return [f"{split} {number}" for number in range(3)]
+
+
+def pictures(split):
+    return Labelled([torch.zeros(2, 2, dtype=torch.uint8).numpy()] * 4, torch.tensor([0, 1, 0, 1]), 2)
+
+
+def broken(split):
+    raise KeyError(split)
+
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def own_sources(tmp_path, monkeypatch):
+    """A module `own_sources` in the current directory."""
+    (tmp_path / "own_sources.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_sources", None)
+
+
+@pytest.mark.usefixtures("own_sources")
+def test_a_function_of_ones_own_is_asked_for_its_split():
+    assert read_texts(Place("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
+    assert read_pictures(Place("own_sources:pictures"), [], "label").num_labels == 2
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_sources:text", "module own_sources has no 'text' (did you mean texts"),
+        ("own_sources:constant", "own_sources:constant must be a function that takes a split, got int"),
+        ("own_sources:broken", "own_sources:broken failed for the split 'train': KeyError: 'train'"),
+        ("own_sources:pictures", "own_sources:pictures must return a list of texts, got Labelled"),
+        ("no_sources:texts", "module no_sources of 'no_sources:texts' cannot be imported, from "),
+    ],
+)
+def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
+    with pytest.raises(ModelError) as error:
+        read_texts(Place(name))
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)

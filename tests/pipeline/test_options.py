@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 
 from thinwire.compress import parse
@@ -11,6 +13,7 @@ from thinwire.pipeline.options import (
     TrainingOptions,
     WireOptions,
 )
+from thinwire.pipeline.schedules import SCHEDULES
 
 
 def test_an_override_replaces_one_channel_of_one_boundary():
@@ -171,3 +174,25 @@ def test_the_schedule_says_how_many_processes_there_are(schedule, num_stages, pr
 
 def test_a_batch_is_all_micro_batches_of_all_passes():
     assert PipelineOptions(num_microbatches=3, microbatch_size=5, accumulation=2).batch_size == 30
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("2f2b", "pipeline.schedule must be one of gpipe, 1f1b, 1f1b-wan, looped-bfs, "),
+        ("no_schedules:eager", "module no_schedules of 'no_schedules:eager' cannot be imported, from "),
+        ("math:eager", "module math has no 'eager'"),
+        ("math:pi", "pipeline.schedule math:pi must be a ScheduleSpec, got float"),
+    ],
+)
+def test_a_schedule_that_is_none_is_one_sentence_beside_other_mistakes(schedule, said):
+    with pytest.raises(OptionsError) as error:
+        PipelineOptions(schedule=schedule, num_microbatches=0)
+    first, second = error.value.mistakes
+    assert first == "pipeline.num_microbatches must be at least 1, got 0"
+    assert second.startswith(said)
+
+
+def test_the_help_of_the_schedule_names_them_all():
+    source = inspect.getsource(PipelineOptions)
+    assert [name for name in SCHEDULES if name not in source] == []

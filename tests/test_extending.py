@@ -1,0 +1,104 @@
+"""Each section of the guide to extending is followed as it stands: its files are written, its commands are run."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.codec_contract import assert_contract
+from support.pages import DOCS, blocks, files
+from support.torchrun import said
+
+pytestmark = pytest.mark.slow
+
+PAGE = DOCS / "how-to" / "extending.md"
+SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.fixture
+def follow(tmp_path):
+    """Write the files of a section into a folder of its own and run its commands there; what they print."""
+
+    def followed(title):
+        section = tmp_path / "section.md"
+        section.write_text(SECTIONS[title])
+        for name, text in files(section).items():
+            (tmp_path / name).write_text(text)
+        return said(["sh", "-ec", "\n".join(blocks(section, "sh"))], tmp_path, **surroundings(tmp_path / "site"))
+
+    return followed
+
+
+def surroundings(site: Path):
+    """Variables under which `pip install .` touches a folder of the test only, and needs no network."""
+    return {
+        "COLUMNS": "200",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PIP_TARGET": str(site),
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads this one as its opposite
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+
+def test_the_page_has_these_sections():
+    assert list(SECTIONS) == ["A codec", "A schedule", "A model family", "A data source", "A command"]
+
+
+def test_a_codec(follow):
+    printed = follow("A codec")
+    assert re.search(r"ef\(my_codecs\.Sign\).* 1\.\d\d +0%", printed), printed
+    assert re.search(r"my_codecs\.Sign\(scale=0\.5\).* 1\.\d\d +0%", printed), printed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_codec_keeps_the_contract(dtype):
+    (code,) = blocks_of("A codec")
+    known = {"__name__": "my_codecs"}
+    exec(code, known)
+    for shape in ((), (7,), (4, 5, 6), (0, 3)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+        assert_contract(known["Sign"](scale=0.5), x)
+
+
+def test_a_schedule(follow):
+    printed = follow("A schedule")
+    assert "5 steps" in printed
+
+
+def test_the_schedule_is_another_order():
+    from thinwire.pipeline.schedules import one_forward_one_backward
+
+    (code,) = blocks_of("A schedule")
+    known = {}
+    exec(code, known)
+    assert known["eager"].warmups(4, 8) == [5, 4, 3, 1]
+    assert one_forward_one_backward(4, 8) == [4, 3, 2, 1]
+
+
+def test_a_model_family(follow, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    printed = follow("A model family")
+    assert "held out, compression off" in printed
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert type(model).__name__ == "StableLmForCausalLM"
+    assert len(model.model.layers) == 3
+
+
+def test_a_data_source(follow):
+    assert "5 steps" in follow("A data source")
+
+
+def test_a_command(follow):
+    printed = follow("A command")
+    assert "gpt2-tiny has 32 samples a batch" in printed
+
+
+def blocks_of(title):
+    """The blocks of Python in a section."""
+    return re.findall(r'^```python title="[^"]+"\n(.*?)^```$', SECTIONS[title], re.DOTALL | re.MULTILINE)
