@@ -14,8 +14,11 @@ help: ## Print this list.
 quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small model cut into stages.
 	$(BIN)/thinwire train quickstart
 
-test: lint types ## Install what development needs, then check style and types and run the tests.
+test: lint types ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
 	$(BIN)/pytest
+
+test-fast: $(VENV)/installed-dev ## Run the tests that need no processes and little time: under two minutes.
+	$(BIN)/pytest -m "not processes and not namespaces and not slow"
 
 lint: $(VENV)/installed-dev ## Check the code's style and format.
 	$(BIN)/ruff check

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from support.needs import left_out
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
@@ -36,3 +38,14 @@ def can_make_hosts():
 
     if reason := missing(Links(bandwidth=100, overrides={(0, 1): 100})):
         pytest.skip(reason)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    """Close with what this machine could not run, a sentence for each cure."""
+    reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped")]
+    sentences = left_out(reasons)
+    if sentences:
+        terminalreporter.section("not run on this machine")
+        for sentence in sentences:
+            terminalreporter.write_line(sentence)

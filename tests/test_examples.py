@@ -10,6 +10,8 @@ from support.codec_contract import assert_contract
 from support.pages import ROOT
 from support.torchrun import said, torchrun
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 
 

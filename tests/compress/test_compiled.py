@@ -11,6 +11,8 @@ import torch
 
 from thinwire.compress import Key, parse
 
+pytestmark = pytest.mark.slow
+
 KEY = Key(0, 0, "activations", "train", 0, 0, 0)
 
 

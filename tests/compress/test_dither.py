@@ -140,6 +140,7 @@ def test_every_mistake_has_its_sentence(expression, sentence):
     assert str(error.value) == sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"per": per} for per in ("tensor", "sample", "row", "channel")] + [{"group": 7}])
 @pytest.mark.parametrize("exponent", [-110, -70, 0, 100])
 def test_the_decoder_in_the_documentation_gets_the_same_bits(options, exponent):

@@ -98,6 +98,7 @@ def test_efs_sum_is_exact_in_float64(codec):
     assert torch.equal(sum(sent), sum(inputs) - error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["ef21", "aqsgd"])
 @pytest.mark.parametrize(
     "codec",
@@ -449,6 +450,7 @@ def test_an_expression_is_what_it_prints(expression):
     assert parse(str(parse(expression))) == parse(expression)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "codec", "bits"),
     list(itertools.product(["ef", "ef21", "aqsgd"], ["q(3)", "topk(0.3)", "randk(0.3)"], [32, 16, 8, 4])),

@@ -197,6 +197,7 @@ def test_largest_where_one_value_is_much_of_a_row(path, share, k):
     assert_identical(largest(magnitude, k), first_by_sorting(magnitude, k))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("samples", "n"), [(1, 1), (3, 500), (5, 60_000), (2, 300_000)])
 def test_largest_magnitudes_are_those_of_their_bits_in_any_number_of_blocks(path, dtype, samples, n):

@@ -178,6 +178,7 @@ def test_a_narrow_range_far_from_zero_stays_within_the_bound(bits):
     assert (codec.error_bound(x) < (x.amax() - x.amin()) / (2**bits - 1) + 2**-12).all()
 
 
+@pytest.mark.slow
 @few
 @given(bits=st.sampled_from(WIDTHS), data=st.data())
 def test_minmax_hits_both_ends_of_each_row(bits, data):

@@ -93,12 +93,14 @@ def room_for_everyone(rank, folder):
     return "nothing"
 
 
+@pytest.mark.slow
 def test_real_processes_are_all_stopped_by_one_sentence(tmp_path):
     told = processes.run(room_for_everyone, 2, str(tmp_path))
     assert told[0] == told[1]
     assert f"those of 2 processes in {tmp_path}/0, {tmp_path}/1 will take" in told[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_no_store(tmp_path, monkeypatch, capsys):
     """Stores of a run that had failed filled the disk until the next run of its name."""
     left = []

@@ -137,6 +137,7 @@ def test_indices_and_fp16_values_take_little_more_than_values_and_the_entropy_of
     assert 0.9999 <= bits / (16 + entropy) <= 1.05, f"{bits / (16 + entropy):.4f}"
 
 
+@pytest.mark.slow
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, offset=st.integers(0, 7))
 def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dtype, offset):
@@ -176,6 +177,7 @@ def test_error_is_not_far_below_the_bound(codec):
         assert (error > 0).float().mean() > 0.1
 
 
+@pytest.mark.slow
 @few
 @given(data=st.data(), fraction=st.floats(0.01, 1), shape=shapes, dtype=dtypes, levels=st.sampled_from([2, 9, 10**6]))
 def test_topk_keeps_exactly_k_of_each_sample_and_its_first_among_equals(data, fraction, shape, dtype, levels):

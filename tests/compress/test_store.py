@@ -295,6 +295,7 @@ def test_closing_twice(medium):
 OPERATIONS = ("write", "read", "prefetch", "flush", "reload")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     medium=st.sampled_from(MEDIA),

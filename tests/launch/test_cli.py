@@ -106,6 +106,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "simulate"])
 @pytest.mark.parametrize(("options", "said"), MISTAKES)
 def test_what_cannot_work_has_status_2_before_anything_starts(capsys, tmp_path, command, options, said):
@@ -154,12 +155,14 @@ def test_help_imports_nothing_heavy():
     assert "'torch'" not in loaded and "'rich'" not in loaded
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_be_written_is_told_before_anything_starts(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     assert cli.main(["simulate", "quickstart", "--output", str(tmp_path / "file" / "run")]) == 2
     assert "output must name a folder that can be written" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_simulation_that_cannot_keep_its_stores_says_so_in_a_sentence(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     where = ["--output", str(tmp_path / "run"), "--compression.store_folder", str(tmp_path / "file")]

@@ -23,6 +23,8 @@ from thinwire.models.tasks import LanguageModeling
 from thinwire.pipeline.boundary import Sender
 from thinwire.pipeline.errors import OptionsError
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 model:
   name: gpt2

@@ -20,6 +20,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_any_recipe_is_scored_as_it_stands(here, capsys):
     assert cli.main(["eval", "tiny.yaml"]) == 0
     title, *lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
@@ -30,6 +31,7 @@ def test_any_recipe_is_scored_as_it_stands(here, capsys):
     assert 5 < float(lines[1][1]) < 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--compression.store_folder", "here"], ["--compression.store_folder", "no"]])
 def test_nothing_is_written_not_even_by_stores_on_disk(here, options):
     (here / "here").mkdir()
@@ -47,6 +49,7 @@ def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
     assert capsys.readouterr() == ("", "no space left for slot 3\n")
 
 
+@pytest.mark.slow
 def test_a_run_is_no_export(here, capsys):
     """Its recipe names the weights that it started with, whose scores nobody asked for."""
     simulate("tiny.yaml", here / "run")

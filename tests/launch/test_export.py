@@ -13,6 +13,8 @@ from support.data_files import random_pixels, write_images
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate, summary
 from thinwire.launch import cli
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 model: {name: gpt2, config: {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}}
 data: {name: text, block_size: 16, held_out: 0.2}

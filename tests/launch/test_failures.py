@@ -21,6 +21,8 @@ from thinwire.pipeline.errors import (
     WireError,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def report(rank, kind, text="something", stages=None):
     return Report(rank=rank, stages=[rank] if stages is None else stages, kind=kind, text=text)

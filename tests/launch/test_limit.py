@@ -227,6 +227,7 @@ def test_both_directions_of_a_link_are_used_at_once():
     assert found.seconds == 39.0
 
 
+@pytest.mark.slow
 def test_a_thousand_stages():
     table = timetable("1f1b-wan", 1000, 1000)
     found = simulate(table, Compute(forward=1.0, backward=2.0), wire(0.0), wire(0.0))

@@ -78,6 +78,7 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
     assert found["command"].startswith("thinwire bench quickstart --model.config ")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
     assert "unknown codec 'zip'" in capsys.readouterr().err

@@ -79,6 +79,7 @@ def test_compute_is_that_of_the_contender_slowed_least():
     assert found.compute() == {(stage, task): spent for stage in range(2) for task, spent in COMPUTE.items()}
 
 
+@pytest.mark.slow
 def test_the_limit_is_the_recurrence_at_the_measured_goodput(prepared):
     """GPipe over two stages, the wire (10 ms and 1 ms of latency) faster than compute.
 

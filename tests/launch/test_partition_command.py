@@ -4,6 +4,8 @@ import pytest
 
 from thinwire.launch import cli
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 model: {name: gpt2, config: {vocab_size: 256, n_layer: 4, n_embd: 16, n_head: 2, n_positions: 16}}
 data: {name: pydoc, limit: 1000, block_size: 16}

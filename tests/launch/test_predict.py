@@ -8,6 +8,8 @@ from thinwire.launch.cli import main
 from thinwire.launch.report import reading
 from thinwire.launch.timing.published import share_cells, throughput_cells, wire_cells
 
+pytestmark = pytest.mark.slow
+
 GIVEN = ["quickstart", "--forward-ms", "45", "--backward-ms", "135"]
 
 

@@ -27,6 +27,7 @@ def written(tmp_path, text, name="mine.yaml"):
 # --- what is read -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_recipes_parse_under_their_own_name(name):
     recipe = parse([name])
@@ -54,6 +55,7 @@ def test_options_override_fields_and_leave_the_others():
     assert str(changed.compression.method(1, "activations")) == str(changed.compression.method(0, "activations"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "activations", "gradients"),
     [
@@ -68,6 +70,7 @@ def test_codec_is_short_for_both_channels(options, activations, gradients):
     assert (compression.activations, compression.gradients) == (activations, gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
@@ -141,6 +144,7 @@ def test_an_option_changes_one_channel_of_the_files_boundaries(tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -165,6 +169,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -269,6 +274,7 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
     assert told == ["save_every", "compression.boundaries"], mistakes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

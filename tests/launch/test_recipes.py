@@ -22,6 +22,8 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.models import checkpoint
 
+pytestmark = pytest.mark.slow
+
 STATEFUL = ("gpt2-xl-tiny", "deberta-tiny")
 """Where the scores of later evaluations depend on earlier ones."""
 

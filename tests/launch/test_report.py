@@ -138,6 +138,7 @@ def expect_content(page, folder):
     assert any(text.startswith("Step ") and "the median of 3 recorded" in text for text in page.text["figcaption"])
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_runs_were(source, folder):
     expect_content(Page(source), folder)
 
@@ -181,6 +182,7 @@ def test_chromium_shows_it(source, folder, tmp_path):
     expect_content(Page(dom), folder)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_chromium_draws_the_timeline_in_its_colours(source, folder, tmp_path):
     """Each kind of work that the step had covers some area of the picture, in the colour that the legend gives it."""
@@ -235,6 +237,7 @@ def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
         read([run])
 
 
+@pytest.mark.slow
 def test_a_loss_that_was_no_number_is_a_gap(folder, tmp_path):
     run = shutil.copytree(folder / "tiny", tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -40,6 +40,7 @@ def saved(tmp_path):
     return save
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_pretrained_model_is_read_and_what_is_exported_loads_in_the_library(name, saved, tmp_path, recwarn):
     import transformers
@@ -205,6 +206,7 @@ def write_gpt2(folder: Path, n_layer: int, n_embd: int) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
 def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
     """With a quarter of the weights, a stage that takes a tenth more than they do peaks at 0.35 of the whole."""

@@ -173,6 +173,7 @@ def test_what_cannot_be_read_is_named(options, message):
         load(DataOptions(**options))
 
 
+@pytest.mark.slow
 def test_pydoc_needs_no_library_of_data():
     check = (
         "import sys; from thinwire.models.data.load import DataOptions, load; load(DataOptions()); "

@@ -25,6 +25,7 @@ CLOSE = {"rtol": 1e-5, "atol": 5e-6}
 NAMES = tuple(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_equal_the_unsplit_model(name):
     model, (ids, side) = apart(name), inputs(name)
@@ -41,6 +42,7 @@ def test_stages_equal_the_unsplit_model(name):
         torch.testing.assert_close(gradients_of(stages), expected_gradients, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_first_values_do_not_depend_on_the_cut(name):
     model = apart(name)
@@ -49,6 +51,7 @@ def test_first_values_do_not_depend_on_the_cut(name):
         torch.testing.assert_close(state_of(split(model, num_stages)), one, **IDENTICAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_only_the_hidden_state_crosses_a_boundary(name, precision):

@@ -87,6 +87,7 @@ def test_tokens_and_blocks_must_fit():
     )
 
 
+@pytest.mark.slow
 def test_no_module_imports_transformers_before_a_model_is_asked_for():
     modules = ("checkpoint", "digest", "families", "layers", "model", "partition", "pieces")
     imports = "".join(f"import thinwire.models.{name}; " for name in modules)

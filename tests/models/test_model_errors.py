@@ -195,6 +195,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_it_is_said_before_anything_starts(refused, mistake):
     recipe, changes, *sentences = MISTAKES[mistake]
@@ -204,6 +205,7 @@ def test_it_is_said_before_anything_starts(refused, mistake):
     assert len(said) < 900
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_told_before_a_stage_reads_them(refused, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 

@@ -75,6 +75,7 @@ def table(models_of):
     ]
 
 
+@pytest.mark.slow
 def test_the_table_of_models_is_what_the_tests_show(models_of):
     lines = DOCUMENT.read_text().splitlines()
     start = next((at for at, line in enumerate(lines) if line.startswith("| model | kind |")), len(lines))

@@ -12,6 +12,8 @@ from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, stage_output_examples
 from thinwire.models.partition import cut_after
 
+pytestmark = pytest.mark.slow
+
 IDENTICAL = {"rtol": 0, "atol": 0}
 RESNET_CONFIG = {"stem": "cifar"}
 VIT_SIZES = {"image_size": 16, "patch_size": 8, "num_layers": 3, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 20}

@@ -24,6 +24,7 @@ def downloads(tmp_path, monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 def test_weights_are_downloaded_once(downloads, tmp_path):
     folder = weights_folder("resnet18", "DEFAULT")
     assert folder == tmp_path / "checkpoints" / "resnet18-IMAGENET1K_V1"

@@ -182,6 +182,7 @@ def train(rank, options, speed):
     return losses, bytes_of_steps, codecs(choices), digests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "num_stages", "local"), [("gpipe", 2, ()), ("zbv-zero-bubble", 4, (1,))], ids=["gpipe", "zbv"]
 )
@@ -219,6 +220,7 @@ def test_both_ends_switch_after_the_same_step_and_training_goes_on(schedule, num
     assert losses == expected
 
 
+@pytest.mark.slow
 def test_fast_links_change_nothing():
     options = {"schedule": "gpipe", "num_stages": 2, "compression": AUTO}
     for _, counted, chosen, digests in processes.run(train, 2, options, FAST):
@@ -277,6 +279,7 @@ def chosen_in(folder):
     return {channel["channel"]: channel["codec"] for channel in summary(folder)["channels"]}
 
 
+@pytest.mark.slow
 def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(folder, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--compression.candidates", '["q(6)", "q(2)"]', "--output", "run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("auto: ")]
@@ -298,6 +301,7 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
     assert exported.automatic == []
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_choose_is_noted(folder, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--training.steps", "2", "--output", "short"]) == 0
     note = "auto sends everything as it is: compression.measure of 2 steps is as long as all 2 steps"
@@ -307,6 +311,7 @@ def test_a_run_too_short_to_choose_is_noted(folder, capsys):
     assert "What auto chose" not in report.render(*report.read([folder / "short"]))
 
 
+@pytest.mark.slow
 def test_an_evaluation_wants_codecs_by_name(folder, capsys):
     assert cli.main(["eval", "tiny.yaml", "--data.held_out", "0.2"]) == 2
     assert capsys.readouterr().err == (

@@ -38,6 +38,7 @@ def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
     assert abs(scores["on"].loss - expected.item()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("activations", "gradients"),
     [("none", "none"), ("aqsgd(topk(0.25))", "reuse"), ("ef21(lowrank(1))", "ef(topk(0.25))"), ("lowrank(1)", "q(8)")],

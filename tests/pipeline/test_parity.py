@@ -97,6 +97,7 @@ def test_codecs_change_the_numbers(alone):
     assert len({tuple(values) for values in losses.values()}) == len(CODECS), losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("microbatches", "accumulation"), [(4, 1), (8, 1), (4, 2)])
 def test_with_none_gradients_equal_the_unsplit_models(schedule, microbatches, accumulation, alone):
@@ -131,6 +132,7 @@ def test_with_none_gradients_equal_the_unsplit_models(schedule, microbatches, ac
             torch.testing.assert_close(kept[index, name], parameter.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_side_inputs_reach_every_stage_with_their_own_micro_batch(schedule, alone):
     stages = 2 * SCHEDULES[schedule].stages_per_process

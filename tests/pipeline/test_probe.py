@@ -10,6 +10,7 @@ def measure(rank):
     return [probe(0, 1), probe(1, 0)], probe_both(0, 1)
 
 
+@pytest.mark.slow
 def test_all_know_the_same_of_a_link():
     here, there, third = processes.run(measure, 3)
     assert here == there == third

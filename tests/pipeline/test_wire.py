@@ -123,6 +123,7 @@ def test_buffers_that_differ_are_named(alone):
         where.compare({stage.stage_index: stage.digests() for stage in trainer.stages})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("checked", "code"), [("true", 1), ("false", 0)])
 def test_a_run_that_checks_its_buffers_stops_where_they_drift_apart(checked, code, tmp_path, capsys, monkeypatch):
     receive = DifferenceFeedback.receive
@@ -148,6 +149,7 @@ def connect(rank):
         return str(error)
 
 
+@pytest.mark.slow
 def test_ends_that_would_choose_differently_are_told():
     for said in processes.run(connect, 2):
         assert {line.split(":")[0].strip() for line in said.splitlines()[1:]} == {"automatic", "candidates", "measure"}

@@ -1,0 +1,34 @@
+"""What tests need beyond Python packages, and what to install for it: the closing lines of a run of the tests."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+CURES = {
+    r"CUDA": "a CUDA device; run them on a machine with an NVIDIA GPU",
+    r"mount": "the right to mount a file system; run them as root, in a container with --privileged",
+    r"root|namespace|iproute2|\bkernel's": "network namespaces with tc; run them as root, with iproute2 installed, "
+    "in a container with --privileged",
+    r"chromium": "a browser; install chromium",
+    r"docker": "Docker with compose; install docker and its compose plugin",
+    r"g\+\+": "a C++ compiler for torch.compile; install g++",
+    r"taskset": "taskset; install util-linux",
+    r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
+    r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
+    r"/proc|Linux": "Linux, whose /proc they read; run them there",
+}
+"""What the reason of a skipped test says -> what it needs, and what to do. The first that fits counts."""
+
+
+def left_out(reasons: Iterable[str]) -> list[str]:
+    """A sentence for each need of skipped tests; a reason without a cure speaks for itself."""
+    counts = Counter(need(reason) or reason for reason in reasons)
+    return [
+        f"{count} {'test' if count == 1 else 'tests'} did not run. Needed: {wanted}."
+        for wanted, count in counts.items()
+    ]
+
+
+def need(reason: str) -> str | None:
+    """What a skipped test needs, and what to do; None for a reason that is not in the table."""
+    return next((cure for pattern, cure in CURES.items() if re.search(pattern, reason)), None)
