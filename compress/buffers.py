@@ -76,6 +76,11 @@ class Buffers:
             if count
         }
 
+    @property
+    def stores(self) -> dict[Purpose, Store]:
+        """The stores made so far."""
+        return dict(self._stores)
+
     def used_by(self, kind: PassKind) -> tuple[Store | None, bool]:
         """The store that a kind of pass reads, and whether it writes there."""
         purpose, writes = self._purpose(kind)

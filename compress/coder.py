@@ -74,7 +74,7 @@ class Coder:
             self._codec = self._codec.bound_to(activation.method.codec if activation else Uncompressed())
             assert activation is not None, "what has no activation is bound to nothing"
             self._reused = activation.traced()
-        self._warm_starts = WarmStarts() if self._codec.warm_starts else None
+        self.warm_starts = WarmStarts() if self._codec.warm_starts else None
         self.buffers = Buffers(
             method,
             self._shape[1:],
@@ -101,8 +101,8 @@ class Coder:
             rows, shared = trace.rows, trace.indices
         elif store is not None and self._feedback is not None and self._feedback.opens_in_full:
             rows = self._in_full(~store.known(slots))
-        if self._warm_starts is not None:
-            shared = self._warm_starts.of(microbatch)
+        if self.warm_starts is not None:
+            shared = self.warm_starts.of(microbatch)
         full_bytes, nbytes = rows.num_full * self._row_bytes, self._sizes[rows.num_full]
         return MessagePlan(microbatch, rows, full_bytes, nbytes, slots, store, writes, shared)
 
@@ -113,13 +113,13 @@ class Coder:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything remembered, for a checkpoint."""
-        warm_starts = {} if self._warm_starts is None else self._warm_starts.state_dict()
+        warm_starts = {} if self.warm_starts is None else self.warm_starts.state_dict()
         return {"stores": self.buffers.state_dict(), "warm_starts": warm_starts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember what `state_dict` returned, exactly."""
-        if self._warm_starts is not None:
-            self._warm_starts.load_state_dict(state["warm_starts"])
+        if self.warm_starts is not None:
+            self.warm_starts.load_state_dict(state["warm_starts"])
         self.buffers.load_state_dict(state["stores"])
 
     @cached_property
@@ -155,9 +155,9 @@ class Coder:
             shape = self._shape_of(plan.rows.num_coded)
             indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
             self._traces.record(plan.microbatch, Trace(plan.rows, indices))
-        if self._warm_starts is not None and not plan.rows.num_full:
+        if self.warm_starts is not None and not plan.rows.num_full:
             start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
-            self._warm_starts.keep(plan.microbatch, start)
+            self.warm_starts.keep(plan.microbatch, start)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
 
 from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
@@ -43,6 +44,14 @@ class Layer(nn.Module):
             _full_name(part_name, name): tensor
             for part_name, part in self.parts.items()
             for name, tensor in part.state_dict().items()
+        }
+
+    def full_parameters(self) -> dict[str, Parameter]:
+        """The parameters by full name."""
+        return {
+            _full_name(part_name, name): parameter
+            for part_name, part in self.parts.items()
+            for name, parameter in part.named_parameters()
         }
 
     def full_modules(self) -> dict[str, nn.Module]:
@@ -163,6 +172,14 @@ class Stage(nn.Module):
             assert isinstance(layer, Layer)
             state |= layer.full_state()
         return state
+
+    def full_parameters(self) -> dict[str, Parameter]:
+        """The parameters by full name."""
+        found: dict[str, Parameter] = {}
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            found |= layer.full_parameters()
+        return found
 
 
 def build_stage(

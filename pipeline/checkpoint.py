@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -252,11 +252,16 @@ class SavedStage:
             found: dict[str, Any] = json.loads((self.path / "values.json").read_text())
         return found
 
-    def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with a prefix, without it."""
+    def names(self, prefix: str) -> list[str]:
+        """The names of the tensors that begin with a prefix, without it."""
         with _reading(self.path), safe_open(self.path / _TENSORS, framework="pt") as opened:
-            names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
+            return [name.removeprefix(prefix) for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
+
+    def tensors(self, prefix: str, wanted: Container[str] | None = None) -> dict[str, Tensor]:
+        """The tensors whose names begin with a prefix, by the rest of their names; those wanted, or all."""
+        names = [name for name in self.names(prefix) if wanted is None or name in wanted]
+        with _reading(self.path), safe_open(self.path / _TENSORS, framework="pt") as opened:
+            return {name: opened.get_tensor(prefix + name) for name in names}
 
     def restore(self, name: str, store: Store) -> Tensor:
         """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""

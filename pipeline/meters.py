@@ -6,10 +6,10 @@ Sections are exclusive: while `wait` runs inside `compute`, only `wait` advances
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
 from thinwire.pipeline.spans import Departure, Recording, Span, Work
 
@@ -98,6 +98,20 @@ class Meter:
         """Note that a frame is handed to the transport now."""
         if self.recording is not None:
             self.recording.departures.append(Departure(time.perf_counter(), *work, nbytes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured so far, as JSON values."""
+        traffic = {
+            name: [[*route, asdict(carried)] for route, carried in getattr(self, name).items()]
+            for name in ("sent", "received")
+        }
+        return {"seconds": dict(self.seconds), "computing": dict(self.computing), **traffic}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.seconds, self.computing = dict(state["seconds"]), dict(state["computing"])
+        for name in ("sent", "received"):
+            setattr(self, name, {tuple(route): Traffic(**carried) for *route, carried in state[name]})
 
     @property
     def doing(self) -> str:

@@ -357,9 +357,35 @@ class TrainingOptions:
 
     def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
         """Whether held-out samples are scored once `done` steps are, the end aside."""
-        number, in_epochs = _duration(self.evaluate_every)
-        every = number * steps_per_epoch if in_epochs else number
-        return done > 0 and every > 0 and done % every == 0
+        return _is_due(self.evaluate_every, done, steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """What is kept so that a run that stopped goes on as if it never had."""
+
+    every: str = "0 steps"
+    """How often a checkpoint is written, beside training: "500 steps" or "1 epoch"; "0 steps" writes none."""
+    keep: int = 2
+    """How many checkpoints stay; an older one goes once a newer one is whole."""
+    folder: str = ""
+    """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
+
+    def __post_init__(self) -> None:
+        mistakes = _misspelt("checkpoint.every", self.every)
+        if self.keep < 1:
+            mistakes.append(f"checkpoint.keep must be at least 1, got {self.keep}")
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether checkpoints are written at all."""
+        return _duration(self.every)[0] > 0
+
+    def due_after(self, done: int, steps_per_epoch: int) -> bool:
+        """Whether a checkpoint is written once `done` steps are."""
+        return _is_due(self.every, done, steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +411,13 @@ def _misspelt(name: str, duration: str) -> list[str]:
     return (
         [] if _DURATION.fullmatch(duration) else [f'{name} must be like "20 epochs" or "500 steps", got {duration!r}']
     )
+
+
+def _is_due(duration: str, done: int, steps_per_epoch: int) -> bool:
+    """Whether something that happens every so often happens after `done` steps."""
+    number, in_epochs = _duration(duration)
+    every = number * steps_per_epoch if in_epochs else number
+    return done > 0 and every > 0 and done % every == 0
 
 
 def _duration(duration: str) -> tuple[int, bool]:

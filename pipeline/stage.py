@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.compress import Key, Microbatch
+from thinwire.compress import Coder, Key, Microbatch
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd
 from thinwire.pipeline.errors import OptionsError, PipelineError
@@ -45,6 +45,7 @@ class CompressedStage(PipelineStage):
 
     Attributes:
         meter: seconds and bytes of this stage.
+        passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the last stage's outputs are returned by the schedule; set it to False where only the
             loss is wanted, and a batch of logits costs no memory.
 
@@ -94,7 +95,7 @@ class CompressedStage(PipelineStage):
         self._upstream: BoundaryEnd | None = None
         self._downstream: BoundaryEnd | None = None
         self._connected = False
-        self._steps: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
+        self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
         self._coming: Pass | None = None
         self._pass = Pass()
         self._open = False
@@ -144,13 +145,21 @@ class CompressedStage(PipelineStage):
     def state_dict(self) -> dict[str, Any]:
         """What this stage's ends of its boundaries remember: passes counted, buffers of feedback."""
         ends = {f"{end.channel.boundary} {end.channel.name}": end.state_dict() for end in self._channel_ends()}
-        return {"steps": dict(self._steps), "ends": ends}
+        return {"steps": dict(self.passes), "ends": ends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember what `state_dict` returned, exactly; the stage must be connected."""
-        self._steps = dict(state["steps"])
+        self.passes = dict(state["steps"])
         for end in self._channel_ends():
             end.load_state_dict(state["ends"][f"{end.channel.boundary} {end.channel.name}"])
+
+    def coders(self) -> dict[str, Coder]:
+        """What keeps buffers at this stage's ends, by boundary, channel and tensor; the stage must be connected."""
+        return {
+            f"boundary-{end.channel.boundary}-{end.channel.name}-{index}": coder
+            for end in self._channel_ends()
+            for index, coder in enumerate(end.coders)
+        }
 
     def drop_cache(self) -> None:
         """Flush the stores of feedback on disk, and have them be read from there again; for benchmarks."""
@@ -171,7 +180,7 @@ class CompressedStage(PipelineStage):
     @property
     def step(self) -> int:
         """Index of the current or last pass through the schedule in the current phase."""
-        return self._steps[phase_of(self._pass.kind)]
+        return self.passes[phase_of(self._pass.kind)]
 
     # --- hooks of PipelineStage ---------------------------------------------------------------------------------
 
@@ -297,8 +306,8 @@ class CompressedStage(PipelineStage):
         self._pass, self._coming = self._announced_pass(), None
         # 3. Count the pass before its micro-batches are made: they carry the number, both ends have the same.
         phase = phase_of(self._pass.kind)
-        self._steps[phase] += 1
-        self._microbatches = self._pass.microbatches(self._steps[phase], self._num_microbatches, self._rows)
+        self.passes[phase] += 1
+        self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
         # 4. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         for end in self._ends():
             end.begin(self._microbatches)

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.nn import Parameter
 
 from thinwire.models.data.load import Samples
 from thinwire.models.tasks import Task
+from thinwire.pipeline.checkpoint import Checkpoints, Manifest, SavedStage, StageState
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
@@ -25,6 +27,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.spans import Work
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.state import collect, restore, restore_model, stores_of
 from thinwire.pipeline.tracer import Tracer
 
 
@@ -122,10 +125,10 @@ class Trainer:
         for stage in self.stages:
             stage.keep_outputs = False
 
-    def train(self, after_step: Callable[[StepRecord], None]) -> None:
-        """Run all optimizer steps, calling `after_step` behind each."""
+    def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
+        """Run all optimizer steps from `first` on, calling `after_step` behind each."""
         self.tracer.read_clock(self.placement.last_process)
-        for step in range(self._training.steps):
+        for step in range(first, self._training.steps):
             with self.tracer.step(step):
                 record = self.train_step(step)
             after_step(record)
@@ -182,6 +185,26 @@ class Trainer:
         for stage in self.stages:
             stage.flush()
         return [loss.detach() for loss in losses]
+
+    def collect(self) -> dict[int, StageState]:
+        """Copies of what every stage here needs to go on, between two steps."""
+        return {
+            stage.stage_index: collect(stage, optimizer)
+            for stage, optimizer in zip(self.stages, self._optimizers, strict=True)
+        }
+
+    def resume(self, checkpoints: Checkpoints, manifest: Manifest) -> None:
+        """Go on from a checkpoint of the same cut: everything is as it was. CheckpointError where it is damaged."""
+        for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
+            saved = SavedStage(checkpoints.folder, manifest.step, stage.stage_index)
+            checkpoints.resume(manifest, stage.stage_index, stores_of(stage, saved))
+            restore(stage, optimizer, saved)
+
+    def resume_model(self, folder: Path, manifest: Manifest) -> None:
+        """Go on from a checkpoint of any cut: weights and optimizer are as they were, feedback starts anew."""
+        saved = [SavedStage(folder, manifest.step, int(stage)) for stage in manifest.files]
+        for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
+            restore_model(stage, optimizer, saved)
 
     def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
         """A tensor in as many parts as a batch has passes; nothing in place of each part where there is none."""

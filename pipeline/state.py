@@ -1,0 +1,123 @@
+"""What a checkpoint holds of one stage, and how it comes back.
+
+    weights/NAME                  parameters and buffers, named as in the unsplit model
+    optimizer/NAME/KEY            what the optimizer keeps for a parameter
+    ends/CODER/warm-start/ROW     what the next message of a codec starts from
+    stores/CODER-PURPOSE          the buffers of feedback
+
+A CODER is named by boundary, channel and tensor. Nothing is named by a rank, so weights and optimizer can be read by
+any cut, and the rest by any placement of the same cut. No generator is kept: a key gives every random number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from thinwire.compress.buffers import Purpose
+from thinwire.compress.stores.store import Store
+from thinwire.models.layers import Stage
+from thinwire.pipeline.checkpoint import SavedStage, StageState
+from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.stage import CompressedStage
+
+
+def collect(stage: CompressedStage, optimizer: Optimizer) -> StageState:
+    """Copies of everything a stage needs to go on, between two steps; its stores give a snapshot."""
+    tensors = {f"weights/{name}": tensor.detach().clone() for name, tensor in _weights(stage.submod).items()}
+    numbers: dict[str, dict[str, Any]] = {}
+    for name, parameter in _parameters(stage.submod).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{name}/{key}"] = value.detach().clone()
+            else:
+                numbers.setdefault(name, {})[key] = value
+    stores: dict[str, Store] = {}
+    for name, coder in stage.coders().items():
+        stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
+        if coder.warm_starts is not None:
+            starts = coder.warm_starts.state_dict()
+            tensors |= {f"ends/{name}/warm-start/{row}": start.clone() for row, start in starts.items()}
+    values = {"passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
+    return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()})
+
+
+def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> None:
+    """Give a stage what it saved, but for its stores; the stage must be connected.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another model.
+    """
+    restore_model(stage, optimizer, [saved])
+    values = saved.values
+    stage.passes = dict(values["passes"])
+    stage.meter.load_state_dict(values["meter"])
+    for name, coder in stage.coders().items():
+        if coder.warm_starts is not None:
+            starts = saved.tensors(f"ends/{name}/warm-start/")
+            coder.warm_starts.load_state_dict({int(row): start for row, start in starts.items()})
+
+
+def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
+    """The stores that a stage saved, made empty where they are not there yet; the stage must be connected."""
+    names = {name.rpartition("/")[0] for name in saved.names("stores/")}
+    found = {
+        f"{name}-{purpose}": coder.buffers.store(purpose)
+        for name, coder in stage.coders().items()
+        for purpose in get_args(Purpose)
+        if f"{name}-{purpose}" in names
+    }
+    if missing := sorted(names - found.keys()):
+        raise CheckpointError(f"{saved.path} has buffers that this run has no place for: {', '.join(missing)}")
+    return found
+
+
+def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[SavedStage]) -> None:
+    """Give a stage its weights, and its optimizer what it kept for them, out of the stages of any cut.
+
+    Raises:
+        CheckpointError: a weight is not there, or has another shape.
+    """
+    weights = _weights(stage.submod)
+    missing = dict(weights)
+    for part in saved:
+        found = part.tensors("weights/", missing.keys())
+        for name, tensor in found.items():
+            _copy(tensor, missing.pop(name), name)
+    if missing:
+        raise CheckpointError(f"the checkpoint in {saved[0].folder} lacks the weights {', '.join(sorted(missing)[:5])}")
+    parameters = _parameters(stage.submod)
+    for part in saved:
+        numbers = part.values["optimizer"]
+        for name in parameters.keys() & (_names_of(part.names("optimizer/")) | numbers.keys()):
+            kept = part.tensors(f"optimizer/{name}/")
+            optimizer.state[parameters[name]] = {**numbers.get(name, {}), **kept}
+
+
+def _names_of(keys: Sequence[str]) -> set[str]:
+    return {key.rpartition("/")[0] for key in keys}
+
+
+def _copy(saved: Tensor, into: Tensor, name: str) -> None:
+    if saved.shape != into.shape or saved.dtype != into.dtype:
+        raise CheckpointError(
+            f"{name} is {saved.dtype} of shape {list(saved.shape)} in the checkpoint, and {into.dtype} of shape "
+            f"{list(into.shape)} in the model: resume with the model it was made with"
+        )
+    with torch.no_grad():
+        into.copy_(saved)
+
+
+def _weights(module: Module) -> Mapping[str, Tensor]:
+    """Parameters and buffers by their names in the unsplit model; those of a module of one's own by its names."""
+    full: Callable[[], Mapping[str, Tensor]] = module.full_state if isinstance(module, Stage) else module.state_dict
+    return full()
+
+
+def _parameters(module: Module) -> dict[str, Parameter]:
+    return module.full_parameters() if isinstance(module, Stage) else dict(module.named_parameters())
