@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from thinwire.launch.report.plots import Curve, curves, running_mean, timeline
+from thinwire.launch.report.comparison import Comparison
+from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed
+from thinwire.launch.report.plots import Curve, curves, timeline
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.report.timeline import transfers
 from thinwire.launch.shared.tables import Table
@@ -34,8 +35,8 @@ class Share:
     text: str
 
 
-def render(runs: Sequence[RunFiles], documents: Sequence[Document]) -> str:
-    """The page."""
+def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: Comparison | None = None) -> str:
+    """The page; `comparison` is of the same runs."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -51,7 +52,7 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document]) -> str:
     return environment.get_template("report.html").render(
         title=", ".join(dict.fromkeys(names)),
         runs=[_view(run) for run in runs],
-        comparison=_comparison(runs) if len(runs) > 1 else None,
+        comparison=comparison,
         documents=documents,
     )
 
@@ -89,80 +90,18 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     ]
     return [
         *held_out,
-        ("samples a second", _number(_speed(run), 1)),
-        ("fewer bytes in training", f"{_ratio(summary['channels']):.2f}x"),
+        ("samples a second", _number(speed(run), 1)),
+        ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
         ("sent in all", _megabytes(summary["bytes_sent"])),
         ("steps, in all", f"{summary['steps']:,} in {summary['seconds']:,.0f} s"),
     ]
 
 
-def _speed(run: RunFiles) -> float:
-    samples: int = sum(step["samples"] for step in run.steps)
-    return samples / max(1e-9, float(run.summary["training_seconds"]))
-
-
-def _ratio(channels: Sequence[Mapping[str, Any]]) -> float:
-    sent = sum(channel["bytes"] for channel in channels)
-    uncompressed: int = sum(channel["uncompressed"] for channel in channels)
-    return uncompressed / sent if sent else 1.0
-
-
 def _loss_picture(run: RunFiles) -> str:
-    curve = [Curve("training", _losses(run))]
+    curve = [Curve("training", losses(run))]
     for mode, marker in (("on", "o"), ("off", "x")):
-        curve.append(Curve(f"held out, compression {mode}", _held_out_losses(run, mode), marker))
+        curve.append(Curve(f"held out, compression {mode}", held_out_losses(run, mode), marker))
     return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
-
-
-def _comparison(runs: Sequence[RunFiles]) -> dict[str, Any]:
-    """What the template shows of several runs together."""
-    names = _distinct([run.summary["name"] for run in runs], [str(run.folder) for run in runs])
-    window = max(1, max(len(run.steps) for run in runs) // 25)
-    smoothed = f" as the mean of {window} steps" if window > 1 else ""
-    lines = []
-    for name, run in zip(names, runs, strict=True):
-        lines.append(Curve(f"{name}: training", running_mean(_losses(run), window)))
-        lines.append(Curve(f"{name}: held out", _held_out_losses(run, "on"), "o"))
-    rows = [
-        (
-            name,
-            run.summary["steps"],
-            *(_score(run.summary, mode) for mode in ("on", "off")),
-            round(run.summary["bytes_sent"] / 1e6, 2),
-            round(_ratio(run.summary["channels"]), 2),
-            round(_speed(run), 1),
-            round(run.summary["training_seconds"], 1),
-        )
-        for name, run in zip(names, runs, strict=True)
-    ]
-    columns = (
-        *("run", "steps", "held-out loss, on", "held-out loss, off", "MB sent", "ratio"),
-        *("samples/s", "seconds of training"),
-    )
-    return {
-        "picture": curves(lines, "Losses of " + ", ".join(names)),
-        "caption": f"Training loss{smoothed}; points are held out, with compression on.",
-        "table": Table("All runs", columns, rows),
-    }
-
-
-def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """The names, or the folders where two names are one."""
-    return list(names) if len(set(names)) == len(names) else list(folders)
-
-
-def _losses(run: RunFiles) -> list[tuple[float, float]]:
-    return [(step["step"] + 1, math.nan if step["loss"] is None else step["loss"]) for step in run.steps]
-
-
-def _held_out_losses(run: RunFiles, mode: str) -> list[tuple[float, float]]:
-    scores = [(line["step"], line[mode]["loss"]) for line in run.evaluations if mode in line]
-    return [(step, math.nan if loss is None else loss) for step, loss in scores]
-
-
-def _score(summary: Mapping[str, Any], mode: str) -> float | None:
-    loss: float | None = summary["held_out"].get(mode, {}).get("loss")
-    return loss
 
 
 def _held_out(summary: Mapping[str, Any]) -> Table | None:

@@ -48,8 +48,8 @@ def role_of(span: Span) -> str:
     )
 
 
-def curves(curves: Sequence[Curve], title: str, y_label: str = "loss") -> str:
-    """Curves over optimizer steps; those with the same label before its colon share a colour."""
+def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer step") -> str:
+    """Losses over steps, or over what `x_label` says; those with the same label before its colon share a colour."""
     figure, axes = _plot(width=8.0, height=3.4)
     groups = list(dict.fromkeys(curve.label.partition(":")[0] for curve in curves))
     for curve in curves:
@@ -62,8 +62,8 @@ def curves(curves: Sequence[Curve], title: str, y_label: str = "loss") -> str:
         else:
             style |= {"linewidth": 1.4, "linestyle": STROKES[index % len(STROKES)]}
         axes.plot(*zip(*curve.points, strict=True), **style)
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel(y_label)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel("loss")
     axes.grid(color=STAND_INS["grid"], linewidth=0.8)
     legend = axes.legend(frameon=False, labelcolor=STAND_INS["ink"], fontsize=9)
     legend.set_in_layout(True)

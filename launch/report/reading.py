@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from thinwire.launch.report.timeline import read_traces
 from thinwire.launch.shared.tables import Table, is_document, read_document
@@ -29,10 +32,17 @@ class RunFiles:
     folder: Path
     summary: Mapping[str, Any]
     recipe: str
+    """As the run resolved it, in YAML."""
     steps: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     traces: Sequence[StageTrace]
     documents: Sequence[Document]
+
+    @cached_property
+    def fields(self) -> Mapping[str, Any]:
+        """The recipe's fields."""
+        found: Mapping[str, Any] = yaml.safe_load(self.recipe)
+        return found
 
 
 def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:

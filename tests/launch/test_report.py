@@ -118,10 +118,10 @@ def expect_content(page, folder):
     """What the page must say of the runs in `folder`."""
     summary = json.loads((folder / "tiny" / "summary.json").read_text())
     assert page.text["h1"] == ["tiny, other & <co>, bench <of> codecs"]
-    assert page.text["h2"] == ["Side by side", "tiny", "other & <co>", "bench <of> codecs"]
+    assert page.text["h2"] == ["What compression cost", "tiny", "other & <co>", "bench <of> codecs"]
     assert page.text["h3"].count("One step") == 1  # only one run has a trace
     assert "prediction" in page.text["h3"]
-    assert page.count("svg") == len(("side by side", "tiny", "other")) + len(("one step",))
+    assert page.count("svg") == len(("over steps", "bytes", "time", "tiny", "other")) + len(("one step",))
     for mode in ("on", "off"):
         assert f"{summary['held_out'][mode]['loss']:,.4f}" in page.text["dd"]
     assert 'q(8, round="stochastic")' in page.text["td"]

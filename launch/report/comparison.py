@@ -1,0 +1,276 @@
+"""What compression cost: runs side by side, against one of them, over steps, over bytes and over time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from thinwire.launch.report.numbers import (
+    bits,
+    byte_positions,
+    codecs,
+    held_out_losses,
+    is_uncompressed,
+    losses,
+    ratio,
+    score,
+    second_positions,
+    speed,
+    step_positions,
+    training_bytes,
+)
+from thinwire.launch.report.plots import Curve, curves, running_mean
+from thinwire.launch.report.reading import RunFiles
+from thinwire.launch.report.replay import Link, step_seconds
+from thinwire.launch.shared.tables import Cell, Table
+from thinwire.pipeline.errors import OptionsError
+
+MODES = ("on", "off")
+NAMES = ("name", "description", "output")
+"""Fields that say what a run is called and where it is, not what it does."""
+COMPRESSION = "compression."
+SEED = "training.seed"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot, and what must be known to read it."""
+
+    title: str
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side."""
+
+    tables: Sequence[Table]
+    pictures: Sequence[Picture]
+    warning: str
+    """What makes the runs differ beside compression and seed, in a sentence; empty where nothing does."""
+
+
+def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | None:
+    """The run that the others are compared with: the one of that folder, else the first uncompressed one, if any.
+
+    Raises:
+        OptionsError: the folder is that of none of the runs.
+    """
+    if named is None:
+        return next(filter(is_uncompressed, runs), None)
+    for run in runs:
+        if run.folder.resolve() == named.resolve():
+            return run
+    given = ", ".join(str(run.folder) for run in runs)
+    raise OptionsError(f"--baseline must be one of the runs that the report is about ({given}), got {named}")
+
+
+def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence[Link] = ()) -> Comparison:
+    """Everything that is shown of several runs together."""
+    names = distinct_names(runs)
+    differing = differences(runs)
+    seeds = _by_seed(runs, names, baseline)
+    tables = [
+        _costs(runs, names, baseline),
+        *([seeds] if seeds else []),
+        *([_predicted(runs, names, links)] if links else []),
+        *([_recipes(names, differing)] if differing else []),
+    ]
+    return Comparison(tables, _pictures(runs, names, links), _warning(differing))
+
+
+def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
+    """The names of runs, or their folders where two names are one."""
+    names = [str(run.summary["name"]) for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def differences(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
+    """The fields of the recipes that are not alike in all runs, by dotted name, with the value of each run."""
+    flat = [_flat(run.fields) for run in runs]
+    for fields, run in zip(flat, runs, strict=True):
+        fields["pipeline.layers"] = [stage.get("layers") for stage in run.summary["stages"]]
+    known = [name for name in dict.fromkeys(name for fields in flat for name in fields) if name not in NAMES]
+    values = {name: [fields.get(name) for fields in flat] for name in known}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        found |= (
+            _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
+        )
+    return found
+
+
+def _warning(differing: Mapping[str, Sequence[Any]]) -> str:
+    others = [name for name in differing if not name.startswith(COMPRESSION) and name != SEED]
+    if not others:
+        return ""
+    return (
+        f"These runs differ in more than compression and seed: in {', '.join(others)}. So what differs between their "
+        "losses is not the cost of compression alone."
+    )
+
+
+def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table:
+    """A row a run: what it sent, what it learned, and how far that is from the baseline."""
+    measures = [("loss", "loss"), *([("accuracy", "accuracy")] if _has(runs, "accuracy") else [])]
+    columns = [
+        *("run", "activations/gradients", "bits, activations", "bits, gradients", "MB in training", "fewer bytes"),
+        *(f"held-out {word}, {mode}" for word, _ in measures for mode in MODES),
+        *(f"{word} {mode}, difference" for word, _ in measures for mode in MODES if baseline is not None),
+        *("steps", "samples/s"),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            *(name, codecs(run), *(_rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
+            round(training_bytes(run.summary["channels"]) / 1e6, 2),
+            round(ratio(run.summary["channels"]), 2),
+            *(_rounded(score(run, mode, key), 4) for _, key in measures for mode in MODES),
+            *(_change(run, baseline, mode, key) for _, key in measures for mode in MODES if baseline is not None),
+            *(run.summary["steps"], round(speed(run), 1)),
+        ]
+        for name, run in zip(names, runs, strict=True)
+    ]
+    if baseline is None:
+        note = "None of these runs is uncompressed: name one with --baseline to see differences."
+    else:
+        note = f"Differences are to {names[runs.index(baseline)]}. On and off: whether evaluation compressed, too."
+    return Table("What compression cost", columns, rows, note)
+
+
+def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table | None:
+    """Mean and spread of runs whose recipes differ by seed alone; None where no two do."""
+    groups: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        groups.setdefault(_but_for_seed(run), []).append(run)
+    if max(map(len, groups.values())) < 2:
+        return None
+    columns = ["runs", "activations/gradients", "seeds"]
+    columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
+    reference = groups[_but_for_seed(baseline)] if baseline is not None else None
+    columns += [f"loss {mode}, difference of means" for mode in MODES if reference]
+    rows: list[list[Cell]] = []
+    for group in groups.values():
+        means = {mode: _scores(group, mode) for mode in MODES}
+        rows.append(
+            [
+                ", ".join(names[runs.index(run)] for run in group),
+                codecs(group[0]),
+                len(group),
+                *(_rounded(value, 4) for mode in MODES for value in (_mean(means[mode]), _spread(means[mode]))),
+                *(_difference(_mean(means[mode]), _mean(_scores(reference, mode))) for mode in MODES if reference),
+            ]
+        )
+    note = "A row stands for runs whose recipes differ by their seed alone; std is that of a sample."
+    return Table("Over seeds", columns, rows, note)
+
+
+def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[Link]) -> Table:
+    """Seconds of a step over each link, and of the whole training."""
+    rows: list[list[Cell]] = []
+    for name, run in zip(names, runs, strict=True):
+        steps = [step_seconds(run, link) for link in links]
+        rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), *steps])
+    columns = ["run", "s a step, measured", *(f"at {link.name}, predicted" for link in links)]
+    note = (
+        "Predicted from the compute, codec times and frames that the run measured, walked through its schedule with "
+        "the link between all stages; a forward is taken to be a third of the compute."
+    )
+    return Table("Over other links", columns, rows, note)
+
+
+def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Table:
+    rows = [[field, *map(_as_text, values)] for field, values in differing.items()]
+    return Table("What differs between the recipes", ["field", *names], rows)
+
+
+def _pictures(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[Link]) -> list[Picture]:
+    """The losses over steps, bytes, seconds, and seconds predicted for each link."""
+    window = max(1, max(len(run.steps) for run in runs) // 25)
+    smoothed = f" as the mean of {window} steps" if window > 1 else ""
+    told = f"Training loss{smoothed}; points are held out, with compression on."
+    axes: list[tuple[str, str, Callable[[RunFiles], list[float]], str]] = [
+        ("Loss over steps", "optimizer step", step_positions, told),
+        ("Loss over bytes sent", "MB over all boundaries, in training", byte_positions, told),
+        ("Loss over time, measured", "seconds of training steps", second_positions, told),
+        *(
+            (
+                f"Loss over time, predicted at {link.name}",
+                f"seconds of training steps at {link.name}",
+                lambda run, link=link: _predicted_positions(run, link),
+                f"{told} Steps are all taken to be as long as the average one.",
+            )
+            for link in links
+        ),
+    ]
+    return [
+        Picture(title, _losses_over(runs, names, window, f"{title} of {', '.join(names)}", label, positions), caption)
+        for title, label, positions, caption in axes
+    ]
+
+
+def _losses_over(
+    runs: Sequence[RunFiles],
+    names: Sequence[str],
+    window: int,
+    title: str,
+    label: str,
+    positions: Callable[[RunFiles], list[float]],
+) -> str:
+    lines = []
+    for name, run in zip(names, runs, strict=True):
+        places = positions(run)
+        lines.append(Curve(f"{name}: training", running_mean(losses(run, places), window)))
+        lines.append(Curve(f"{name}: held out", held_out_losses(run, "on", places), "o"))
+    return curves(lines, title, x_label=label)
+
+
+def _predicted_positions(run: RunFiles, link: Link) -> list[float]:
+    seconds = step_seconds(run, link)
+    return [seconds * step for step in range(len(run.steps) + 1)]
+
+
+def _has(runs: Sequence[RunFiles], name: str) -> bool:
+    return any(score(run, mode, name) is not None for run in runs for mode in MODES)
+
+
+def _but_for_seed(run: RunFiles) -> str:
+    """A recipe as text, without its names and its seed."""
+    kept = {name: value for name, value in _flat(run.fields).items() if name not in (*NAMES, SEED)}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _change(run: RunFiles, baseline: RunFiles, mode: str, key: str) -> float | None:
+    return _difference(score(run, mode, key), score(baseline, mode, key))
+
+
+def _difference(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else round(value - other, 4)
+
+
+def _scores(runs: Sequence[RunFiles], mode: str) -> list[float]:
+    return [found for run in runs if (found := score(run, mode)) is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

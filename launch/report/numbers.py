@@ -1,0 +1,93 @@
+"""The numbers of one run that tables and pictures are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from thinwire.launch.report.reading import RunFiles
+from thinwire.pipeline.frames import CHANNELS
+
+Points = list[tuple[float, float]]
+
+
+def speed(run: RunFiles) -> float:
+    """Samples a second while training."""
+    samples: int = sum(step["samples"] for step in run.steps)
+    return samples / max(1e-9, float(run.summary["training_seconds"]))
+
+
+def ratio(channels: Sequence[Mapping[str, Any]]) -> float:
+    """How many times fewer bytes than the tensors have."""
+    sent = training_bytes(channels)
+    uncompressed: int = sum(channel["uncompressed"] for channel in channels)
+    return uncompressed / sent if sent else 1.0
+
+
+def training_bytes(channels: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes of all frames of training."""
+    return sum(channel["bytes"] for channel in channels)
+
+
+def codecs(run: RunFiles) -> str:
+    """The codecs of activations and gradients; several of a channel are joined by a comma."""
+    found = [", ".join(dict.fromkeys(row["codec"] for row in _rows(run, channel))) for channel in CHANNELS]
+    return "/".join(dict.fromkeys(found)) or "none"
+
+
+def is_uncompressed(run: RunFiles) -> bool:
+    """Whether every channel sent everything as it is."""
+    return all(row["codec"] == "none" for row in run.summary["channels"])
+
+
+def bits(run: RunFiles, channel: str) -> float | None:
+    """Bits an element on the wire, over all boundaries; None where nothing crossed."""
+    rows = _rows(run, channel)
+    elements: int = sum(row["elements"] for row in rows)
+    return 8 * training_bytes(rows) / elements if elements else None
+
+
+def score(run: RunFiles, mode: str, name: str = "loss") -> float | None:
+    """A held-out score at the end; None where there is none."""
+    found: float | None = run.summary["held_out"].get(mode, {}).get(name)
+    return found
+
+
+def step_positions(run: RunFiles) -> list[float]:
+    """How many steps are done after each of them, from 0."""
+    return [0.0, *(step["step"] + 1.0 for step in run.steps)]
+
+
+def second_positions(run: RunFiles) -> list[float]:
+    """Seconds of training that have passed after each step, from 0; evaluations are between steps."""
+    return [*accumulate((float(step["seconds"]) for step in run.steps), initial=0.0)]
+
+
+def byte_positions(run: RunFiles) -> list[float]:
+    """MB that all boundaries have sent after each step, from 0: their total, shared out as the last process saw it."""
+    seen = [float(step["bytes"]) for step in run.steps]
+    scale = training_bytes(run.summary["channels"]) / max(1.0, math.fsum(seen)) / 1e6
+    return [*accumulate((scale * count for count in seen), initial=0.0)]
+
+
+def losses(run: RunFiles, positions: Sequence[float] | None = None) -> Points:
+    """The training loss of each step, over the position after it; steps by default."""
+    places = positions or step_positions(run)
+    return [(places[i + 1], _or_nan(step["loss"])) for i, step in enumerate(run.steps)]
+
+
+def held_out_losses(run: RunFiles, mode: str, positions: Sequence[float] | None = None) -> Points:
+    """The held-out loss of each evaluation, over the position when it took place; steps by default."""
+    places = positions or step_positions(run)
+    scored = [line for line in run.evaluations if mode in line]
+    return [(places[min(line["step"], len(places) - 1)], _or_nan(line[mode]["loss"])) for line in scored]
+
+
+def _rows(run: RunFiles, channel: str) -> list[Mapping[str, Any]]:
+    return [row for row in run.summary["channels"] if row["channel"] == channel]
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,159 @@
+"""What a report says of several runs together: made of what runs leave, and of nothing else."""
+
+import json
+import math
+
+import pytest
+import yaml
+
+from thinwire.launch import cli
+from thinwire.launch.report.comparison import compare, differences, find_baseline
+from thinwire.launch.report.numbers import byte_positions, held_out_losses, losses, second_positions
+from thinwire.launch.report.reading import RunFiles
+from thinwire.launch.report.replay import Link, parse_link, step_seconds
+from thinwire.pipeline.errors import OptionsError
+
+STEPS, MICROBATCHES, FRAMES = 4, 2, 8
+NBYTES = {"none": 4000, "q(4)": 500, "q(8)": 1000}
+
+
+def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, layers=(2, 2), accuracy=None):
+    """The files of a run of two stages that took 1 s a step, 0.3 s of them computing on each stage."""
+    scores = {
+        mode: {"loss": loss} | ({} if accuracy is None else {"accuracy": accuracy})
+        for mode, loss in (("on", on), ("off", off))
+    }
+    channels = [
+        {
+            "boundary": 0,
+            "channel": channel,
+            "codec": codec,
+            "frames": FRAMES,
+            "bytes": FRAMES * NBYTES[codec],
+            "uncompressed": FRAMES * 4000,
+            "elements": FRAMES * 1000,
+        }
+        for channel in ("activations", "gradients")
+    ]
+    seconds = {"compute": 0.3 * STEPS, "encode": 0.0, "wait": 0.1, "decode": 0.0}
+    summary = {
+        "name": name,
+        "steps": STEPS,
+        "training_seconds": 4.0,
+        "held_out": scores,
+        "channels": channels,
+        "stages": [{"stage": stage, "layers": layers[stage], "seconds": seconds} for stage in range(2)],
+    }
+    recipe = {
+        "name": name,
+        "pipeline": {"num_stages": stages, "num_microbatches": MICROBATCHES, "accumulation": 1, "schedule": "gpipe"},
+        "compression": {"activations": codec, "gradients": codec, "boundaries": {}},
+        "training": {"seed": seed, "steps": STEPS},
+    }
+    steps = [{"step": n, "loss": 5.0 - n, "seconds": 1.0 + n, "samples": 8, "bytes": 100} for n in range(STEPS)]
+    evaluations = [{"step": 2, "on": {"loss": 3.5}}, {"step": STEPS, "on": {"loss": on}}]
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    return RunFiles(folder, summary, yaml.safe_dump(recipe), steps, evaluations, [], [])
+
+
+def columns(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_the_first_table_says_what_compression_cost(tmp_path):
+    runs = [
+        made(tmp_path, "none", on=3.0, off=3.0, accuracy=0.9),
+        made(tmp_path, "four", on=3.25, off=3.5, codec="q(4)", accuracy=0.8),
+    ]
+    table = compare(runs, find_baseline(runs, None)).tables[0]
+    none, four = columns(table)
+    assert (four["activations/gradients"], four["bits, activations"], four["MB in training"]) == ("q(4)", 4.0, 0.01)
+    assert four["fewer bytes"] == 8.0 and none["bits, gradients"] == 32.0
+    assert (four["held-out loss, on"], four["held-out loss, off"], four["held-out accuracy, on"]) == (3.25, 3.5, 0.8)
+    assert (four["loss on, difference"], four["loss off, difference"]) == (0.25, 0.5)
+    assert four["accuracy on, difference"] == -0.1 and none["loss on, difference"] == 0
+    assert table.note.startswith("Differences are to none.")
+
+
+def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path):
+    four, none = made(tmp_path, "four", codec="q(4)"), made(tmp_path, "none")
+    assert find_baseline([four, none], None) is none
+    assert find_baseline([four, none], tmp_path / "four") is four
+    assert find_baseline([four], None) is None
+    with pytest.raises(OptionsError, match="--baseline must be one of the runs that the report"):
+        find_baseline([four], tmp_path.relative_to(tmp_path) / "other")
+    without = compare([four, made(tmp_path, "eight", codec="q(8)")], None).tables[0]
+    assert "difference" not in " ".join(without.columns) and "name one with --baseline" in without.note
+
+
+def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
+    runs = [
+        *(made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)),
+        *(made(tmp_path, f"four-{seed}", on=4.0 + 3 * seed, seed=seed, codec="q(4)") for seed in range(2)),
+    ]
+    found = compare(runs, runs[0])
+    none, four = columns(found.tables[1])
+    assert (four["runs"], four["seeds"], four["loss on, mean"]) == ("four-0, four-1", 2, 5.5)
+    assert four["loss on, std"] == round(3 / math.sqrt(2), 4) and none["loss on, std"] == round(1 / math.sqrt(2), 4)
+    assert four["loss on, difference of means"] == 2.0
+    assert found.warning == ""
+    assert [table.title for table in compare(runs[::2], runs[0]).tables][1] == "What differs between the recipes"
+
+
+def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
+    """Runs with another cut were compared without a word."""
+    runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)", layers=(3, 1))]
+    assert differences(runs) == {
+        "compression.activations": ["none", "q(4)"],
+        "compression.gradients": ["none", "q(4)"],
+        "pipeline.layers": [[2, 2], [3, 1]],
+    }
+    found = compare(runs, runs[0])
+    assert found.tables[-1].rows[-1] == ["pipeline.layers", "[2, 2]", "[3, 1]"]
+    assert found.warning.startswith("These runs differ in more than compression and seed: in pipeline.layers.")
+
+
+def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
+    run = made(tmp_path, "four", codec="q(4)")
+    assert second_positions(run) == [0, 1, 3, 6, 10]
+    total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
+    assert byte_positions(run) == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
+    assert losses(run, second_positions(run)) == [(1, 5), (3, 4), (6, 3), (10, 2)]
+    assert held_out_losses(run, "on", second_positions(run)) == [(3, 3.5), (10, 3.0)]
+    titles = [picture.title for picture in compare([run, run], run, [parse_link("1mbit")]).pictures]
+    assert titles == [
+        "Loss over steps",
+        "Loss over bytes sent",
+        "Loss over time, measured",
+        "Loss over time, predicted at 1mbit",
+    ]
+
+
+def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
+    """Of two stages and micro-batches: fill and drain are a forward and a backward, 0.05 s and 0.1 s."""
+    run = made(tmp_path, "none")
+    free = Link("none", math.inf, 0.0)
+    assert step_seconds(run, free) == pytest.approx(0.3 + 0.15)
+    far = step_seconds(run, Link("far", math.inf, 1.0))
+    assert far == pytest.approx(0.3 + 0.15 + 2.0)
+    slow = {codec: step_seconds(made(tmp_path, codec, codec=codec), parse_link("100kbit")) for codec in NBYTES}
+    frame = {codec: 8 * nbytes / 1e5 for codec, nbytes in NBYTES.items()}
+    assert slow["none"] == pytest.approx(0.3 + 4 * frame["none"])
+    assert slow["none"] > slow["q(8)"] > slow["q(4)"] > step_seconds(run, free)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("fast", "a bandwidth must be like"), ("0mbit", "--link must be faster than 0"), ("1mbit,x", "a latency must be")],
+)
+def test_a_link_that_is_none_is_a_sentence(text, said, tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path), "--link", text]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_numbers_are_json_values_for_the_page(tmp_path):
+    runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")]
+    found = compare(runs, runs[0], [parse_link("10mbit,20ms")])
+    assert json.loads(json.dumps([table.to_json() for table in found.tables])) is not None
+    assert all("<svg" in picture.svg for picture in found.pictures)
