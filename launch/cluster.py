@@ -79,18 +79,18 @@ def run(argv: Sequence[str]) -> int:
                 )
                 for host in hosts
             ]
-            end = crew.supervise(members, came, options.grace)
+            outcome = crew.supervise(members, came, options.grace)
         for member in members:
             member.finish()
         reports = failures.read_reports(folder)
-    told = end.told
+    told = outcome.told
     if reports and job.stages_of is not None and not came:
         # the hosts only say that a process of theirs failed; which did is known by the report that it could not leave
         silent = dict.fromkeys(rank for rank in range(job.num_processes) if rank not in reports)
         told = failures.tell(reports, silent, job.stages_of)
     if told:
         print(told, file=sys.stderr)
-    return end.status
+    return outcome.status
 
 
 def clean(argv: Sequence[str]) -> int:

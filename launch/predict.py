@@ -21,10 +21,10 @@ from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.tables import document
-from thinwire.launch.timing import published as aqsgd
+from thinwire.launch.timing import published
 from thinwire.launch.timing.prediction import (
     HIDDEN,
-    UNCOMPRESSED,
+    NO_COMPRESSION,
     Prediction,
     bandwidth_text,
     best,
@@ -103,7 +103,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
         raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
     given = [codec_pair(text) for text in options.codec or CODECS]
     own = [] if wanted.compression.automatic else [wanted.compression]
-    codecs = list({label(codec): codec for codec in (UNCOMPRESSED, *own, *given)}.values())
+    codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule
     seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
     workload = from_recipe(wanted, codecs, *seconds)
@@ -269,10 +269,10 @@ def _number(value: float) -> float | None:
 
 def _show_published(as_data: bool) -> None:
     """Tables 2 and 3 of 2206.01299 beside the simulation."""
-    published = {
-        "Table 2, sequences/s": aqsgd.throughput_cells(),
-        "Table 2, share of the speed at 10 Gbps": aqsgd.share_cells(),
-        "Table 3, ms on the wire": aqsgd.wire_cells(),
+    compared = {
+        "Table 2, sequences/s": published.throughput_comparisons(),
+        "Table 2, share of the speed at 10 Gbps": published.share_comparisons(),
+        "Table 3, ms on the wire": published.wire_comparisons(),
     }
     if as_data:
         shown = [
@@ -280,27 +280,27 @@ def _show_published(as_data: bool) -> None:
                 f"2206.01299, {title}",
                 ("Mbit/s", "method", "published", "predicted", "deviation"),
                 [
-                    (1e-6 * cell.bandwidth, cell.method, cell.published, cell.predicted, cell.deviation)
-                    for cell in cells
+                    (1e-6 * one.bandwidth, one.method, one.published, one.predicted, one.deviation)
+                    for one in comparisons
                 ],
             )
-            for title, cells in published.items()
+            for title, comparisons in compared.items()
         ]
         print(json.dumps(document("prediction of 2206.01299", shown), indent=2, allow_nan=False))
         return
-    for title, cells in published.items():
+    for title, comparisons in compared.items():
         table = Table(box=SIMPLE_HEAD, padding=0, title=f"2206.01299, {title}", title_justify="left")
         table.add_column("link")
         table.add_column("")
         for header in ("published", "predicted", "deviation"):
             table.add_column(header, justify="right")
-        for cell in cells:
+        for one in comparisons:
             table.add_row(
-                bandwidth_text(cell.bandwidth),
-                cell.method,
-                f"{cell.published:.3g}",
-                f"{cell.predicted:.3g}",
-                f"{cell.deviation:+.0%}",
+                bandwidth_text(one.bandwidth),
+                one.method,
+                f"{one.published:.3g}",
+                f"{one.predicted:.3g}",
+                f"{one.deviation:+.0%}",
             )
         Console().print(table)
 

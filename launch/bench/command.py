@@ -1,15 +1,19 @@
-"""`thinwire bench`: measurements that answer "how fast?" on this machine: of a recipe over slow links, or of codecs."""
+"""`thinwire bench`: measure how fast codecs are, or how fast a recipe trains over slow links, on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+
+from thinwire.launch.shared.exit_codes import OK
 
 _HELP = """usage: thinwire bench codecs ...
        thinwire bench RECIPE ...
 
   codecs     bits, error and speed of codecs, on Gaussian data and on a recipe's own tensors
-  RECIPE     a recipe over slow links: codecs, uncompressed, plain torch, and the LIMIT
+  RECIPE     speed of a recipe over slow links: each codec, no compression, plain torch, and the LIMIT
 
+A recipe of your own that is named codecs is given as a path: thinwire bench ./codecs.yaml.
 thinwire bench codecs --help and thinwire bench quickstart --help explain their options."""
 
 
@@ -17,11 +21,13 @@ def main(argv: Sequence[str]) -> int:
     """Run a bench; the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
-        return 0
+        return OK
     if argv[0] == "codecs":
-        from thinwire.launch.bench.codecs.command import main as codecs
+        return _run("codecs", argv[1:])
+    return _run("links", argv)
 
-        return codecs(argv[1:])
-    from thinwire.launch.bench.links.command import main as links
 
-    return links(argv)
+def _run(bench: str, argv: Sequence[str]) -> int:
+    """Import one bench only, and run it."""
+    status: int = import_module(f"thinwire.launch.bench.{bench}.command").main(argv)
+    return status

@@ -92,7 +92,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class End:
+class Outcome:
     """How a crew ended."""
 
     status: int
@@ -101,44 +101,44 @@ class End:
     """The same in words; empty when all went well."""
 
 
-def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> End:
+def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> Outcome:
     """Wait until all have ended or are given up.
 
     After a failure the others have `grace` seconds, then SIGTERM and as long again. A signal in `came` they get at
     once, and have `grace` seconds; at a second one they are given up. What still runs then is left to the caller.
     """
-    end, interrupted = End(0, ""), False
+    outcome, interrupted = Outcome(0, ""), False
     orders: list[tuple[float, signal.Signals | None]] = []  # what they get when; None gives them up
     while any(member.process.poll() is None for member in members):
         now = time.monotonic()
         if len(came) > 1:
             return _interrupted(came[0])
         if came and not interrupted:
-            interrupted, end = True, _interrupted(came[0])
+            interrupted, outcome = True, _interrupted(came[0])
             orders = [(now, came[0]), (now + grace, None)]
-        elif end.status == 0 and (found := _failure(members)):
-            end = found
+        elif outcome.status == 0 and (found := _failure(members)):
+            outcome = found
             orders = [(now + grace, signal.SIGTERM), (now + 2 * grace, None)]
         while orders and orders[0][0] <= now:
             _, order = orders.pop(0)
             if order is None:
-                return end
+                return outcome
             running = [member.label for member in members if member.process.poll() is None]
             if not interrupted and running:
-                end = End(end.status, f"{end.told}; stopped {grace:g} s later: {', '.join(running)}")
+                outcome = Outcome(outcome.status, f"{outcome.told}; stopped {grace:g} s later: {', '.join(running)}")
             for member in members:
                 member.signal(order)
         time.sleep(_POLL_SECONDS)
-    return end if end.status else _failure(members) or end
+    return outcome if outcome.status else _failure(members) or outcome
 
 
-def _interrupted(number: signal.Signals) -> End:
-    return End(128 + number, f"stopped by {number.name}")
+def _interrupted(number: signal.Signals) -> Outcome:
+    return Outcome(128 + number, f"stopped by {number.name}")
 
 
-def _failure(members: Sequence[Member]) -> End | None:
+def _failure(members: Sequence[Member]) -> Outcome | None:
     """The first of them that has failed, with the status that a shell would give."""
     for member in members:
         if code := member.process.poll():
-            return End(128 - code if code < 0 else code, f"{member.label} failed first: it {ended(code)}")
+            return Outcome(128 - code if code < 0 else code, f"{member.label} failed first: it {ended(code)}")
     return None

@@ -106,9 +106,9 @@ def kinds(links: Links) -> list[str]:
 
 
 def _shape(
-    where: str, device: str, links: Links, end: str, overrides: Mapping[int, float | None], *, delayed: bool
+    where: str, device: str, links: Links, other_is: str, overrides: Mapping[int, float | None], *, delayed: bool
 ) -> list[str]:
-    """Shape one device: `end` says which address of a packet is the other host's."""
+    """Shape one device: `other_is` says which address of a packet, src or dst, is the other host's."""
 
     def bucket(parent: str, handle: int, rate: float | None) -> list[str]:
         return [
@@ -126,7 +126,7 @@ def _shape(
     for number, (other, rate) in enumerate([(None, links.bandwidth), *sorted(overrides.items())], start=1):
         lines.append(f"tc {where} class add {device} parent 1: classid 1:{number:x} htb rate {_NO_LIMIT}")
         if other is not None:
-            match = f"u32 match ip {end} {address(other)}/32"
+            match = f"u32 match ip {other_is} {address(other)}/32"
             lines.append(f"tc {where} filter add {device} parent 1: protocol ip prio 1 {match} flowid 1:{number:x}")
         lines += bucket(f"parent 1:{number:x}", 16 * number, rate)
     return lines

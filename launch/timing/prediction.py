@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from thinwire.launch.timing.simulator import Course, simulate
+from thinwire.launch.timing.step_time import Course, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import Link, Network, Workload, label
 from thinwire.pipeline.options import CompressionOptions
@@ -16,7 +16,7 @@ HIDDEN = 0.95
 """The wire is hidden where a step keeps this share of its speed with unlimited bandwidth."""
 PAYS = 1.05
 """Compression pays where it makes a step this many times as fast."""
-UNCOMPRESSED = CompressionOptions(activations="none", gradients="none")
+NO_COMPRESSION = CompressionOptions(activations="none", gradients="none")
 SLOWEST, FASTEST = 1e3, 1e13
 """Bits a second between which a bandwidth is looked for."""
 
@@ -51,7 +51,7 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
     cut = workload.cut_for(schedule)
     table = timetable(schedule, cut.num_stages, cut.num_microbatches)
     activations = cut.channel("activations", compression, network)
-    return simulate(table, cut.compute(), activations, cut.channel("gradients", compression, network))
+    return time_step(table, cut.compute(), activations, cut.channel("gradients", compression, network))
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
@@ -68,8 +68,8 @@ def predict_each(
     workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
 ) -> list[Prediction]:
     """As `predict`, of several codecs that are compared with the same."""
-    uncompressed = limit(workload, schedule, UNCOMPRESSED, network)
-    unthrottled = limit(workload, schedule, UNCOMPRESSED, Network())
+    uncompressed = limit(workload, schedule, NO_COMPRESSION, network)
+    unthrottled = limit(workload, schedule, NO_COMPRESSION, Network())
     predictions = []
     for compression in codecs:
         course = run(workload, schedule, compression, network)

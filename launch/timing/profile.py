@@ -21,7 +21,7 @@ from thinwire.models.layers import build_stage
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
-ROUNDS = 5
+REPETITIONS = 5
 
 
 def from_recipe(
@@ -70,7 +70,7 @@ def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tu
     targets, side = data.training.targets(ids), data.training.side(ids)
     last = index == len(prepared.cuts) - 1
     forwards, backwards = [], []
-    for _ in range(1 + ROUNDS):  # the first one warms up
+    for _ in range(1 + REPETITIONS):  # the first one warms up
         begun = time.perf_counter()
         output = stage(*inputs, **side)
         results = (
@@ -117,7 +117,7 @@ def time_codec(method: Method, example: Tensor) -> CodecCost:
 def _median_seconds(act: Callable[[], object]) -> float:
     act()
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         begun = time.perf_counter()
         act()
         times.append(time.perf_counter() - begun)

@@ -1,10 +1,10 @@
-"""The published throughput of AQ-SGD (2206.01299, Tables 2 and 3), and what the simulation says of the same cells."""
+"""The published throughput of AQ-SGD (2206.01299, Tables 2 and 3), and what the simulation says of the same numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from thinwire.launch.timing.prediction import UNCOMPRESSED, predict
+from thinwire.launch.timing.prediction import NO_COMPRESSION, predict
 from thinwire.launch.timing.workload import Network, frame_bytes, uniform
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
@@ -13,8 +13,8 @@ WORKLOAD = uniform("GPT2-1.5B", num_stages=8, num_microbatches=32, forward=0.045
 """GPT2-1.5B on 8 machines, macro-batch 32, micro-batch 1, sequences of 1024; compute from Table 3."""
 
 _PER_CHANNEL = 'q({}, per="channel")'
-CODECS = {
-    "fp32": UNCOMPRESSED,
+METHODS = {
+    "fp32": NO_COMPRESSION,
     "fw3 bw6": CompressionOptions(activations=_PER_CHANNEL.format(3), gradients=_PER_CHANNEL.format(6)),
     "fw4 bw8": CompressionOptions(activations=_PER_CHANNEL.format(4), gradients=_PER_CHANNEL.format(8)),
 }
@@ -32,12 +32,12 @@ THROUGHPUT = {
 RATIOS = {10e9: 0.116, 1e9: 1.16, 500e6: 2.3, 300e6: 3.9, 100e6: 11.6}
 """How long an uncompressed activation is on the wire in times of its forward compute, by bandwidth, in Table 2."""
 
-WIRE = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.063), 100e6: (0.063, 0.125)}
+WIRE_SECONDS = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.063), 100e6: (0.063, 0.125)}
 """Table 3, fw4 bw8: seconds of one micro-batch on the wire, forward and back, by bandwidth."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class Comparison:
     """A published number beside ours."""
 
     quantity: str
@@ -53,42 +53,42 @@ class Cell:
         return self.predicted / self.published - 1
 
 
-def throughput_cells() -> list[Cell]:
+def throughput_comparisons() -> list[Comparison]:
     """Table 2, sequences a second."""
     return [
-        Cell(
+        Comparison(
             "sequences/s",
             bandwidth,
             method,
             published,
-            predict(WORKLOAD, "gpipe", CODECS[method], Network(bandwidth=bandwidth)).samples_per_second,
+            predict(WORKLOAD, "gpipe", METHODS[method], Network(bandwidth=bandwidth)).samples_per_second,
         )
         for bandwidth, row in THROUGHPUT.items()
         for method, published in row.items()
     ]
 
 
-def share_cells() -> list[Cell]:
+def share_comparisons() -> list[Comparison]:
     """Table 2, each as a share of the same method's at 10 Gbps, where what takes time beside compute cancels out."""
-    cells = throughput_cells()
-    fastest = {cell.method: cell for cell in cells if cell.bandwidth == max(THROUGHPUT)}
+    compared = throughput_comparisons()
+    fastest = {one.method: one for one in compared if one.bandwidth == max(THROUGHPUT)}
     return [
         replace(
-            cell,
+            one,
             quantity="share of 10 Gbps",
-            published=cell.published / fastest[cell.method].published,
-            predicted=cell.predicted / fastest[cell.method].predicted,
+            published=one.published / fastest[one.method].published,
+            predicted=one.predicted / fastest[one.method].predicted,
         )
-        for cell in cells
-        if cell.bandwidth != max(THROUGHPUT)
+        for one in compared
+        if one.bandwidth != max(THROUGHPUT)
     ]
 
 
-def wire_cells() -> list[Cell]:
+def wire_comparisons() -> list[Comparison]:
     """Table 3, milliseconds of one frame on the wire; its compute columns are the simulation's input."""
-    cells = []
-    for bandwidth, row in WIRE.items():
+    compared = []
+    for bandwidth, row in WIRE_SECONDS.items():
         for channel, published in zip(CHANNELS, row, strict=True):
-            nbytes = frame_bytes(WORKLOAD.boundaries[0], CODECS["fw4 bw8"], 0, channel)
-            cells.append(Cell("ms", bandwidth, channel, 1e3 * published, 8e3 * nbytes / bandwidth))
-    return cells
+            nbytes = frame_bytes(WORKLOAD.boundaries[0], METHODS["fw4 bw8"], 0, channel)
+            compared.append(Comparison("ms", bandwidth, channel, 1e3 * published, 8e3 * nbytes / bandwidth))
+    return compared

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from thinwire.pipeline.schedules import SCHEDULES, Order, actions, placement
 
-KINDS = ("forward", "backward", "backward input", "backward weight")
+ACTION_KINDS = ("forward", "backward", "backward input", "backward weight")
 """What an action can be; a backward is whole, or split in two."""
-FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(len(KINDS))
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(len(ACTION_KINDS))
 _KIND_OF = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
 
 Integers = NDArray[np.int64]
@@ -41,7 +41,7 @@ class Timetable:
     stage: Integers
     microbatch: Integers
     kind: Integers
-    """Index into KINDS."""
+    """Index into ACTION_KINDS."""
     needs: Integers
     """The message an action waits for."""
     gives: Integers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Method
-from thinwire.launch.timing.simulator import Channel, Compute
+from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.boundary import frame_length
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, split_pair
@@ -82,14 +82,14 @@ class Workload:
             where=tuple(where[stage] for stage in range(count)),
         )
 
-    def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> Channel:
+    def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> ChannelTiming:
         """One direction over all boundaries, as the simulation wants it."""
         boundaries = self.num_stages - 1
         methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
         found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
         costs = [found[method] for method in methods]
         bandwidth, latency = network.of(name, self.where or tuple(range(self.num_stages)))
-        return Channel(
+        return ChannelTiming(
             nbytes=[_frame_bytes(*given, name) for given in zip(self.boundaries, methods, forth, strict=True)],
             bandwidth=bandwidth,
             latency=latency,

@@ -11,7 +11,7 @@ import pytest
 
 from support.commands import THINWIRE, completed, hosts_of, started
 from thinwire.launch import cli, cluster
-from thinwire.launch.hosts import namespaces as hosts
+from thinwire.launch.hosts import namespaces
 from thinwire.launch.run import recipe
 from thinwire.pipeline.errors import OptionsError
 
@@ -111,7 +111,7 @@ def test_mistakes_have_status_2(monkeypatch, capsys, given, said):
 @pytest.mark.parametrize("given", ["run -- true", "clean"])
 def test_what_is_missing_is_one_sentence(monkeypatch, capsys, given):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(hosts, "_run", lambda command: pytest.fail(f"ran {command}"))
+    monkeypatch.setattr(namespaces, "_run", lambda command: pytest.fail(f"ran {command}"))
     assert cli.main(["cluster", *given.split()]) == 2
     said = "a cluster needs root, for network namespaces and traffic control; start the command with sudo\n"
     assert capsys.readouterr() == ("", said)

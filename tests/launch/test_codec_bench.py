@@ -8,9 +8,7 @@ import torch
 from thinwire.compress import parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import cli
-from thinwire.launch.bench import command as bench
-from thinwire.launch.bench.codecs import command as codec_bench
-from thinwire.launch.bench.codecs import trial as codec_trial
+from thinwire.launch.bench.codecs import command, trial
 from thinwire.launch.bench.codecs.capture import Passage, capture
 from thinwire.launch.bench.codecs.command import EXAMPLES, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
@@ -56,7 +54,7 @@ def tiny(tmp_path):
 @pytest.fixture
 def quick(tiny, monkeypatch):
     """A command line that ends within a second, but for the codecs."""
-    monkeypatch.setattr(codec_trial, "MEMCPY_BYTES", 2**16)
+    monkeypatch.setattr(trial, "MEMCPY_BYTES", 2**16)
     return ["codecs", "--recipe", tiny, "--steps", "1", "--rounds", "1", "--threads", "1", "--elements", "8192"]
 
 
@@ -198,19 +196,19 @@ def test_every_codec_is_measured_by_default_except_reuse():
 @pytest.mark.parametrize("expression", ["aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))", "efmixed(topk(0.1))"])
 def test_feedback_is_measured_at_later_visits_of_two_ends_that_agree(expression):
     method, messages = parse(expression), [gaussian(2**14), 3 * gaussian(2**13)]
-    trial = FeedbackTrial(method, messages)
-    assert trial.nbytes == sum(method.codec.nbytes(message.shape, torch.float32) for message in messages)
-    for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone) * 2:  # as they are timed
-        for _ in range(codec_trial.CALLS):
+    rule = FeedbackTrial(method, messages)
+    assert rule.nbytes == sum(method.codec.nbytes(message.shape, torch.float32) for message in messages)
+    for act in (rule.encode, rule.decode, rule.encode_alone, rule.decode_alone) * 2:  # as they are timed
+        for _ in range(trial.CALLS):
             act()
-    for encoder, decoder in zip(trial._encoders, trial._decoders, strict=True):
+    for encoder, decoder in zip(rule._encoders, rule._decoders, strict=True):
         assert encoder.buffers.digests() == decoder.buffers.digests()
 
 
 def test_a_rule_for_activations_alone_is_not_measured_on_gradients():
     data = {name: [gaussian(2**13)] for name in ("activations", "gradients")}
-    place = codec_trial.Place(device="cpu", threads=1)
-    results = codec_trial.measure_feedback([parse("aqsgd(q(4))"), parse("ef21(q(4))")], data, [place], 1)
+    processor = trial.Processor(device="cpu", threads=1)
+    results = trial.measure_feedback([parse("aqsgd(q(4))"), parse("ef21(q(4))")], data, [processor], 1)
     assert [(result.data, result.method) for result in results] == [
         ("activations", "aqsgd(q(4))"),
         ("activations", "ef21(q(4))"),
@@ -219,9 +217,9 @@ def test_a_rule_for_activations_alone_is_not_measured_on_gradients():
 
 
 def test_own_work_is_what_both_ends_do_beside_one_encode_and_two_decodes(monkeypatch):
-    monkeypatch.setattr(codec_trial, "_timed", lambda acts, place, rounds: (10.0, [3.0, 2.0, 1.0, 0.5]))
-    place = codec_trial.Place(device="cpu", threads=1)
-    (speed,) = codec_trial.feedback_speeds([parse("ef21(q(4))")], [gaussian(2**13)], place, 1)
+    monkeypatch.setattr(trial, "_timed", lambda acts, processor, rounds: (10.0, [3.0, 2.0, 1.0, 0.5]))
+    processor = trial.Processor(device="cpu", threads=1)
+    (speed,) = trial.feedback_speeds([parse("ef21(q(4))")], [gaussian(2**13)], processor, 1)
     assert speed.own == (3 + 2 - (1 + 2 * 0.5)) / (1 + 2 * 0.5)
     assert (speed.encode, speed.decode) == (2**15 / 1e9 / 3, 2**15 / 1e9 / 2)
 
@@ -250,13 +248,13 @@ def test_json_and_tables_of_feedback(quick, capsys):
         assert row["encode, GB/s"] > 0 and row["decode, GB/s"] > 0
         assert math.isfinite(row["own"])
     assert cpu[0]["bits"] == 4 + 16 / 1024
-    assert bench.main(arguments) == 0
+    assert cli.main(["bench", *arguments]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["ef21(q(4))"]]
     assert rows == [["ef21(q(4))", "4.02"], ["ef21(q(4))", "5.00"], ["ef21(q(4))", "5.00"]]
 
 
 def test_markdown_has_a_table_of_quality_and_two_of_speed(quick, capsys):
-    assert bench.main([*quick, "--markdown", "--codec", "q(4)", "none", "aqsgd(q(4))"]) == 0
+    assert cli.main(["bench", *quick, "--markdown", "--codec", "q(4)", "none", "aqsgd(q(4))"]) == 0
     text = capsys.readouterr().out
     tables = [[line for line in part.splitlines() if line.startswith("|")] for part in text.split("\n\n")]
     environment, qualities, codecs, feedback = [table for table in tables if table]
@@ -302,7 +300,7 @@ def test_json_says_everything(quick, capsys):
 
 
 def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(quick, capsys):
-    assert bench.main([*quick, "--codec", "q(4)", "q(8)"]) == 0
+    assert cli.main(["bench", *quick, "--codec", "q(4)", "q(8)"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines if "; memcpy" in line] == [
         "gaussian",
@@ -342,7 +340,7 @@ def test_a_mistake_is_one_sentence(capsys, arguments, said):
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_bench_alone_says_what_can_be_measured(capsys, arguments):
-    assert bench.main(arguments) == 0
+    assert cli.main(["bench", *arguments]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("usage: thinwire bench codecs ...\n       thinwire bench RECIPE ...\n")
     assert told.err == ""
@@ -358,7 +356,7 @@ def test_what_is_neither_codecs_nor_a_recipe_is_answered_with_the_recipes(capsys
 def test_several_recipes_are_captured_under_their_names(tiny):
     other = Path(tiny).with_name("other.yaml")
     other.write_text(Path(tiny).read_text())
-    found = codec_bench.captured([tiny, str(other)], 1)
+    found = command.captured([tiny, str(other)], 1)
     assert list(found) == [
         f"{name} {channel}" for name in ("tiny", "other") for channel in ("activations", "gradients")
     ]

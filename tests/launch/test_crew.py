@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from thinwire.launch.hosts.crew import End, Member, gathered_signals, supervise
+from thinwire.launch.hosts.crew import Member, Outcome, gathered_signals, supervise
 
 WAIT = "sleep 60"
 SAYS_AND_ENDS = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
@@ -25,7 +25,7 @@ def end(crew):
 
 def test_lines_are_labelled_and_go_where_they_were_meant_for(capfd):
     crew = members("echo one; echo two >&2", "printf 'no end of line'; echo $THINWIRE_X")
-    assert supervise(crew, [], grace=10) == End(0, "")
+    assert supervise(crew, [], grace=10) == Outcome(0, "")
     end(crew)
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == ["host 0 | one", "host 1 | no end of line"]
@@ -46,7 +46,7 @@ def test_bytes_that_are_no_text_do_not_stop_the_others(capfd):
 def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, status, how):
     """`kill -9` on one host ended a cluster with status 137 and no line."""
     crew = members(WAIT, script, WAIT)
-    assert supervise(crew, [], grace=0.1) == End(
+    assert supervise(crew, [], grace=0.1) == Outcome(
         status, f"host 1 failed first: it {how}; stopped 0.1 s later: host 0, host 2"
     )
     assert [member.process.poll() for member in crew if member is not crew[1]] == [-signal.SIGTERM] * 2
@@ -55,7 +55,7 @@ def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, s
 
 def test_the_others_may_end_by_themselves_after_a_failure(capfd):
     crew = members("exit 3", "sleep 0.5; echo why; exit 4")
-    assert supervise(crew, [], grace=60) == End(3, "host 0 failed first: it exited with status 3")
+    assert supervise(crew, [], grace=60) == Outcome(3, "host 0 failed first: it exited with status 3")
     end(crew)
     assert capfd.readouterr().out == "host 1 | why\n"
 
@@ -73,7 +73,7 @@ def test_a_signal_is_passed_on(capfd):
     with gathered_signals() as came:
         # not SIGINT, which a shell cannot trap where the tests were started in the background
         os.kill(os.getpid(), signal.SIGTERM)
-        assert supervise(crew, came, grace=60) == End(143, "stopped by SIGTERM")
+        assert supervise(crew, came, grace=60) == Outcome(143, "stopped by SIGTERM")
     end(crew)
     assert sorted(capfd.readouterr().out.splitlines()) == ["host 0 | told", "host 1 | told"]
 
@@ -94,7 +94,7 @@ def test_who_is_hushed_says_nothing_after_a_signal(capfd):
     """Every process of an interrupted training printed a traceback."""
     crew = [Member("host 0", ["sh", "-c", SAYS_AND_ENDS], {}, hushed=True)]
     wait_until_ready(capfd, 1)
-    assert supervise(crew, [signal.SIGTERM], grace=60) == End(143, "stopped by SIGTERM")
+    assert supervise(crew, [signal.SIGTERM], grace=60) == Outcome(143, "stopped by SIGTERM")
     end(crew)
     assert capfd.readouterr().out == ""
 

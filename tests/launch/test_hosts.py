@@ -10,7 +10,7 @@ import time
 import pytest
 
 from support.wire_bytes import bytes_received, bytes_sent
-from thinwire.launch.hosts import namespaces as hosts
+from thinwire.launch.hosts import namespaces
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, processes_in, remove_orphans
 from thinwire.launch.shared import probes
 from thinwire.launch.shared.links import Links
@@ -35,7 +35,7 @@ print(received)
 SEND = "import socket, sys; socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))"
 
 
-def namespaces():
+def listed_namespaces():
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
     return {line.split()[0] for line in listed.splitlines()}
 
@@ -110,14 +110,14 @@ def test_only_what_goes_over_a_link_of_its_own_takes_its_bucket():
 def test_hosts_and_what_runs_in_them_are_removed_whatever_happens():
     with pytest.raises(ZeroDivisionError), Cluster(PAIR) as made:
         names = {host.name for host in made}
-        assert names <= namespaces()
+        assert names <= listed_namespaces()
         sleeper = subprocess.Popen(made[0].command(["sleep", "60"]))
         while sleeper.pid not in processes_in(made[0].name):
             assert sleeper.poll() is None
             time.sleep(0.05)
         raise ZeroDivisionError
     assert sleeper.wait() == -signal.SIGKILL
-    assert not names & namespaces()
+    assert not names & listed_namespaces()
 
 
 @real
@@ -128,25 +128,25 @@ def test_hosts_of_a_killed_process_are_removed_by_the_next():
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     name = killed.stdout.strip()
-    assert name in namespaces()
+    assert name in listed_namespaces()
     with Cluster(PAIR) as made:
-        assert name not in namespaces()
+        assert name not in listed_namespaces()
         assert remove_orphans() == []
-        assert {host.name for host in made} <= namespaces()
+        assert {host.name for host in made} <= listed_namespaces()
 
 
 @real
 def test_a_network_made_half_way_is_removed(monkeypatch):
-    before = namespaces()
-    monkeypatch.setattr(hosts.network, "shaping", lambda prefix, links: [["tc", "-n", f"{prefix}-0", "nonsense"]])
+    before = listed_namespaces()
+    monkeypatch.setattr(namespaces.network, "shaping", lambda prefix, links: [["tc", "-n", f"{prefix}-0", "nonsense"]])
     with pytest.raises(ClusterError, match=r"`tc -n .* nonsense`: "), Cluster(PAIR):
         pass
-    assert namespaces() == before
+    assert listed_namespaces() == before
 
 
 def test_who_is_not_root_is_told_before_anything_is_made(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(hosts, "_run", lambda command: pytest.fail(f"ran {command}"))
+    monkeypatch.setattr(namespaces, "_run", lambda command: pytest.fail(f"ran {command}"))
     said = "a cluster needs root, for network namespaces and traffic control; start the command with sudo"
     with pytest.raises(ClusterError) as caught, Cluster(PAIR):
         pass
@@ -155,7 +155,7 @@ def test_who_is_not_root_is_told_before_anything_is_made(monkeypatch):
 
 def test_absent_tools_are_named(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None)
     assert missing(PAIR) == "a cluster needs ip and tc; install iproute2"
 
 
@@ -173,7 +173,7 @@ def test_what_the_kernel_lacks_is_told_with_what_to_do(monkeypatch, links, kind,
         return probes.Finding("unknown", "missing") if lacking else probes.Finding("works")
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(hosts, "probe_namespace", probe)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(namespaces, "probe_namespace", probe)
     assert missing(links).startswith(said)
     assert missing(Links()) == ""

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.launch.timing.simulator import Channel, Compute, simulate
+from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import alternating_timetable, compile_order, timetable
 from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
 
-FREE = Channel(nbytes=0)
-UNCOMPRESSED = 1024 * 1600 * 4
+FREE = ChannelTiming(nbytes=0)
+UNCOMPRESSED_BYTES = 1024 * 1600 * 4
 
 
 def wire(seconds, latency=0.0, **costs):
     """A channel whose frames take so many seconds."""
-    return Channel(nbytes=np.asarray(seconds) / 8, bandwidth=1.0, latency=latency, **costs)
+    return ChannelTiming(nbytes=np.asarray(seconds) / 8, bandwidth=1.0, latency=latency, **costs)
 
 
 def step(schedule, forth, back, stages=8, microbatches=32, forward=0.045, backward=0.135):
     compute = Compute(forward=forward, backward=backward)
-    return simulate(timetable(schedule, stages, microbatches), compute, wire(forth), wire(back))
+    return time_step(timetable(schedule, stages, microbatches), compute, wire(forth), wire(back))
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 5), (3, 1), (4, 9)])
@@ -89,7 +89,7 @@ def test_any_schedule_is_what_the_rules_say(schedule, data):
         weight_share=data.draw(st.floats(0.0, 1.0)),
     )
     forth, back = (
-        Channel(
+        ChannelTiming(
             nbytes=data.draw(each(stages - 1)),
             bandwidth=data.draw(each(stages - 1, 1.0)),
             latency=data.draw(numbers),
@@ -98,7 +98,7 @@ def test_any_schedule_is_what_the_rules_say(schedule, data):
         )
         for _ in range(2)
     )
-    found = simulate(timetable(schedule, stages, 6), compute, forth, back)
+    found = time_step(timetable(schedule, stages, 6), compute, forth, back)
     seconds, waits = restated(schedule, stages, 6, compute, forth, back)
     assert found.seconds == pytest.approx(seconds, rel=1e-9)
     np.testing.assert_allclose(found.wait, waits, rtol=1e-9, atol=1e-9)
@@ -142,11 +142,11 @@ def watched(schedule, stages, microbatches, compute, wires, duplex):
 @pytest.mark.parametrize("stages", [2, 4])
 def test_directions_of_a_link_leave_each_other_what_they_do(schedule, wires, stages):
     table, compute = timetable(schedule, stages, 8), Compute(forward=1.0, backward=2.0)
-    forth, back = (Channel(nbytes=seconds / 8, bandwidth=1.0, duplex=0.8) for seconds in wires)
-    found = simulate(table, compute, forth, back).seconds
+    forth, back = (ChannelTiming(nbytes=seconds / 8, bandwidth=1.0, duplex=0.8) for seconds in wires)
+    found = time_step(table, compute, forth, back).seconds
     expected = watched(schedule, stages, 8, {"F": 1.0, "B": 2.0}, dict(zip("FB", wires, strict=True)), 0.8)
     assert found == pytest.approx(expected, rel=1e-3)
-    alone = simulate(table, compute, wire(wires[0]), wire(wires[1])).seconds
+    alone = time_step(table, compute, wire(wires[0]), wire(wires[1])).seconds
     if schedule == "gpipe":  # whose activations have all arrived before the first gradient leaves
         assert found == alone
     elif schedule == "1f1b-wan" and wires[0] == 8.0:
@@ -163,7 +163,7 @@ def test_directions_of_a_link_leave_each_other_what_they_do(schedule, wires, sta
 def test_a_faster_wire_is_never_slower_and_no_wire_is_the_fastest(schedule, slow, factor, latency):
     table, compute = timetable(schedule, 4, 8), Compute(forward=0.1, backward=0.2)
     at = [
-        simulate(table, compute, wire(seconds, delay), wire(seconds, delay)).seconds
+        time_step(table, compute, wire(seconds, delay), wire(seconds, delay)).seconds
         for seconds, delay in ((slow, latency), (slow / factor, latency), (slow / factor, 0.0), (0.0, 0.0))
     ]
     assert all(earlier >= later * (1 - 1e-12) for earlier, later in pairwise(at))
@@ -174,8 +174,8 @@ def test_a_faster_wire_is_never_slower_and_no_wire_is_the_fastest(schedule, slow
 )
 def test_the_limit_of_aqsgd_at_100_mbps(bits, speedup, share):
     """8 stages, 32 micro-batches, Table 3's compute; payloads without scales."""
-    forth, back = (UNCOMPRESSED * width / 32 * 8 / 100e6 for width in bits)
-    whole = UNCOMPRESSED * 8 / 100e6
+    forth, back = (UNCOMPRESSED_BYTES * width / 32 * 8 / 100e6 for width in bits)
+    whole = UNCOMPRESSED_BYTES * 8 / 100e6
     limit = step("gpipe", forth, back).seconds
     assert step("gpipe", whole, whole).seconds / limit == pytest.approx(speedup, rel=0.005)
     assert step("gpipe", 0.0, 0.0).seconds / limit == pytest.approx(share, rel=0.005)
@@ -203,26 +203,34 @@ def test_timetables_made_without_objects_are_those_of_the_orders(name):
 @pytest.mark.parametrize("schedule", ["gpipe", "zbv-zero-bubble"])
 def test_spans_fill_the_busy_time_and_never_overlap_on_a_process(schedule):
     costs = {"encode": 0.25, "decode": 0.5}
-    found = simulate(
+    found = time_step(
         timetable(schedule, 4, 4), Compute(forward=1.0, backward=2.0), wire(3.0, 1.0, **costs), wire(2.0, **costs)
     )
-    spans = list(found.spans())
+    intervals = list(found.intervals())
     for process in range(found.table.num_processes):
-        own = sorted((span.start, span.end) for span in spans if span.process == process and span.kind != "wire")
+        own = sorted(
+            (interval.start, interval.end)
+            for interval in intervals
+            if interval.process == process and interval.kind != "wire"
+        )
         assert sum(end - start for start, end in own) == pytest.approx(found.busy[process])
         assert all(start >= end - 1e-9 for (_, end), (start, _) in pairwise(own))
-    assert {"forward", "encode", "decode", "wire"} <= {span.kind for span in spans}
-    frames = [span for span in spans if span.kind == "wire" and span.process == 0]
-    assert {round(span.end - span.start, 9) for span in frames} <= {4.0, 2.0}
-    assert math.isclose(max(span.end for span in spans if span.kind != "wire"), found.seconds)
+    assert {"forward", "encode", "decode", "wire"} <= {interval.kind for interval in intervals}
+    frames = [interval for interval in intervals if interval.kind == "wire" and interval.process == 0]
+    assert {round(interval.end - interval.start, 9) for interval in frames} <= {4.0, 2.0}
+    assert math.isclose(max(interval.end for interval in intervals if interval.kind != "wire"), found.seconds)
 
 
 def test_both_directions_of_a_link_are_used_at_once():
     """With one frame each way a step, the second stage's gradient travels while the next activation comes."""
-    found = simulate(
+    found = time_step(
         alternating_timetable([2, 1], 2), Compute(forward=1.0, backward=1.0), wire(10.0), wire(10.0, latency=5.0)
     )
-    wires = {(span.process, span.microbatch): (span.start, span.end) for span in found.spans() if span.kind == "wire"}
+    wires = {
+        (interval.process, interval.microbatch): (interval.start, interval.end)
+        for interval in found.intervals()
+        if interval.kind == "wire"
+    }
     assert wires == {(0, 0): (1.0, 11.0), (0, 1): (11.0, 21.0), (1, 0): (13.0, 28.0), (1, 1): (23.0, 38.0)}
     assert found.seconds == 39.0
 
@@ -230,11 +238,11 @@ def test_both_directions_of_a_link_are_used_at_once():
 @pytest.mark.slow
 def test_a_thousand_stages():
     table = timetable("1f1b-wan", 1000, 1000)
-    found = simulate(table, Compute(forward=1.0, backward=2.0), wire(0.0), wire(0.0))
+    found = time_step(table, Compute(forward=1.0, backward=2.0), wire(0.0), wire(0.0))
     assert table.held[0] == 1000
     assert found.seconds == pytest.approx(3 * (1000 + 1000 - 1))
 
 
 def test_a_list_of_the_wrong_length_is_refused():
     with pytest.raises(ValueError, match="one number for all, or 2, one for each; got 3"):
-        simulate(timetable("gpipe", 2, 2), Compute(forward=[1, 2, 3], backward=1), FREE, FREE)
+        time_step(timetable("gpipe", 2, 2), Compute(forward=[1, 2, 3], backward=1), FREE, FREE)

@@ -10,11 +10,11 @@ import torch
 from support.commands import THINWIRE, hosts_of, started
 from support.processes import run
 from thinwire.launch import cli
-from thinwire.launch.bench.links import command as link_bench
+from thinwire.launch.bench.links import command
 from thinwire.launch.bench.links.contenders import Codecs, make
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
-from thinwire.launch.run.recipe import parse
+from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
 
 CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
@@ -103,9 +103,19 @@ def test_a_wrong_option_is_a_sentence(capsys):
     assert capsys.readouterr() == ("", said)
 
 
+def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, capsys):
+    assert "codecs" not in packaged(), "thinwire bench codecs measures codecs"
+    (tmp_path / "codecs.yaml").write_text("pipeline: {num_stages: 1}")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "./codecs.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages must make")
+    assert cli.main(["bench", "--help"]) == 0
+    assert "thinwire bench ./codecs.yaml" in capsys.readouterr().out
+
+
 def test_who_is_not_root_is_told_before_anything_is_prepared(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(link_bench, "prepare", lambda wanted: pytest.fail("prepared data and model"))
+    monkeypatch.setattr(command, "prepare", lambda wanted: pytest.fail("prepared data and model"))
     assert cli.main(["bench", *SMALL]) == 1
     assert capsys.readouterr().err.startswith("a cluster needs root, ")
 

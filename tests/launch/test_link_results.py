@@ -1,6 +1,6 @@
 import pytest
 
-from thinwire.launch.bench.links.results import UNCOMPRESSED, Contest, as_document, simulated
+from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document, simulated
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
@@ -54,7 +54,7 @@ def contest(bandwidth, goodput, times):
 
 
 TIMES = {
-    UNCOMPRESSED: (0.9, 0.8, 0.004, 100_000),
+    REFERENCE: (0.9, 0.8, 0.004, 100_000),
     "aqsgd(q(4))/q(8)": (0.8, 0.4, 0.02, 20_000),
     "torch fp32": (1.1, 1.0, None, None),
 }
@@ -63,12 +63,12 @@ TIMES = {
 def test_medians_are_of_the_slowest_process():
     found = contest(100.0, 1e7, TIMES)
     assert found.contenders == list(TIMES)
-    assert found.seconds(UNCOMPRESSED) == pytest.approx(0.801)
-    assert found.seconds(UNCOMPRESSED, "first") == pytest.approx(0.901)
+    assert found.seconds(REFERENCE) == pytest.approx(0.801)
+    assert found.seconds(REFERENCE, "first") == pytest.approx(0.901)
     assert found.seconds("torch fp32") == pytest.approx(1.0)
     assert found.compute() == {(stage, task): spent for stage in range(2) for task, spent in COMPUTE.items()}
     assert found.frames("torch fp32") == {} and found.sections("torch fp32") == [{}, {}]
-    assert found.frames(UNCOMPRESSED)[0, "gradients"] == (4, 400_000)
+    assert found.frames(REFERENCE)[0, "gradients"] == (4, 400_000)
 
 
 def test_compute_is_that_of_the_contender_slowed_least():
@@ -88,17 +88,17 @@ def test_the_limit_is_the_recurrence_at_the_measured_goodput(prepared):
     """
     found = contest(100.0, 1e7, TIMES)
     limit = simulated(found, prepared, free_codecs=True)
-    assert limit[UNCOMPRESSED] == pytest.approx(0.031 + 4 * 0.02 + 4 * 0.04 + 0.011 + 0.04 + 0.005)
-    assert set(limit) == {UNCOMPRESSED, "aqsgd(q(4))/q(8)"}
+    assert limit[REFERENCE] == pytest.approx(0.031 + 4 * 0.02 + 4 * 0.04 + 0.011 + 0.04 + 0.005)
+    assert set(limit) == {REFERENCE, "aqsgd(q(4))/q(8)"}
     predicted = simulated(found, prepared, free_codecs=False)
     # a frame is encoded in 1 ms and decoded in half of it: the last one arrives after 4 x 21 + 11 ms
-    assert predicted[UNCOMPRESSED] == pytest.approx(0.095 + 0.0205 + 4 * 0.041 + 0.011 + 0.0405 + 0.005)
+    assert predicted[REFERENCE] == pytest.approx(0.095 + 0.0205 + 4 * 0.041 + 0.011 + 0.0405 + 0.005)
 
 
 def test_a_slow_link_is_the_limit(prepared):
     found = contest(1.0, 1e5, TIMES)
     limit = simulated(found, prepared, free_codecs=True)
-    assert limit[UNCOMPRESSED] == pytest.approx(0.02 + 4 * 1.0 + 0.001 + 0.02 + 0.04 + 4 * 1.0 + 0.001 + 0.04 + 0.005)
+    assert limit[REFERENCE] == pytest.approx(0.02 + 4 * 1.0 + 0.001 + 0.02 + 0.04 + 4 * 1.0 + 0.001 + 0.04 + 0.005)
 
 
 def test_tables_hold_ratios_of_what_was_measured(prepared):
@@ -123,7 +123,7 @@ def test_tables_hold_ratios_of_what_was_measured(prepared):
 
 
 def test_the_published_speed_ups_stand_beside_ours(prepared):
-    times = {UNCOMPRESSED: (0.9, 0.8, 0.004, 100_000), "q(4)/q(8)": (0.4, 0.2, 0.02, 20_000)}
+    times = {REFERENCE: (0.9, 0.8, 0.004, 100_000), "q(4)/q(8)": (0.4, 0.2, 0.02, 20_000)}
     contests = [contest(None, 1e9, times), contest(9.0, 1e6, times)]
     found = as_document(contests, prepared, {100e6: 11.6}, {})
     beside = Table.from_json(found["tables"][2])

@@ -7,7 +7,7 @@ import pytest
 
 from thinwire.launch.timing.prediction import (
     HIDDEN,
-    UNCOMPRESSED,
+    NO_COMPRESSION,
     bandwidth_text,
     best,
     limit,
@@ -35,7 +35,7 @@ def workload(num_stages=4, num_microbatches=8):
     )
 
 
-@pytest.mark.parametrize("codec", [UNCOMPRESSED, QUARTER], ids=["none", "q(8)"])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, QUARTER], ids=["none", "q(8)"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b-wan"])
 def test_the_bandwidth_needed_is_where_the_wire_stops_being_hidden(schedule, codec):
     work = workload()
@@ -47,7 +47,7 @@ def test_the_bandwidth_needed_is_where_the_wire_stops_being_hidden(schedule, cod
 
 def test_four_times_fewer_bytes_need_almost_a_quarter_of_the_bandwidth():
     work = workload()
-    ratio = needed_bandwidth(work, "gpipe", UNCOMPRESSED, Network()) / needed_bandwidth(
+    ratio = needed_bandwidth(work, "gpipe", NO_COMPRESSION, Network()) / needed_bandwidth(
         work, "gpipe", QUARTER, Network()
     )
     assert 3.8 < ratio < 4.0  # frames have a header, and rows a scale
@@ -55,15 +55,15 @@ def test_four_times_fewer_bytes_need_almost_a_quarter_of_the_bandwidth():
 
 def test_nothing_crosses_with_one_stage():
     work = workload(num_stages=1)
-    assert needed_bandwidth(work, "gpipe", UNCOMPRESSED, Network()) == 0.0
-    assert predict(work, "gpipe", UNCOMPRESSED, Network(bandwidth=1e3)).of_unthrottled == 1.0
+    assert needed_bandwidth(work, "gpipe", NO_COMPRESSION, Network()) == 0.0
+    assert predict(work, "gpipe", NO_COMPRESSION, Network(bandwidth=1e3)).of_unthrottled == 1.0
 
 
 def test_compression_pays_on_slow_links_and_not_on_fast_ones():
     said = {}
     for bandwidth in (1e12, 1e5):
         network = Network(bandwidth=bandwidth)
-        said[bandwidth] = verdict([predict(workload(), "gpipe", codec, network) for codec in (UNCOMPRESSED, QUARTER)])
+        said[bandwidth] = verdict([predict(workload(), "gpipe", codec, network) for codec in (NO_COMPRESSION, QUARTER)])
     assert said[1e12].startswith("at 1000gbit with gpipe compression does not pay")
     assert said[1e5].startswith("at 100kbit with gpipe compression pays: q(8) is 3.")
 
@@ -74,7 +74,7 @@ def test_a_codec_that_costs_more_than_it_saves_does_not_pay():
     found = predict(work, "gpipe", QUARTER, network)
     assert found.speedup < 1
     assert found.seconds > limit(work, "gpipe", QUARTER, network)
-    assert "does not pay" in verdict([predict(work, "gpipe", UNCOMPRESSED, network), found])
+    assert "does not pay" in verdict([predict(work, "gpipe", NO_COMPRESSION, network), found])
 
 
 def test_the_best_schedule_depends_on_the_memory_there_is():
@@ -91,7 +91,7 @@ def test_the_best_schedule_depends_on_the_memory_there_is():
 
 @pytest.mark.parametrize("schedule", possible(workload(), SCHEDULES))
 def test_every_schedule_does_the_same_work_on_the_same_processes(schedule):
-    found = predict(workload(), schedule, UNCOMPRESSED, Network())
+    found = predict(workload(), schedule, NO_COMPRESSION, Network())
     assert len(found.busy) == 4
     assert found.busy == pytest.approx([8 * 0.15] * 4)
     assert found.of_unthrottled == 1.0
@@ -101,7 +101,7 @@ def test_every_schedule_does_the_same_work_on_the_same_processes(schedule):
 def test_codecs_that_are_predicted_together_are_compared_as_each_alone():
     """What they are compared with is simulated once a schedule and network: that was three quarters of a prediction."""
     workload = uniform("w", num_stages=3, num_microbatches=4, forward=0.01, backward=0.02, shape=(4, 64, 64))
-    network, codecs = Network(bandwidth=5e6), [UNCOMPRESSED, codec_pair("q(4)/q(8)"), codec_pair("q(2)")]
+    network, codecs = Network(bandwidth=5e6), [NO_COMPRESSION, codec_pair("q(4)/q(8)"), codec_pair("q(2)")]
     together = predict_each(workload, "1f1b", codecs, network)
     assert together == [predict(workload, "1f1b", codec, network) for codec in codecs]
     assert together[0].speedup == 1 < together[1].speedup < together[2].speedup

@@ -8,9 +8,10 @@ from support import processes
 from support.commands import THINWIRE, completed
 from support.toy import make_trainer
 from thinwire.launch import cli
-from thinwire.launch.report import command as report
+from thinwire.launch.report.page import render
+from thinwire.launch.report.reading import read
 from thinwire.launch.run import recipe
-from thinwire.launch.timing import simulator as limit
+from thinwire.launch.timing import step_time
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline import automatic
 from thinwire.pipeline.automatic import Automatic, Measured, choose
@@ -126,7 +127,7 @@ def test_what_is_said_to_hide_does(schedule, num_processes):
 
     def per_microbatch(times):
         wires = {
-            channel: limit.Channel(
+            channel: step_time.ChannelTiming(
                 nbytes=[
                     times * choice.hidden / choice.sharing if choice.goodput else 0.0
                     for choice in found
@@ -136,9 +137,9 @@ def test_what_is_said_to_hide_does(schedule, num_processes):
             )
             for channel in CHANNELS
         }
-        compute = limit.Compute(forward=forward, backward=backward)
+        compute = step_time.Compute(forward=forward, backward=backward)
         few, many = (
-            limit.simulate(
+            step_time.time_step(
                 timetable(schedule, stages, count), compute, wires["activations"], wires["gradients"]
             ).seconds
             for count in (32, 64)
@@ -290,7 +291,7 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
     assert [(choice["codec"], choice["nbytes"], choice["hides"]) for choice in told["choices"]] == [
         ("q(6)", 3392, True)
     ] * 2
-    page = report.render(*report.read([folder / "run"]))
+    page = render(*read([folder / "run"]))
     assert "What auto chose, and why" in page and page.count("<td>q(6)</td>") == 4  # channels, and choices
     in_full = 4 * 32 * 32 * 4 + 64
     assert told["channels"][0]["bytes"] == 2 * 2 * in_full + 2 * 2 * 3392
@@ -308,7 +309,7 @@ def test_a_run_too_short_to_choose_is_noted(folder, capsys):
     assert note in capsys.readouterr().out
     assert chosen_in(folder / "short") == {"activations": "none", "gradients": "none"}
     assert summary(folder / "short")["choices"] == []
-    assert "What auto chose" not in report.render(*report.read([folder / "short"]))
+    assert "What auto chose" not in render(*read([folder / "short"]))
 
 
 @pytest.mark.slow

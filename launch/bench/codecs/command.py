@@ -22,7 +22,7 @@ from thinwire.compress import Codec, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch.bench.codecs.capture import capture
 from thinwire.launch.bench.codecs.page import page
-from thinwire.launch.bench.codecs.trial import FeedbackResult, Place, Result, Speed, measure, measure_feedback
+from thinwire.launch.bench.codecs.trial import FeedbackResult, Processor, Result, Speed, measure, measure_feedback
 from thinwire.launch.bench.environment import cores, environment
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import tables
@@ -98,16 +98,21 @@ def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
 def heading(name: str, messages: Sequence[Tensor], speeds: Sequence[Speed]) -> str:
     """What results on one kind of data were measured on, and beside which memcpy."""
     shape = "x".join(map(str, messages[0].shape))
-    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.place}" for speed in speeds)
+    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.processor}" for speed in speeds)
     return f"{name}: {len(messages)} of {shape}; memcpy {memcpy}"
 
 
 def table(results: Sequence[Result]) -> Table:
     """The results on one kind of data, for people."""
-    places = [speed.place for speed in results[0].speeds]
+    processors = [speed.processor for speed in results[0].speeds]
     rows = Table(box=SIMPLE_HEAD, padding=0)
     rows.add_column("codec", overflow="fold")
-    for header in ("bits", "x bound", "SNR dB", *(f"{act}\n{place}" for place in places for act in ("enc", "dec"))):
+    for header in (
+        "bits",
+        "x bound",
+        "SNR dB",
+        *(f"{act}\n{processor}" for processor in processors for act in ("enc", "dec")),
+    ):
         rows.add_column(header, justify="right", no_wrap=True)
     for result in results:
         rows.add_row(
@@ -128,7 +133,7 @@ def feedback_table(results: Sequence[FeedbackResult]) -> Table:
     """The results of feedback on one kind of data, for people."""
     rows = Table(box=SIMPLE_HEAD, padding=0)
     rows.add_column("feedback", overflow="fold")
-    headers = (f"{act}\n{speed.place}" for speed in results[0].speeds for act in ("enc", "dec", "own"))
+    headers = (f"{act}\n{speed.processor}" for speed in results[0].speeds for act in ("enc", "dec", "own"))
     for header in ("bits", *headers):
         rows.add_column(header, justify="right", no_wrap=True)
     for result in results:
@@ -167,7 +172,7 @@ def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) ->
 
 def _cells(speed: Speed) -> list[Cell]:
     rates = (speed.encode, speed.decode)
-    return [str(speed.place), *rates, speed.memcpy, *(rate / speed.memcpy for rate in rates)]
+    return [str(speed.processor), *rates, speed.memcpy, *(rate / speed.memcpy for rate in rates)]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -182,8 +187,8 @@ def main(argv: Sequence[str]) -> int:
     with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
         data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
     aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
-    results = measure(codecs, data, _places(options.threads), options.rounds)
-    feedback = measure_feedback(rules, data, _places(options.threads), options.rounds)
+    results = measure(codecs, data, _processors(options.threads), options.rounds)
+    feedback = measure_feedback(rules, data, _processors(options.threads), options.rounds)
     if options.json:
         told = document("bench of codecs", documented(results, feedback), **found)
         print(json.dumps(told, indent=2, allow_nan=False))
@@ -241,6 +246,6 @@ def _thread_counts(text: str) -> list[int]:
     return list(dict.fromkeys(counts))
 
 
-def _places(threads: Sequence[int]) -> list[Place]:
-    gpu = [Place(device="cuda")] if torch.cuda.is_available() else []
-    return [*(Place(device="cpu", threads=count) for count in threads), *gpu]
+def _processors(threads: Sequence[int]) -> list[Processor]:
+    gpu = [Processor(device="cuda")] if torch.cuda.is_available() else []
+    return [*(Processor(device="cpu", threads=count) for count in threads), *gpu]

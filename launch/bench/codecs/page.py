@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from thinwire.launch.bench.codecs.trial import FeedbackResult, Place, Result, Speed
+from thinwire.launch.bench.codecs.trial import FeedbackResult, Processor, Result, Speed
 
 
 def page(found: Mapping[str, Any], results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> str:
-    """Return what was measured as Markdown: where, how good, and for each place how fast."""
+    """Return what was measured as Markdown: where, how good, and for each processor how fast."""
     parts = [_rows(_environment(found))]
     if results:
         parts.append(_rows(_qualities(results)))
-    for place in (speed.place for speed in (results or feedback)[0].speeds):
-        parts.append(f"With {place}:")
+    for processor in (speed.processor for speed in (results or feedback)[0].speeds):
+        parts.append(f"With {processor}:")
         for measured in (results, feedback):
-            if any(speed.place == place for result in measured for speed in result.speeds):
-                parts.append(_rows(_speeds(measured, place)))
+            if any(speed.processor == processor for result in measured for speed in result.speeds):
+                parts.append(_rows(_speeds(measured, processor)))
     return "\n\n".join(parts)
 
 
@@ -47,28 +47,28 @@ def _qualities(results: Sequence[Result]) -> Iterator[list[str]]:
         ]
 
 
-def _speeds(measured: Sequence[Result] | Sequence[FeedbackResult], place: Place) -> Iterator[list[str]]:
+def _speeds(measured: Sequence[Result] | Sequence[FeedbackResult], processor: Processor) -> Iterator[list[str]]:
     data = list(dict.fromkeys(result.data for result in measured))
     columns = ["encode", "decode", *(["own"] if isinstance(measured[0], FeedbackResult) else [])]
     yield ["GB/s", *(f"{name}: {column}" for name in data for column in columns)]
     for method, found in _grouped(measured).items():
-        cells = (_cells(found[name], place) if name in found else [""] * len(columns) for name in data)
+        cells = (_cells(found[name], processor) if name in found else [""] * len(columns) for name in data)
         yield [f"`{method}`", *(cell for of_data in cells for cell in of_data)]
     firsts = (next(result for result in measured if result.data == name) for name in data)
-    memcpy = ([f"{_at(first, place).memcpy:.1f}", *[""] * (len(columns) - 1)] for first in firsts)
+    memcpy = ([f"{_at(first, processor).memcpy:.1f}", *[""] * (len(columns) - 1)] for first in firsts)
     yield ["memcpy", *(cell for of_data in memcpy for cell in of_data)]
 
 
-def _cells(result: Result | FeedbackResult, place: Place) -> list[str]:
-    speed = _at(result, place)
+def _cells(result: Result | FeedbackResult, processor: Processor) -> list[str]:
+    speed = _at(result, processor)
     rates = [f"{rate:.2f} ({rate / speed.memcpy:.0%})" for rate in (speed.encode, speed.decode)]
     if isinstance(result, FeedbackResult):
-        rates += [f"{found.own:.2f}" for found in result.speeds if found.place == place]
+        rates += [f"{found.own:.2f}" for found in result.speeds if found.processor == processor]
     return rates
 
 
-def _at(result: Result | FeedbackResult, place: Place) -> Speed:
-    return next(speed for speed in result.speeds if speed.place == place)
+def _at(result: Result | FeedbackResult, processor: Processor) -> Speed:
+    return next(speed for speed in result.speeds if speed.processor == processor)
 
 
 def _grouped(

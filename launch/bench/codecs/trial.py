@@ -29,7 +29,7 @@ After memcpy, the first six of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Processor:
     """Where codecs run."""
 
     device: str
@@ -45,7 +45,7 @@ class Place:
 class Speed:
     """One codec on one kind of data at one place, in GB/s (10**9 bytes) of the tensor."""
 
-    place: Place
+    processor: Processor
     encode: float
     decode: float
     memcpy: float
@@ -196,57 +196,63 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     )
 
 
-def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], place: Place, rounds: int) -> list[Speed]:
-    """Time every codec at a place: medians of ``rounds``, in each of which memcpy and all codecs have their turn."""
-    trials = [Trial(codec, [message.to(place.device) for message in messages]) for codec in codecs]
+def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], processor: Processor, rounds: int) -> list[Speed]:
+    """Time every codec on a processor: medians of `rounds`; in each round memcpy and all codecs take turns."""
+    trials = [Trial(codec, [message.to(processor.device) for message in messages]) for codec in codecs]
     acts = [act for trial in trials for act in (trial.encode, trial.decode)]
-    memcpy, seconds = _timed(acts, place, rounds)
+    memcpy, seconds = _timed(acts, processor, rounds)
     size = _size(messages)
     return [
-        Speed(place=place, encode=size / encode, decode=size / decode, memcpy=memcpy)
+        Speed(processor=processor, encode=size / encode, decode=size / decode, memcpy=memcpy)
         for encode, decode in zip(seconds[::2], seconds[1::2], strict=True)
     ]
 
 
 def feedback_speeds(
-    methods: Sequence[Feedback], messages: Sequence[Tensor], place: Place, rounds: int
+    methods: Sequence[Feedback], messages: Sequence[Tensor], processor: Processor, rounds: int
 ) -> list[FeedbackSpeed]:
     """Time both ends of every rule, and its codec alone, in turns with memcpy, as `speeds` does."""
     trials = [FeedbackTrial(method, messages) for method in methods]
     acts = [act for trial in trials for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone)]
-    memcpy, seconds = _timed(acts, place, rounds)
+    memcpy, seconds = _timed(acts, processor, rounds)
     found, size = [], _size(messages)
     for encode, decode, codec_encode, codec_decode in zip(*(seconds[start::4] for start in range(4)), strict=True):
         codec = codec_encode + 2 * codec_decode
         own = (encode + decode - codec) / codec
-        found.append(FeedbackSpeed(place=place, encode=size / encode, decode=size / decode, memcpy=memcpy, own=own))
+        found.append(
+            FeedbackSpeed(processor=processor, encode=size / encode, decode=size / decode, memcpy=memcpy, own=own)
+        )
     return found
 
 
 def measure(
-    codecs: Sequence[Codec], data: Mapping[str, Sequence[Tensor]], places: Sequence[Place], rounds: int
+    codecs: Sequence[Codec], data: Mapping[str, Sequence[Tensor]], processors: Sequence[Processor], rounds: int
 ) -> list[Result]:
-    """Measure every codec on every kind of data at every place."""
+    """Measure every codec on every kind of data and every processor."""
     _warm_allocator()
     results = []
     for name, messages in data.items():
-        at_places = [speeds(codecs, messages, place, rounds) for place in places]
+        by_processor = [speeds(codecs, messages, processor, rounds) for processor in processors]
         results += [
             Result(data=name, codec=str(codec), quality=quality(codec, messages), speeds=tuple(found))
-            for codec, *found in zip(codecs, *at_places, strict=True)
+            for codec, *found in zip(codecs, *by_processor, strict=True)
         ]
     return results
 
 
 def measure_feedback(
-    methods: Sequence[Feedback], data: Mapping[str, Sequence[Tensor]], places: Sequence[Place], rounds: int
+    methods: Sequence[Feedback], data: Mapping[str, Sequence[Tensor]], processors: Sequence[Processor], rounds: int
 ) -> list[FeedbackResult]:
     """Measure every rule on every kind of data that it may be used for; on a CPU, where stores are."""
     _warm_allocator()
     results = []
     for name, messages in data.items():
         usable = [method for method in methods if _fits(method, name)]
-        at_places = [feedback_speeds(usable, messages, place, rounds) for place in places if place.device == "cpu"]
+        by_processor = [
+            feedback_speeds(usable, messages, processor, rounds)
+            for processor in processors
+            if processor.device == "cpu"
+        ]
         elements = sum(message.numel() for message in messages)
         results += [
             FeedbackResult(
@@ -255,7 +261,7 @@ def measure_feedback(
                 bits_per_element=8 * FeedbackTrial(method, messages).nbytes / elements,
                 speeds=tuple(found),
             )
-            for method, *found in zip(usable, *at_places, strict=True)
+            for method, *found in zip(usable, *by_processor, strict=True)
         ]
     return results
 
@@ -285,38 +291,38 @@ def _size(messages: Sequence[Tensor]) -> float:
     return sum(message.numel() * message.element_size() for message in messages) / 1e9
 
 
-def _timed(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -> tuple[float, list[float]]:
+def _timed(acts: Sequence[Callable[[], object]], processor: Processor, rounds: int) -> tuple[float, list[float]]:
     """Return memcpy's GB/s and the median seconds of each act, all of them in turns."""
-    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=place.device)
+    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=processor.device)
     target = torch.ones_like(source)
-    with _threads(place.threads):
-        times = _in_turns([lambda: target.copy_(source), *acts], place, rounds)
+    with _threads(processor.threads):
+        times = _in_turns([lambda: target.copy_(source), *acts], processor, rounds)
     memcpy, *seconds = [statistics.median(found) for found in times]
     return MEMCPY_BYTES / memcpy / 1e9, seconds
 
 
-def _in_turns(acts: Sequence[Callable[[], object]], place: Place, rounds: int) -> list[list[float]]:
+def _in_turns(acts: Sequence[Callable[[], object]], processor: Processor, rounds: int) -> list[list[float]]:
     """Seconds of each act in each round, in calls that find caches as they leave them.
 
     One thread is charged with its processor time. Without other work that is the time that passes; with it, long calls
     are interrupted and short ones often not, which would set memcpy back against codecs.
     """
-    clock = time.process_time if place.threads == 1 else time.perf_counter
+    clock = time.process_time if processor.threads == 1 else time.perf_counter
     seconds: list[list[float]] = [[] for _ in acts]
     for _ in range(rounds):
         for act, times in zip(acts, seconds, strict=True):
             for _ in range(CALLS - 1):
                 act()
-            _synchronize(place)
+            _synchronize(processor)
             started = clock()
             act()
-            _synchronize(place)
+            _synchronize(processor)
             times.append(clock() - started)
     return seconds
 
 
-def _synchronize(place: Place) -> None:
-    if place.device == "cuda":
+def _synchronize(processor: Processor) -> None:
+    if processor.device == "cuda":
         torch.cuda.synchronize()
 
 

@@ -23,9 +23,9 @@ import torch.distributed as dist
 from rich.console import Console
 
 from thinwire.launch.bench.environment import environment
-from thinwire.launch.bench.links.contenders import PEERS, Codecs
-from thinwire.launch.bench.links.results import UNCOMPRESSED, Contest, as_document
-from thinwire.launch.bench.links.worker import Plan, measured, shaped
+from thinwire.launch.bench.links.contenders import BASELINES, Codecs
+from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document
+from thinwire.launch.bench.links.worker import BenchPlan, measured, shaped
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
 from thinwire.launch.hosts.network import INTERFACE
 from thinwire.launch.run import recipe
@@ -81,10 +81,10 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
     prepared = prepare(wanted)
     aside, contests = Console(stderr=True), list[Contest]()
     with scratch.folder() as folder:
-        plan = Plan(
+        plan = BenchPlan(
             arguments=list(arguments),
             contenders=contenders,
-            cells=1 + (len(RATIOS) if options.like else len(bandwidths)),
+            contests=1 + (len(RATIOS) if options.like else len(bandwidths)),
             repetitions=options.repetitions,
             steps=options.steps,
             store=str(folder / "store"),
@@ -96,15 +96,15 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
         )
         cluster = Cluster(Links(num_hosts=processes))
         with cluster as hosts, _Crew(plan, hosts) as crew:
-            for cell in range(plan.cells):
-                if options.like and cell == 1:
+            for index in range(plan.contests):
+                if options.like and index == 1:
                     bandwidths = _like_aqsgd(contests[0])
-                rate = bandwidths[cell - 1] if cell else None
+                rate = bandwidths[index - 1] if index else None
                 links = "as they are" if rate is None else f"of {text_of(rate)} Mbit/s"
-                aside.print(f"{cell + 1} of {plan.cells}: links {links}", highlight=False)
+                aside.print(f"{index + 1} of {plan.contests}: links {links}", highlight=False)
                 cluster.reshape(_links(processes, rate))
-                crew.measure(cell)
-                contests.append(Contest.read(Path(folder), cell, processes, rate))
+                crew.measure(index)
+                contests.append(Contest.read(Path(folder), index, processes, rate))
     return contests, prepared
 
 
@@ -128,9 +128,9 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
 
 def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
     """Uncompressed, the pairs of codecs, and plain torch, by name."""
-    wanted = {label(pair): pair for pair in map(codec_pair, (UNCOMPRESSED, *pairs))}
+    wanted = {label(pair): pair for pair in map(codec_pair, (REFERENCE, *pairs))}
     ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
-    return {**ours, **dict.fromkeys(PEERS)}
+    return {**ours, **dict.fromkeys(BASELINES)}
 
 
 def _bandwidths(listed: str) -> list[float]:
@@ -148,7 +148,7 @@ def _links(processes: int, bandwidth: float | None) -> Links:
 class _Crew:
     """A process on every host, each on a core of its own as long as there are cores."""
 
-    def __init__(self, plan: Plan, hosts: Sequence[Host]) -> None:
+    def __init__(self, plan: BenchPlan, hosts: Sequence[Host]) -> None:
         self._plan, self._hosts = plan, hosts
         self._store = dist.FileStore(plan.store, -1)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -190,10 +190,10 @@ class _Crew:
             process.kill()
             process.wait()
 
-    def measure(self, cell: int) -> None:
-        """Have a cell measured, on links that are shaped for it. BenchError if a process ends before."""
-        self._store.set(shaped(cell), "")
-        keys = [measured(cell, rank) for rank in range(len(self._hosts))]
+    def measure(self, index: int) -> None:
+        """Measure one contest, on links that have its bandwidth. BenchError if a process ends before."""
+        self._store.set(shaped(index), "")
+        keys = [measured(index, rank) for rank in range(len(self._hosts))]
         while not self._store.check(keys):
             for rank, process in enumerate(self._processes):
                 if process.poll():
@@ -204,7 +204,7 @@ class _Crew:
 
 def _like_aqsgd(unshaped: Contest) -> list[float]:
     """The bandwidths in Mbit/s at which an uncompressed activation takes what Table 2 says of its forward compute."""
-    compute, frames = unshaped.compute(), unshaped.frames(UNCOMPRESSED)
+    compute, frames = unshaped.compute(), unshaped.frames(REFERENCE)
     forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
     count, nbytes = frames[0, "activations"]
     return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]

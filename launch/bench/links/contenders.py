@@ -23,7 +23,7 @@ from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.spans import Recording
 
-PEERS: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
+BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by what is on the wire."""
 
 
@@ -36,7 +36,7 @@ class Codecs:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepMeasures:
     """What this process knows of one optimizer step; nothing, for plain torch."""
 
     sections: dict[str, float]
@@ -50,7 +50,7 @@ class Step:
 class Contender(Protocol):
     """Something that trains."""
 
-    def step(self, ids: Tensor) -> Step:
+    def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""
 
     def forget_cache(self) -> None:
@@ -82,7 +82,7 @@ class Thinwire:
         self._trainer = assemble(replace(prepared, recipe=recipe), where, rank).trainer
         self._trainer.sampler = self._sampler = _Given()
 
-    def step(self, ids: Tensor) -> Step:
+    def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""
         stages, self._sampler.ids = self._trainer.stages, ids
         recordings = {stage.stage_index: Recording() for stage in stages}
@@ -92,7 +92,7 @@ class Thinwire:
         record = self._trainer.train_step(0)
         for stage in stages:
             stage.meter.recording = None
-        return Step(
+        return StepMeasures(
             sections={name: float(seconds) for name, seconds in record.sections.items()},
             compute=[
                 (stage, task, seconds)
@@ -124,10 +124,10 @@ class PlainTorch:
     def __init__(self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype) -> None:
         self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank), where, dtype)
 
-    def step(self, ids: Tensor) -> Step:
+    def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""
         self._pipeline.step(ids)
-        return Step({}, [], [])
+        return StepMeasures({}, [], [])
 
     def forget_cache(self) -> None:
         """There is nothing to forget."""
@@ -137,9 +137,9 @@ class PlainTorch:
 
 
 def make(name: str, codecs: Codecs | None, prepared: Prepared, where: Placement, rank: int, folder: Path) -> Contender:
-    """The contender of a name: with codecs Thinwire, without them one of PEERS. Collective over all processes."""
+    """The contender of a name: with codecs Thinwire, without them one of BASELINES. Collective over all processes."""
     if codecs is None:
-        return PlainTorch(prepared, where, rank, PEERS[name])
+        return PlainTorch(prepared, where, rank, BASELINES[name])
     return Thinwire(prepared, where, rank, codecs, folder)
 
 

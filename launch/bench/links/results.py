@@ -12,14 +12,14 @@ from typing import Any
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.shared.tables import Cell, Table, document
 from thinwire.launch.timing.published import THROUGHPUT
-from thinwire.launch.timing.simulator import Channel, Compute, simulate
+from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.probe import LinkSpeed
 
-UNCOMPRESSED = "none"
-_TASKS = ("forward", "backward", "optimizer")
+REFERENCE = "none"
+_SHOWN_TASKS = ("forward", "backward", "optimizer")
 EPOCHS = 10
 """What a whole run is reckoned with, where first visits cost more than later ones."""
 
@@ -37,9 +37,9 @@ class Contest:
     processes: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path, cell: int, num_processes: int, bandwidth: float | None) -> Contest:
+    def read(cls, folder: Path, index: int, num_processes: int, bandwidth: float | None) -> Contest:
         """What the processes left of one bandwidth."""
-        files = [folder / f"cell-{cell}-{rank}.json" for rank in range(num_processes)]
+        files = [folder / f"contest-{index}-{rank}.json" for rank in range(num_processes)]
         return cls(bandwidth, [json.loads(file.read_text()) for file in files])
 
     @property
@@ -118,11 +118,13 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     for contender in contest.contenders:
         if contest.frames(contender):
             channels = [_channel(contest, contender, name, prepared, free_codecs) for name in CHANNELS]
-            found[contender] = simulate(table, spent, *channels).seconds + optimizer
+            found[contender] = time_step(table, spent, *channels).seconds + optimizer
     return found
 
 
-def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prepared, free_codecs: bool) -> Channel:
+def _channel(
+    contest: Contest, contender: str, name: ChannelName, prepared: Prepared, free_codecs: bool
+) -> ChannelTiming:
     """One direction over all boundaries: frames, links and codecs as measured."""
     frames, links = contest.frames(contender), contest.links()
     where = real_placement(prepared.recipe).process_of
@@ -131,7 +133,7 @@ def _channel(contest: Contest, contender: str, name: ChannelName, prepared: Prep
     ends = ends if name == "activations" else [pair[::-1] for pair in ends]
     across = [links.get(pair, _HERE) for pair in ends]
     encode, decode = [[0.0] * len(where)] * 2 if free_codecs else _codec_seconds(contest, contender, prepared)
-    return Channel(
+    return ChannelTiming(
         nbytes=[frames[low, name][1] / frames[low, name][0] for low in boundaries],
         bandwidth=[8 * link.goodput for link in across],
         latency=[link.latency for link in across],
@@ -185,7 +187,7 @@ def _speeds(
     limits: Sequence[Mapping[str, float]],
     predicted: Sequence[Mapping[str, float]],
 ) -> Table:
-    samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(UNCOMPRESSED)
+    samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(REFERENCE)
     rows: list[list[Cell]] = []
     for (name, contest), limit, simulation in zip(results.items(), limits, predicted, strict=True):
         for contender in contest.contenders:
@@ -193,7 +195,7 @@ def _speeds(
             sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
             rows.append(
                 [
-                    *(name, contender, samples / seconds, contest.seconds(UNCOMPRESSED) / seconds, free / seconds),
+                    *(name, contender, samples / seconds, contest.seconds(REFERENCE) / seconds, free / seconds),
                     samples / least if least else None,
                     least / seconds if least else None,
                     guess / seconds if guess else None,
@@ -246,14 +248,14 @@ def _visits(results: Mapping[str, Contest], samples: int) -> Table:
 
 def _conditions(results: Mapping[str, Contest]) -> Table:
     stages = sorted({stage for stage, _ in next(iter(results.values())).compute()})
-    columns = [f"stage {stage} {task}, ms" for stage in stages for task in _TASKS]
+    columns = [f"stage {stage} {task}, ms" for stage in stages for task in _SHOWN_TASKS]
     rows: list[list[Cell]] = []
     for name, contest in results.items():
         links, compute = contest.links().values(), contest.compute()
         goodput, latency, duplex = (
             statistics.median(getattr(link, field.name) for link in links) for field in fields(LinkSpeed)
         )
-        spent = [1e3 * compute.get((stage, task), 0.0) for stage in stages for task in _TASKS]
+        spent = [1e3 * compute.get((stage, task), 0.0) for stage in stages for task in _SHOWN_TASKS]
         rows.append([name, 8e-6 * goodput, duplex, 1e3 * latency, *spent])
     return Table(
         "what the LIMIT is made of: links, and compute of a micro-batch",
@@ -271,7 +273,7 @@ def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) 
             published = THROUGHPUT[network]
             paper = published.get(ours.get(contender, ""))
             if paper is not None:
-                mine = contest.seconds(UNCOMPRESSED) / contest.seconds(contender)
+                mine = contest.seconds(REFERENCE) / contest.seconds(contender)
                 rows.append([network / 1e6, ratios[network], contender, paper / published["fp32"], mine])
     return Table(
         "beside Table 2 of 2206.01299: times as fast as uncompressed",

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.launch.bench.links.contenders import Codecs, Contender, Step, make
+from thinwire.launch.bench.links.contenders import Codecs, Contender, StepMeasures, make
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.worker import join
@@ -27,14 +27,14 @@ from thinwire.pipeline.probe import probe, probe_both
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What a bench asks of its processes."""
 
     arguments: list[str]
     """The recipe and its options."""
     contenders: dict[str, Codecs | None]
     """By name; None for plain torch."""
-    cells: int
+    contests: int
     """How many bandwidths there will be."""
     repetitions: int
     """Turns of every contender at each bandwidth."""
@@ -50,7 +50,7 @@ class Plan:
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path) -> BenchPlan:
         """The plan that was saved."""
         values = json.loads(path.read_text())
         contenders = {name: Codecs(**codecs) if codecs else None for name, codecs in values.pop("contenders").items()}
@@ -59,7 +59,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Measure what a plan asks for; the exit status."""
-    plan, rank = Plan.read(Path(argv[0])), int(os.environ["RANK"])
+    plan, rank = BenchPlan.read(Path(argv[0])), int(os.environ["RANK"])
     prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"))
     join(prepared, rank)
     where = real_placement(prepared.recipe)
@@ -70,26 +70,26 @@ def main(argv: Sequence[str]) -> int:
         for index, (name, codecs) in enumerate(plan.contenders.items())
     }
     batches = _Batches(prepared)
-    for cell in range(plan.cells):
-        store.wait([shaped(cell)])
+    for index in range(plan.contests):
+        store.wait([shaped(index)])
         found = {"links": _probe_links(), "turns": _take_turns(contenders, plan, batches)}
-        Path(plan.folder, f"cell-{cell}-{rank}.json").write_text(json.dumps(found))
+        Path(plan.folder, f"contest-{index}-{rank}.json").write_text(json.dumps(found))
         dist.barrier()
-        store.set(measured(cell, rank), "")
+        store.set(measured(index, rank), "")
     for contender in contenders.values():
         contender.close()
     dist.destroy_process_group()
     return 0
 
 
-def shaped(cell: int) -> str:
-    """The key that the bench sets once the links have a cell's bandwidth."""
-    return f"shaped {cell}"
+def shaped(index: int) -> str:
+    """The key that the bench sets once the links have a contest's bandwidth."""
+    return f"shaped {index}"
 
 
-def measured(cell: int, rank: int) -> str:
-    """The key that a process sets once it has left what it measured of a cell."""
-    return f"measured {cell} {rank}"
+def measured(index: int, rank: int) -> str:
+    """The key that a process sets once its measurements of a contest are on disk."""
+    return f"measured {index} {rank}"
 
 
 class _Batches:
@@ -105,7 +105,7 @@ class _Batches:
         return (first + torch.arange(self._size)) % self._count
 
 
-def _take_turns(contenders: dict[str, Contender], plan: Plan, batches: _Batches) -> list[dict[str, Any]]:
+def _take_turns(contenders: dict[str, Contender], plan: BenchPlan, batches: _Batches) -> list[dict[str, Any]]:
     """Every contender's turns: a first step on samples that are new, then steps on the same samples again."""
     turns = []
     for _ in range(plan.repetitions):
@@ -120,7 +120,7 @@ def _take_turns(contenders: dict[str, Contender], plan: Plan, batches: _Batches)
 def _timed(contender: Contender, ids: Tensor) -> dict[str, Any]:
     """One step, from all processes' start to all processes' end; what is kept on disk has to be read from there."""
     contender.forget_cache()
-    taken: list[Step] = []
+    taken: list[StepMeasures] = []
     seconds = _between_barriers(lambda: taken.append(contender.step(ids)))
     return {"seconds": seconds, **asdict(taken[0])}
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.launch.timing.timetable import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, Timetable
+from thinwire.launch.timing.timetable import ACTION_KINDS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Timetable
 
 _ROUNDS = 6
 """How often frames are slowed by what crosses them, which moves when they do; 6 left changes below 1e-4 of a step."""
@@ -43,7 +43,7 @@ class Compute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Channel:
+class ChannelTiming:
     """One direction over every boundary: its frames, its links and what its codec takes; a number each or for all."""
 
     nbytes: PerStage
@@ -61,15 +61,15 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """Something that took time: what, on which process, for which stage and micro-batch, from when to when (s)."""
 
     process: int
     stage: int
     microbatch: int
     kind: str
-    """One of KINDS, `decode`, `encode`, or `wire`, which is the frame's way from the first byte to the last one's
-    arrival."""
+    """One of ACTION_KINDS, `decode`, `encode`, or `wire`: from the first byte sent to the last byte
+    received."""
     start: float
     end: float
 
@@ -100,22 +100,22 @@ class Course:
     bubble: Seconds
     """[processes]: idle for any other reason: nothing to do yet, the neighbour not done, or all done."""
 
-    def spans(self) -> Iterator[Span]:
+    def intervals(self) -> Iterator[Interval]:
         """Everything that took time, in an order in which it can happen."""
         table = self.table
         for i in range(len(self.start)):
             where = int(table.process[i]), int(table.stage[i]), int(table.microbatch[i])
             marks = (self.start[i], self.start[i] + self.decode[i], self.end[i] - self.encode[i], self.end[i])
             for kind, begin, finish in zip(
-                ("decode", KINDS[table.kind[i]], "encode"), marks[:-1], marks[1:], strict=True
+                ("decode", ACTION_KINDS[table.kind[i]], "encode"), marks[:-1], marks[1:], strict=True
             ):
                 if finish > begin:
-                    yield Span(*where, kind, float(begin), float(finish))
+                    yield Interval(*where, kind, float(begin), float(finish))
             if self.arrival[i] > self.departure[i]:
-                yield Span(*where, "wire", float(self.departure[i]), float(self.arrival[i]))
+                yield Interval(*where, "wire", float(self.departure[i]), float(self.arrival[i]))
 
 
-def simulate(table: Timetable, compute: Compute, activations: Channel, gradients: Channel) -> Course:
+def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> Course:
     """Run one step.
 
     Args:
@@ -129,7 +129,7 @@ def simulate(table: Timetable, compute: Compute, activations: Channel, gradients
     """
     table_stage, kind = table.stage, table.kind
     forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
-    by_kind = np.empty((len(KINDS), table.num_stages))
+    by_kind = np.empty((len(ACTION_KINDS), table.num_stages))
     by_kind[FORWARD], by_kind[BACKWARD] = forward, backward
     by_kind[BACKWARD_INPUT], by_kind[BACKWARD_WEIGHT] = (
         backward * (1 - compute.weight_share),
@@ -229,20 +229,20 @@ def _each(given: PerStage, count: int) -> Seconds:
     return np.broadcast_to(numbers, (count,))
 
 
-def _by_giving(table: Timetable, activations: Channel, gradients: Channel, name: str) -> Seconds:
+def _by_giving(table: Timetable, activations: ChannelTiming, gradients: ChannelTiming, name: str) -> Seconds:
     """A field of the channel and boundary that each action sends over; meaningless where it sends nothing."""
     return _of_boundary(table, activations, gradients, name, table.stage, table.stage - 1)
 
 
-def _by_taking(table: Timetable, activations: Channel, gradients: Channel, name: str) -> Seconds:
+def _by_taking(table: Timetable, activations: ChannelTiming, gradients: ChannelTiming, name: str) -> Seconds:
     """A field of the channel and boundary that each action receives from; meaningless where it receives nothing."""
     return _of_boundary(table, activations, gradients, name, table.stage - 1, table.stage)
 
 
 def _of_boundary(
     table: Timetable,
-    activations: Channel,
-    gradients: Channel,
+    activations: ChannelTiming,
+    gradients: ChannelTiming,
     name: str,
     of_forwards: NDArray[np.int64],
     of_backwards: NDArray[np.int64],
