@@ -1,4 +1,4 @@
-"""The `thinwire` command: one word picks what to do, and only that is imported."""
+"""The `thinwire` command: the first word picks a command, and only the module of that command is imported."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.shared.exit_codes import MISTAKE, OK, StoppedError, status_of
 
 Command = Callable[[Sequence[str]], int]
-"""What takes arguments, does the work, and says the exit status; its mistakes and failures are `ThinwireError`s."""
+"""A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("train", "train a recipe, a process a stage"),
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
-    "partition": ("partition", "say what the layers of a recipe cost, and where to cut"),
-    "predict": ("predict", "say how fast a recipe will be over which links, and what would help"),
-    "cluster": ("cluster", "run a command on several hosts with slow links between them, all on this machine"),
-    "bench": ("bench.command", "measure a recipe over slow links, or codecs, on this machine"),
+    "partition": ("partition", "show what each layer of a recipe costs, and where to cut"),
+    "predict": ("predict", "predict the speed of a recipe over slow links"),
+    "cluster": ("cluster", "run a command on several simulated hosts with slow links, all on this machine"),
+    "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),
     "trace": ("report.perfetto", "turn the recorded steps of a run into a trace for Perfetto"),
-    "report": ("report.command", "write one HTML page about runs and tables"),
+    "report": ("report.command", "write one HTML page about runs and measurements"),
     "export": ("export", "write a run's model for the library it came from"),
     "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
     "recipes": ("recipe_list", "list the packaged recipes"),
-    "doctor": ("doctor", "say what this machine can do, and what is missing for what"),
+    "doctor": ("doctor", "check this machine"),
 }
-"""Name -> the module of `thinwire.launch` whose `main` it is, and what it is for."""
+"""By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""
 
 COMMAND_GROUP = "thinwire.commands"
 """The entry points by which another package brings a command: name = module:function, a `Command`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name; the exit status."""
+    """Run the command that the arguments name, and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(command: Command, arguments: Sequence[str]) -> int:
-    """Run a command, and print what it raises for its user in place of a traceback; the exit status."""
+    """Run a command and return its exit status. A `ThinwireError` is printed as a sentence, without a traceback."""
     try:
         return command(arguments)
     except KeyboardInterrupt:

@@ -106,7 +106,7 @@ def clean(argv: Sequence[str]) -> int:
 ACTIONS: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxyType(
     {
         "run": ("run a command on several hosts on this machine, with slow links between them", run),
-        "clean": ("remove the hosts that killed runs left, what runs on them, and their temporary folders", clean),
+        "clean": ("remove hosts, processes and temporary folders that killed runs left", clean),
     }
 )
 """Every action by name: what it does, and what does it."""
@@ -195,14 +195,18 @@ def _options(argv: Sequence[str]) -> Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--hosts", type=int, default=2, help="how many, each with an address of its own (default: %(default)s)")
+    add("--hosts", type=int, default=2, help="number of hosts; each has its own address (default: %(default)s)")
     add(
         "--bandwidth",
         default="none",
-        help="of each host, either way: 500kbit, 100mbit, 10gbit, or none (default: %(default)s)",
+        help="bandwidth of each host in each direction: 500kbit, 100mbit, 10gbit, or none (default: %(default)s)",
     )
-    add("--latency", default="0ms", help="from host to host, each way: 500us, 20ms (default: %(default)s)")
-    add("--loss", default="0%", help="of packets: 0.1%%, 1%% (default: %(default)s)")
+    add(
+        "--latency",
+        default="0ms",
+        help="latency from host to host in each direction: 500us, 20ms (default: %(default)s)",
+    )
+    add("--loss", default="0%", help="share of packets that are lost: 0.1%%, 1%% (default: %(default)s)")
     add(
         "--link",
         action="append",
@@ -210,12 +214,12 @@ def _options(argv: Sequence[str]) -> Namespace:
         help="a bandwidth between two hosts, counted from 0, in place of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for "
         "one direction; may be given again",
     )
-    add("--pin", action="store_true", help="keep each host on one core, in turn (needs taskset)")
+    add("--pin", action="store_true", help="give each host one core in turn (needs taskset)")
     add(
         "--grace",
         type=float,
         default=10.0,
-        help="seconds the other hosts have to end after one failed (default: %(default)g)",
+        help="seconds that the other hosts get to end after one failed (default: %(default)g)",
     )
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""What this machine can do for Thinwire, and what is missing for what: `thinwire doctor`.
+"""`thinwire doctor`: check this machine.
 
 Training needs little; its extras need network namespaces, kernel modules, Docker, or an interface that other hosts can
 reach, and each of them fails late and obscurely. No probe can stop the others: an exception, or a probe that hangs,
@@ -26,7 +26,7 @@ COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "r
 
 @dataclass(frozen=True)
 class Check:
-    """One row: what was looked for and found, whether that is enough, what needs it, and what to do about it."""
+    """One row of the table: what the probe found, whether it is enough, what needs it, and what to change."""
 
     name: str
     found: str
@@ -55,19 +55,19 @@ PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
 
 
 def bounded(probe: Callable[[], Finding], seconds: float = PROBE_SECONDS) -> Finding:
-    """A probe's finding, or one that says that it raised or did not come back in time."""
+    """Run a probe with a time limit. A probe that raises or takes too long gives a finding that says so."""
     findings: list[Finding] = []
 
     def work() -> None:
         try:
             findings.append(probe())
         except Exception as error:
-            findings.append(Finding(f"{type(error).__name__}: {error}", "missing", "mend what the error names"))
+            findings.append(Finding(f"{type(error).__name__}: {error}", "missing", "fix what the error names"))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    return findings[0] if findings else Finding(f"no answer within {seconds:g} s", "missing", "look at it by hand")
+    return findings[0] if findings else Finding(f"no answer within {seconds:g} s", "missing", "check it by hand")
 
 
 def examine() -> list[Check]:
@@ -79,9 +79,9 @@ def examine() -> list[Check]:
 def table(checks: Sequence[Check]) -> Table:
     """The checks as a table for people."""
     rows = Table(
-        box=box.SIMPLE_HEAD, collapse_padding=True, caption="What is missing matters only to what it is needed for."
+        box=box.SIMPLE_HEAD, collapse_padding=True, caption="A missing part matters only if you use what needs it."
     )
-    rows.add_column("what", no_wrap=True)
+    rows.add_column("part", no_wrap=True)
     rows.add_column("found", overflow="fold")
     rows.add_column("needed for")
     rows.add_column("verdict", no_wrap=True)
@@ -94,7 +94,7 @@ def table(checks: Sequence[Check]) -> Table:
 
 def main(argv: Sequence[str]) -> int:
     """Print the checks, as a table or as JSON. The status is 1 where torch is missing or unsupported, else 0."""
-    parser = argparse.ArgumentParser(prog="thinwire doctor", description="Say what this machine can do for Thinwire.")
+    parser = argparse.ArgumentParser(prog="thinwire doctor", description="Check what this machine can do for Thinwire.")
     parser.add_argument("--json", action="store_true", help="print the checks as a JSON list")
     options = parser.parse_args(argv)
     checks = examine()

@@ -56,7 +56,7 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table
         raise OptionsError(f"--memory must be above 0 GB, got {options.memory:g}")
     codecs = {expression: _codecs(expression) for expression in options.codec}
     if options.count and (bandwidth is not None or options.memory is not None):
-        raise OptionsError("a bandwidth or a memory limit needs costs in seconds and bytes; leave --count away")
+        raise OptionsError("--bandwidth and --memory need measured costs; remove --count")
     costs = _costs(prepared, counted=options.count)
     layers = range(len(costs))
     outputs = stage_output_examples(

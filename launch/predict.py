@@ -317,15 +317,28 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")
-    add("--forward-ms", type=positive, help="of one micro-batch on one stage (default: measured here)")
-    add("--backward-ms", type=positive, help="of one micro-batch on one stage (default: measured here)")
-    add("--bandwidth", type=_bandwidths, default=BANDWIDTHS, help="of each direction (default: %(default)s)")
-    add("--latency", type=_latency, default="0ms", help="of every link, one way (default: %(default)s)")
+    add(
+        "--forward-ms",
+        type=positive,
+        help="milliseconds of one micro-batch on one stage (default: measured on this machine)",
+    )
+    add(
+        "--backward-ms",
+        type=positive,
+        help="milliseconds of one micro-batch on one stage (default: measured on this machine)",
+    )
+    add(
+        "--bandwidth",
+        type=_bandwidths,
+        default=BANDWIDTHS,
+        help="bandwidths of every link, in each direction (default: %(default)s)",
+    )
+    add("--latency", type=_latency, default="0ms", help="latency of every link in one direction (default: %(default)s)")
     add(
         "--duplex",
         type=share,
         default=1.0,
-        help="share of a link's bandwidth that is left while its other direction is busy too (default: %(default)s)",
+        help="share of a link's bandwidth that remains while its other direction is busy (default: %(default)s)",
     )
     add(
         "--link",
@@ -334,16 +347,22 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         action="extend",
         default=[],
         metavar="A-B:BANDWIDTH[,LATENCY]",
-        help="links that differ, by their stages: 1-2:20mbit both ways, 2>1:5mbit,30ms one way",
+        help="links with their own bandwidth or latency, named by their stages: 1-2:20mbit in both directions, "
+        "2>1:5mbit,30ms in one",
     )
     add("--schedule", choices=SCHEDULES, help="default: the recipe's")
     add("--codec", nargs="+", action="extend", metavar="FW/BW", help="such as 'q(4)/q(8)' (default: a few)")
-    add("--max-in-flight", type=positive, default=math.inf, help="micro-batches a process has memory for")
-    add("--like", choices=["aqsgd"], help="the published tables of 2206.01299 beside this simulation")
+    add(
+        "--max-in-flight",
+        type=positive,
+        default=math.inf,
+        help="the number of micro-batches that fit in the memory of a process",
+    )
+    add("--like", choices=["aqsgd"], help="compare this prediction with the published tables of 2206.01299")
     add("--json", action="store_true", help="print JSON")
     options, overrides = parser.parse_known_args(argv)
     if options.recipe is None and options.like is None:
-        parser.error("give a RECIPE, or --like aqsgd, which needs none")
+        parser.error("give a RECIPE, or --like aqsgd")
     if options.like:
         alone = parser.parse_args(["--like", options.like, *["--json"] * options.json])
         if options != alone or overrides:

@@ -1,4 +1,4 @@
-"""`thinwire train`: start a process a group of stages here, or be one of them when torchrun started us.
+"""`thinwire train`: start the stage processes of a recipe, or be one of them if torchrun started this process.
 
     thinwire train quickstart
     torchrun --nproc-per-node 4 -m thinwire.launch.train quickstart

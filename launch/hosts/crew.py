@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.05
 
 @contextmanager
 def gathered_signals() -> Iterator[list[signal.Signals]]:
-    """The signals that came so far, in place of ending by them, so that nothing is left half made or half removed."""
+    """Collect signals instead of ending at once, so that no host is left half made or half removed."""
     came: list[signal.Signals] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> Outcome:
-    """Wait until all have ended or are given up.
+    """Wait until all members have ended, or the grace time is over.
 
     After a failure the others have `grace` seconds, then SIGTERM and as long again. A signal in `came` they get at
     once, and have `grace` seconds; at a second one they are given up. What still runs then is left to the caller.

@@ -27,7 +27,7 @@ _serial = itertools.count()
 
 
 class ClusterError(ThinwireError, RuntimeError):
-    """This machine cannot be a cluster, or not this one; the message says what to do."""
+    """This machine cannot make the hosts or links. The message says what to change."""
 
 
 class Host:
@@ -93,7 +93,7 @@ class Cluster:
 
 
 def missing(links: Links) -> str:
-    """Why there can be no such cluster here, and what to do; empty when there can."""
+    """The reason why this machine cannot make such a cluster, and what to change. Empty if it can."""
     if os.geteuid() != 0:
         return "a cluster needs root, for network namespaces and traffic control; start the command with sudo"
     if absent := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
@@ -107,10 +107,10 @@ def missing(links: Links) -> str:
 
 _ADVICE = {
     "": "a cluster needs network namespaces, which cannot be made here ({found}); in a container, add --privileged",
-    "tbf": "a bandwidth needs the kernel's tbf ({found}); load it with `modprobe sch_tbf`, or leave --bandwidth away",
-    "htb": "a link of its own needs the kernel's htb ({found}); load it with `modprobe sch_htb`, or leave --link away",
-    "netem": "latency and loss need the kernel's netem ({found}); load it with `modprobe sch_netem`, or leave "
-    "--latency and --loss away",
+    "tbf": "a bandwidth needs the kernel's tbf ({found}); load it with `modprobe sch_tbf`, or remove --bandwidth",
+    "htb": "a link of its own needs the kernel's htb ({found}); load it with `modprobe sch_htb`, or remove --link",
+    "netem": "latency and loss need the kernel's netem ({found}); load it with `modprobe sch_netem`, or remove "
+    "--latency and --loss",
 }
 
 

@@ -85,7 +85,7 @@ def _read_run(folder: Path) -> RunFiles:
     steps, evaluations = part("metrics.jsonl", _json_lines), part("evaluations.jsonl", _json_lines, missing=[])
     wanted = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
     if isinstance(summary, Mapping) and (lacking := [name for name in wanted if name not in summary]):
-        mistakes.append(f"{folder / 'summary.json'} is no summary of a run: it lacks {', '.join(lacking)}")
+        mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it lacks {', '.join(lacking)}")
     traces: list[StageTrace] = []
     found: list[Document] = []
     try:

@@ -55,13 +55,13 @@ def read_traces(run: Path) -> list[StageTrace]:
     if not run.is_dir():
         raise OptionsError(f"RUN must be the folder of a run, got {run}, which does not exist")
     if not paths:
-        raise OptionsError(f"{run} holds no trace; train with --trace to record the last steps")
+        raise OptionsError(f"{run} has no trace; train with --trace to record the last steps")
     traces, mistakes = [], _absent(run)
     for path in paths:
         try:
             traces.append(StageTrace.from_json(json.loads(path.read_text())))
         except (OSError, ValueError) as error:
-            mistakes.append(f"{path} is no trace of a stage: {error}")
+            mistakes.append(f"{path} is not the trace of a stage: {error}")
     if mistakes:
         raise OptionsError(mistakes)
     return traces

@@ -91,7 +91,7 @@ def prepare(recipe: Recipe) -> Prepared:
 
 
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
-    """The recipe's model, made for its data. ModelError if there is none such, or the two do not fit."""
+    """The model of a recipe, built for its data. ModelError if the model is unknown or does not fit the data."""
     tokens = recipe.data.block_size if data.vocab_size is not None else None
     if tokens is None:
         check_reads(recipe.model, kind="images", channels=data.training.example(1).shape[1])
@@ -139,7 +139,7 @@ def _cut(blueprint: Blueprint, recipe: Recipe) -> tuple[range, ...]:
 
 
 def _check_samples(data: Data, recipe: Recipe) -> None:
-    """Raise ModelError unless there are samples enough for a batch, in training and held out."""
+    """Raise ModelError if training or evaluation has fewer samples than one batch needs."""
     pipeline = recipe.pipeline
     one_pass = pipeline.num_microbatches * pipeline.microbatch_size
     fewer = "lower pipeline.num_microbatches or microbatch_size"

@@ -112,7 +112,7 @@ def make_parser(prog: str) -> ArgumentParser:
 
 
 def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
-    """The recipe that a command line asks for.
+    """Parse a command line into a recipe.
 
     Raises:
         OptionsError: the recipe is not found, an option is unknown or ill-typed, or parts do not fit; as many
@@ -166,7 +166,7 @@ def _load(named: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise OptionsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise OptionsError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
         raise OptionsError(f"{path} must hold the fields of a recipe, got {type(loaded).__name__}")
     if mistakes := _misfits(loaded, Recipe):
@@ -175,7 +175,7 @@ def _load(named: str) -> dict[str, Any]:
 
 
 def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """The fields without the epochs that steps on the command line take the place of."""
+    """The fields of the recipe. `--training.steps` on the command line replaces the recipe's epochs."""
     given = {argument.partition("=")[0] for argument in arguments}
     if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
         return loaded
@@ -183,7 +183,7 @@ def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str
 
 
 def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list[str]:
-    """What is no field of a dataclass, or should have fields of its own and has none, a sentence each."""
+    """One sentence for each unknown field, and for each value that stands where a group of fields is needed."""
     kinds = get_type_hints(group)
     mistakes = []
     for name, value in loaded.items():
@@ -197,7 +197,7 @@ def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list
 
 
 def _sentence(error: ArgumentError, prog: str) -> str:
-    """What jsonargparse found, in the words of this package where it names a field and a value that do not fit."""
+    """The message of jsonargparse in the words of this package."""
     text = " ".join(str(error).split())
     if unknown := unknown_options(text, tuple(dotted(Recipe))):
         return f"{unknown}; see {prog} --help"
@@ -224,7 +224,7 @@ def _words(kind: Any) -> str:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments with `--codec A/G` and `--trace` as the options that they are short for."""
+    """The arguments, with `--codec A/G` and `--trace` replaced by the full options."""
     arguments: list[str] = []
     rest = iter(argv)
     for argument in rest:

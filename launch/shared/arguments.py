@@ -1,4 +1,4 @@
-"""A command's own options, beside those of a recipe, and their types; a mistake in them is told in one sentence."""
+"""The options of a command itself, without those of a recipe. A wrong value is answered by one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinwire.pipeline.errors import OptionsError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises OptionsError where argparse would print its usage and exit."""
+    """A parser that raises OptionsError. The parser of argparse prints its usage and exits."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _number)
 
     def error(self, message: str) -> NoReturn:
-        """Tell a mistake."""
+        """Raise OptionsError instead of exiting."""
         raise OptionsError(f"{message}; see {self.prog} --help")
 
 

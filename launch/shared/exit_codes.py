@@ -1,4 +1,4 @@
-"""How a process ends: the status of each kind of error, for shells, and how another process ended, in words."""
+"""Exit statuses: the status of each kind of error, and a sentence for the status of another process."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def status_of(error: ThinwireError) -> int:
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Mark where work begins: errors that are mistakes before, such as `CodecError`, are failures from here on.
+    """Mark where work begins. A `CodecError`, for example, is a mistake before this line and a failure after it.
 
-    Options and models keep their status: what is wrong with them was wrong before.
+    OptionsError and ModelError stay mistakes: the recipe was already wrong before the work.
     """
     from thinwire.models.errors import ModelError
     from thinwire.pipeline.errors import OptionsError

@@ -158,7 +158,7 @@ def read_document(text: str) -> tuple[str, list[Table]]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error}") from error
+        raise ValueError(f"it is not valid JSON: {error}") from error
     match value:
         case {"title": str(title), "tables": [*tables]}:
             return title, [Table.from_json(table) for table in tables]

@@ -117,7 +117,7 @@ def test_probe_that_hangs_or_raises_is_a_row():
     assert doctor.bounded(lambda: 1 / 0) == (
         "ZeroDivisionError: division by zero",
         "missing",
-        "mend what the error names",
+        "fix what the error names",
     )
     assert doctor.bounded(probes.probe_user) == probes.probe_user()
 

@@ -87,11 +87,11 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
-    assert told[0] == "a bench measures one pass a step; set pipeline.accumulation to 1"
+    assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
     assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
     assert "must make at least two processes, got 1" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
-    said = "--like aqsgd takes bandwidths of its own; leave --bandwidth away\n"
+    said = "--like aqsgd sets its own bandwidths; remove --bandwidth\n"
     assert capsys.readouterr().err == said
     assert cli.main(["bench", *SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
     assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
     ("options", "said"),
     [
         (["--codec", "q(9)"], "--codec q(9): q's bits must be an integer from 1 to 8, got 9"),
-        (["--count", "--memory", "1"], "a bandwidth or a memory limit needs costs in seconds and bytes; leave --count"),
+        (["--count", "--memory", "1"], "--bandwidth and --memory need measured costs; remove --count"),
         (["--memory", "-1"], "--memory must be above 0 GB, got -1"),
         (["--memory", "0.0000001"], "no cut of 6 layers into 3 stages keeps each stage within 100 of memory"),
         (["--bandwidth", "fast"], "fast"),

@@ -278,7 +278,7 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("training: [1", "is no YAML: while parsing a flow sequence"),
+        ("training: [1", "is not valid YAML: while parsing a flow sequence"),
         ("- 1\n- 2", "must hold the fields of a recipe, got list"),
         ("just words", "must hold the fields of a recipe, got str"),
         ("", "must hold the fields of a recipe, got NoneType"),

@@ -225,7 +225,7 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
         "list.json holds no tables",
         "none.json cannot be read",
         "run/metrics.jsonl cannot be read",
-        "run/trace/stage-1.json is no trace of a stage",
+        "run/trace/stage-1.json is not the trace of a stage",
     ]
     assert not out.exists()
 
@@ -233,7 +233,7 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
 def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
     run = shutil.copytree(folder / "tiny", tmp_path / "run")
     (run / "summary.json").write_text('{"name": "x", "title": "t", "tables": []}')
-    with pytest.raises(ValueError, match="is no summary of a run: it lacks steps, seconds, training_seconds"):
+    with pytest.raises(ValueError, match="is not the summary of a run: it lacks steps, seconds, training_seconds"):
         read([run])
 
 

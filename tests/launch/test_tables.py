@@ -98,7 +98,7 @@ def test_a_row_has_a_cell_a_column():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "it is no JSON"),
+        ("{", "it is not valid JSON"),
         ("[]", "must have a title and a list of tables"),
         ('{"title": "x", "tables": [1]}', "a table must have a title, a list of columns and a list of rows"),
         ('{"title": "x", "tables": [{"title": "t", "columns": ["a"], "rows": [[[]]]}]}', r"got \[\]"),

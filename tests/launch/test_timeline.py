@@ -79,5 +79,5 @@ def test_every_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_a_run_without_a_trace_is_told_how_to_have_one(tmp_path):
-    with pytest.raises(OptionsError, match=r"holds no trace; train with --trace"):
+    with pytest.raises(OptionsError, match=r"has no trace; train with --trace"):
         read_traces(tmp_path)

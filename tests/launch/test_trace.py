@@ -174,7 +174,7 @@ def test_a_stage_without_a_trace_is_named(traces, tmp_path, capsys):
 def test_what_cannot_be_read_or_written_has_status_2(traces, tmp_path, capsys):
     (tmp_path / "nothing").mkdir()
     assert cli.main(["trace", str(tmp_path / "nothing")]) == 2
-    assert "holds no trace" in capsys.readouterr().err
+    assert "has no trace" in capsys.readouterr().err
     save_traces(tmp_path, traces)
     (tmp_path / "file").touch()
     assert cli.main(["trace", str(tmp_path), "--out", str(tmp_path / "file" / "trace.json")]) == 2

@@ -32,7 +32,7 @@ class Passage:
 
 
 def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
-    """Train a recipe for ``steps`` with nothing compressed, and return what crossed in the last pass.
+    """Train a recipe for `steps` without compression; the tensors that crossed boundaries in the last pass.
 
     Only tensors that a codec would be given, those that need gradients, in the order of their boundaries. This process
     must not have a default process group. Raises ModelError for a recipe whose parts do not fit, OptionsError for one

@@ -81,7 +81,7 @@ def gaussian(elements: int) -> Tensor:
 
 
 def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
-    """The messages of both channels in the last of ``steps`` of recipes trained without compression.
+    """The messages of both channels in the last of `steps` steps of recipes trained without compression.
 
     Keys are the channels, behind the recipe's name where there are several recipes.
     """
@@ -150,7 +150,7 @@ def feedback_table(results: Sequence[FeedbackResult]) -> Table:
 
 
 def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> list[tables.Table]:
-    """Everything with all digits, a row for what was measured on one kind of data (at one place, where it has one)."""
+    """Everything with all digits, one row for each kind of data (and processor)."""
     speed_columns = ("with", "encode, GB/s", "decode, GB/s", "memcpy, GB/s", "encode of memcpy", "decode of memcpy")
     qualities: list[list[Cell]] = [
         [one.data, one.codec, one.quality.bits_per_element, one.quality.of_entropy, one.quality.snr_db]
@@ -176,7 +176,7 @@ def _cells(speed: Speed) -> list[Cell]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, and print a table for each kind of data, or JSON; the exit status."""
+    """Measure codecs, print tables or JSON, and return the exit status."""
     options = _options(argv)
     wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
     methods = [parse_method(expression) for expression in wanted]
@@ -228,10 +228,17 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the tables of docs/measured/bench-codecs.md")
     add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
-    add("--elements", type=at_least_one, default=2**20, help="of the Gaussian tensor (default: %(default)s)")
-    add("--recipe", nargs="+", default=["quickstart"], help="whose tensors are captured (default: quickstart)")
-    add("--steps", type=at_least_one, default=40, help="it is trained for before (default: %(default)s)")
-    add("--rounds", type=at_least_one, default=9, help="of which medians are taken (default: %(default)s)")
+    add("--elements", type=at_least_one, default=2**20, help="elements of the Gaussian tensor (default: %(default)s)")
+    add("--recipe", nargs="+", default=["quickstart"], help="recipes whose tensors are measured (default: quickstart)")
+    add(
+        "--steps",
+        type=at_least_one,
+        default=40,
+        help="steps that the recipe trains before its tensors are taken (default: %(default)s)",
+    )
+    add(
+        "--rounds", type=at_least_one, default=9, help="rounds of measuring; results are medians (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     if options.elements % (SAMPLES * ROW):
         parser.error(

@@ -9,7 +9,7 @@ from thinwire.launch.bench.codecs.trial import FeedbackResult, Processor, Result
 
 
 def page(found: Mapping[str, Any], results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> str:
-    """Return what was measured as Markdown: where, how good, and for each processor how fast."""
+    """The results as Markdown: the machine, the quality of each codec, and its speed on each processor."""
     parts = [_rows(_environment(found))]
     if results:
         parts.append(_rows(_qualities(results)))

@@ -30,7 +30,7 @@ After memcpy, the first six of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """Where codecs run."""
+    """The processor that runs codecs."""
 
     device: str
     """``cpu`` or ``cuda``."""
@@ -43,7 +43,7 @@ class Processor:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One codec on one kind of data at one place, in GB/s (10**9 bytes) of the tensor."""
+    """The speed of one codec on one kind of data on one processor, in GB/s (10**9 bytes) of the tensor."""
 
     processor: Processor
     encode: float
@@ -54,7 +54,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What a codec makes of some data, wherever it runs."""
+    """The size and the noise of a codec on some data. They do not depend on the processor."""
 
     bits_per_element: float
     of_entropy: float
@@ -65,7 +65,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """All that is known about one codec on one kind of data."""
+    """The quality and the speeds of one codec on one kind of data."""
 
     data: str
     codec: str
@@ -142,14 +142,14 @@ class FeedbackTrial:
         return sum(len(payload) for payload in self._payloads[0])
 
     def encode(self) -> None:
-        """Do all that the sender does, for every message."""
+        """Do all work of the sender for every message."""
         visit, payloads = self._next("encode")
         for index, (encoder, microbatch) in enumerate(zip(self._encoders, self._microbatches, strict=True)):
             message, plan = self._visits[visit][index], encoder.plan(microbatch)
             encoder.settle(encoder.encode(message, payloads[index], _key(index), plan))
 
     def decode(self) -> None:
-        """Do all that the receiver does, for every message, in the order they were encoded."""
+        """Do all work of the receiver for every message, in the order of encoding."""
         _, payloads = self._next("decode")
         for index, (decoder, microbatch) in enumerate(zip(self._decoders, self._microbatches, strict=True)):
             decoder.decode(payloads[index], self._decoded[index], _key(index), decoder.plan(microbatch))
@@ -163,7 +163,7 @@ class FeedbackTrial:
         self._codec[self._next("codec decode")[0]].decode()
 
     def _next(self, act: str) -> tuple[int, list[Tensor]]:
-        """Return which visit an act is at, and that call's payloads: the receiver must get all, in their order."""
+        """The visit of an act and the payloads of this call. The receiver must get all payloads in order."""
         self._calls[act] += 1
         return self._calls[act] % len(self._visits), self._payloads[self._calls[act] % CALLS]
 
@@ -176,7 +176,7 @@ class FeedbackTrial:
 
 
 def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
-    """What ``codec`` makes of ``messages``, each encoded by itself."""
+    """The quality of a codec on `messages`, each encoded alone."""
     trial = Trial(codec, messages)
     trial.encode()
     trial.decode()
@@ -243,7 +243,7 @@ def measure(
 def measure_feedback(
     methods: Sequence[Feedback], data: Mapping[str, Sequence[Tensor]], processors: Sequence[Processor], rounds: int
 ) -> list[FeedbackResult]:
-    """Measure every rule on every kind of data that it may be used for; on a CPU, where stores are."""
+    """Measure each feedback rule on each kind of data it allows. Stores need a CPU."""
     _warm_allocator()
     results = []
     for name, messages in data.items():
@@ -292,7 +292,7 @@ def _size(messages: Sequence[Tensor]) -> float:
 
 
 def _timed(acts: Sequence[Callable[[], object]], processor: Processor, rounds: int) -> tuple[float, list[float]]:
-    """Return memcpy's GB/s and the median seconds of each act, all of them in turns."""
+    """The GB/s of memcpy and the median seconds of each act, measured in turns."""
     source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=processor.device)
     target = torch.ones_like(source)
     with _threads(processor.threads):

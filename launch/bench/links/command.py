@@ -1,7 +1,7 @@
-"""`thinwire bench RECIPE`: what each codec gives over slow links, beside plain torch and the LIMIT.
+"""`thinwire bench RECIPE`: the speed of each codec over slow links, beside plain torch and the LIMIT.
 
 One host a process, each on a core of its own, joined by links whose bandwidth changes while all contenders take turns.
-The order of things is: links unshaped, then one bandwidth after the other, slowest last.
+The first contest uses unshaped links. Then follows one contest for each bandwidth, slowest last.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, and print tables or JSON; the exit status."""
+    """Measure a recipe, print tables or JSON, and return the exit status."""
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
     options, rest = _parser().parse_known_args(argv)
     with working():
@@ -70,7 +70,7 @@ class BenchError(FailedError):
 
 
 def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
-    """Run all contenders at all bandwidths; needs root. What was measured, and the recipe of `arguments`."""
+    """Run all contenders at all bandwidths, as root. Returns the measurements and the prepared recipe."""
     contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth or DEFAULT_BANDWIDTHS)
     wanted = recipe.parse(arguments, prog=PROG)
     _check(wanted, options)
@@ -109,10 +109,10 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
 
 
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
-    """Raise OptionsError, listing all that keeps a bench from measuring anything."""
+    """Raise OptionsError with every option that a bench cannot measure."""
     pipeline = wanted.pipeline
     OptionsError.require(
-        (pipeline.accumulation == 1, "a bench measures one pass a step; set pipeline.accumulation to 1"),
+        (pipeline.accumulation == 1, "a bench measures one pass in each step; set pipeline.accumulation to 1"),
         (
             pipeline.num_processes > 1,
             "a bench needs links: pipeline.num_stages must make at least two processes, got 1",
@@ -120,7 +120,7 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (
             options.like is None or options.bandwidth is None,
-            f"--like {options.like} takes bandwidths of its own; leave --bandwidth away",
+            f"--like {options.like} sets its own bandwidths; remove --bandwidth",
         ),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
     )
@@ -218,16 +218,23 @@ def _parser() -> Parser:
         "torch.distributed.pipelining in turns, beside the LIMIT of what was measured. Needs root.",
         allow_abbrev=False,
     )
-    parser.add_argument("--bandwidth", help=f"of every host (default: {DEFAULT_BANDWIDTHS})")
     parser.add_argument(
-        "--codec", nargs="+", default=list(DEFAULT_CODECS), help="activations/gradients (default: %(default)s)"
+        "--bandwidth", help=f"bandwidths of the links, one contest each (default: {DEFAULT_BANDWIDTHS})"
     )
-    parser.add_argument("--repetitions", type=int, default=5, help="turns of each contender (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=2, help="measured steps of a turn (default: %(default)s)")
+    parser.add_argument(
+        "--codec",
+        nargs="+",
+        default=list(DEFAULT_CODECS),
+        help="codecs as activations/gradients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="number of turns of each contender (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=2, help="measured steps in each turn (default: %(default)s)")
     parser.add_argument(
         "--like",
         choices=["aqsgd"],
-        help="take the bandwidths at which compute and wire are as in Table 2 of 2206.01299",
+        help="use bandwidths that give the ratio of compute to wire of Table 2 in 2206.01299",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

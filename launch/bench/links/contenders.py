@@ -37,7 +37,7 @@ class Codecs:
 
 @dataclass(frozen=True)
 class StepMeasures:
-    """What this process knows of one optimizer step; nothing, for plain torch."""
+    """Measurements of one optimizer step in this process. Plain torch has none."""
 
     sections: dict[str, float]
     """Exclusive seconds of its stages, by section."""
@@ -54,10 +54,10 @@ class Contender(Protocol):
         """Take an optimizer step on the samples `ids`."""
 
     def forget_cache(self) -> None:
-        """Have what is kept on disk be read from there again."""
+        """Drop cached copies of stores, so that the next read comes from disk."""
 
     def close(self) -> None:
-        """Give up what is held outside of memory."""
+        """Delete files and free other resources."""
 
 
 class _Given:
@@ -107,12 +107,12 @@ class Thinwire:
         )
 
     def forget_cache(self) -> None:
-        """Have stores on disk be read from the disk again, not from memory."""
+        """Drop cached copies of stores, so that the next read comes from disk."""
         for stage in self._trainer.stages:
             stage.drop_cache()
 
     def close(self) -> None:
-        """Give up stores, and their files."""
+        """Close stores and delete their files."""
         for stage in self._trainer.stages:
             stage.close()
         self._trainer.stages[0].wire.discard_stores()

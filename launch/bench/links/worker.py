@@ -28,14 +28,14 @@ from thinwire.pipeline.probe import probe, probe_both
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a bench asks of its processes."""
+    """The work of all bench processes."""
 
     arguments: list[str]
     """The recipe and its options."""
     contenders: dict[str, Codecs | None]
     """By name; None for plain torch."""
     contests: int
-    """How many bandwidths there will be."""
+    """Number of contests: one with unshaped links, and one for each bandwidth."""
     repetitions: int
     """Turns of every contender at each bandwidth."""
     steps: int
