@@ -270,9 +270,9 @@ def _number(value: float) -> float | None:
 def _show_published(as_data: bool) -> None:
     """Tables 2 and 3 of 2206.01299 beside the simulation."""
     compared = {
-        "Table 2, sequences/s": published.throughput_comparisons(),
-        "Table 2, share of the speed at 10 Gbps": published.share_comparisons(),
-        "Table 3, ms on the wire": published.wire_comparisons(),
+        "Table 2, sequences/s": published.throughput_numbers(),
+        "Table 2, share of the speed at 10 Gbps": published.share_numbers(),
+        "Table 3, ms on the wire": published.wire_numbers(),
     }
     if as_data:
         shown = [

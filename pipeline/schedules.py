@@ -169,7 +169,7 @@ class Schedules(dict[str, ScheduleSpec]):
         OptionsError.require((is_path(name), f"pipeline.schedule must be one of {', '.join(self)}, got {name}"))
         found = find(name, OptionsError)
         if not isinstance(found, ScheduleSpec):
-            raise OptionsError([f"pipeline.schedule {name} must be a ScheduleSpec, got {type(found).__name__}"])
+            raise OptionsError(f"pipeline.schedule {name} must be a ScheduleSpec, got {type(found).__name__}")
         return found
 
 

@@ -25,7 +25,7 @@ from thinwire.launch.report.numbers import (
 )
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.report.replay import Link, step_seconds
+from thinwire.launch.report.replay import PredictedLink, step_seconds
 from thinwire.launch.shared.tables import Cell, Table
 from thinwire.pipeline.errors import OptionsError
 
@@ -70,7 +70,7 @@ def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | No
     raise OptionsError(f"--baseline must be one of the runs that the report is about ({given}), got {named}")
 
 
-def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence[Link] = ()) -> Comparison:
+def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence[PredictedLink] = ()) -> Comparison:
     """Everything that is shown of several runs together."""
     names = distinct_names(runs)
     differing = differences(runs)
@@ -173,7 +173,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     return Table("Over seeds", columns, rows, note)
 
 
-def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[Link]) -> Table:
+def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> Table:
     """Seconds of a step over each link, and of the whole training."""
     rows: list[list[Cell]] = []
     for name, run in zip(names, runs, strict=True):
@@ -192,7 +192,7 @@ def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Ta
     return Table("What differs between the recipes", ["field", *names], rows)
 
 
-def _pictures(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[Link]) -> list[Picture]:
+def _pictures(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> list[Picture]:
     """The losses over steps, bytes, seconds, and seconds predicted for each link."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
@@ -233,7 +233,7 @@ def _losses_over(
     return curves(lines, title, x_label=label)
 
 
-def _predicted_positions(run: RunFiles, link: Link) -> list[float]:
+def _predicted_positions(run: RunFiles, link: PredictedLink) -> list[float]:
     seconds = step_seconds(run, link)
     return [seconds * step for step in range(len(run.steps) + 1)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
-from thinwire.launch.timing.simulator import Channel, Compute, simulate
+from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -18,7 +18,7 @@ FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
-class Link:
+class PredictedLink:
     """What every boundary between two processes is predicted to cross."""
 
     name: str
@@ -28,20 +28,20 @@ class Link:
     """Seconds, one way."""
 
 
-def parse_link(text: str) -> Link:
-    """The link of 100mbit, or of 100mbit,20ms. OptionsError for what is none."""
+def parse_link(text: str) -> PredictedLink:
+    """Parse a link such as 100mbit, or of 100mbit,20ms. OptionsError for other text."""
     rate, comma, delay = text.partition(",")
     bandwidth = parse_bandwidth(rate)
     if bandwidth == 0:
         raise OptionsError(f"--link must be faster than 0, got {text!r}")
-    return Link(
+    return PredictedLink(
         text,
         bandwidth=float("inf") if bandwidth is None else 1e6 * bandwidth,
         latency=parse_latency(delay) / 1e3 if comma else 0.0,
     )
 
 
-def step_seconds(run: RunFiles, link: Link) -> float:
+def step_seconds(run: RunFiles, link: PredictedLink) -> float:
     """Seconds of an average step of the run with this link at every boundary, and with its own compute and codecs.
 
     The frames are as long as the run's were on average, and a stage's compute is spread evenly over its micro-batches.
@@ -51,7 +51,7 @@ def step_seconds(run: RunFiles, link: Link) -> float:
     microbatches = passes * pipeline["num_microbatches"]
     compute = [stage["seconds"]["compute"] / microbatches for stage in run.summary["stages"]]
     table = timetable(pipeline["schedule"], pipeline["num_stages"], pipeline["num_microbatches"])
-    course = simulate(
+    course = time_step(
         table,
         Compute(
             forward=[FORWARD_SHARE * seconds for seconds in compute],
@@ -62,10 +62,10 @@ def step_seconds(run: RunFiles, link: Link) -> float:
     return course.seconds * int(pipeline["accumulation"])
 
 
-def _channel(run: RunFiles, name: ChannelName, link: Link) -> Channel:
+def _channel(run: RunFiles, name: ChannelName, link: PredictedLink) -> ChannelTiming:
     rows = sorted((row for row in run.summary["channels"] if row["channel"] == name), key=lambda row: row["boundary"])
     senders, receivers = (0, 1) if name == "activations" else (1, 0)
-    return Channel(
+    return ChannelTiming(
         nbytes=[row["bytes"] / max(1, row["frames"]) for row in rows],
         bandwidth=link.bandwidth,
         latency=link.latency,

@@ -37,7 +37,7 @@ WIRE_SECONDS = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.0
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PublishedNumber:
     """A published number beside ours."""
 
     quantity: str
@@ -53,10 +53,10 @@ class Comparison:
         return self.predicted / self.published - 1
 
 
-def throughput_comparisons() -> list[Comparison]:
+def throughput_numbers() -> list[PublishedNumber]:
     """Table 2, sequences a second."""
     return [
-        Comparison(
+        PublishedNumber(
             "sequences/s",
             bandwidth,
             method,
@@ -68,10 +68,10 @@ def throughput_comparisons() -> list[Comparison]:
     ]
 
 
-def share_comparisons() -> list[Comparison]:
+def share_numbers() -> list[PublishedNumber]:
     """Table 2, each as a share of the same method's at 10 Gbps, where what takes time beside compute cancels out."""
-    compared = throughput_comparisons()
-    fastest = {one.method: one for one in compared if one.bandwidth == max(THROUGHPUT)}
+    numbers = throughput_numbers()
+    fastest = {one.method: one for one in numbers if one.bandwidth == max(THROUGHPUT)}
     return [
         replace(
             one,
@@ -79,16 +79,16 @@ def share_comparisons() -> list[Comparison]:
             published=one.published / fastest[one.method].published,
             predicted=one.predicted / fastest[one.method].predicted,
         )
-        for one in compared
+        for one in numbers
         if one.bandwidth != max(THROUGHPUT)
     ]
 
 
-def wire_comparisons() -> list[Comparison]:
+def wire_numbers() -> list[PublishedNumber]:
     """Table 3, milliseconds of one frame on the wire; its compute columns are the simulation's input."""
-    compared = []
+    numbers = []
     for bandwidth, row in WIRE_SECONDS.items():
         for channel, published in zip(CHANNELS, row, strict=True):
             nbytes = frame_bytes(WORKLOAD.boundaries[0], METHODS["fw4 bw8"], 0, channel)
-            compared.append(Comparison("ms", bandwidth, channel, 1e3 * published, 8e3 * nbytes / bandwidth))
-    return compared
+            numbers.append(PublishedNumber("ms", bandwidth, channel, 1e3 * published, 8e3 * nbytes / bandwidth))
+    return numbers

@@ -10,7 +10,7 @@ from thinwire.launch import cli
 from thinwire.launch.report.comparison import compare, differences, find_baseline
 from thinwire.launch.report.numbers import byte_positions, held_out_losses, losses, second_positions
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.report.replay import Link, parse_link, step_seconds
+from thinwire.launch.report.replay import PredictedLink, parse_link, step_seconds
 from thinwire.pipeline.errors import OptionsError
 
 STEPS, MICROBATCHES, FRAMES = 4, 2, 8
@@ -133,9 +133,9 @@ def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
 def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
     """Of two stages and micro-batches: fill and drain are a forward and a backward, 0.05 s and 0.1 s."""
     run = made(tmp_path, "none")
-    free = Link("none", math.inf, 0.0)
+    free = PredictedLink("none", math.inf, 0.0)
     assert step_seconds(run, free) == pytest.approx(0.3 + 0.15)
-    far = step_seconds(run, Link("far", math.inf, 1.0))
+    far = step_seconds(run, PredictedLink("far", math.inf, 1.0))
     assert far == pytest.approx(0.3 + 0.15 + 2.0)
     slow = {codec: step_seconds(made(tmp_path, codec, codec=codec), parse_link("100kbit")) for codec in NBYTES}
     frame = {codec: 8 * nbytes / 1e5 for codec, nbytes in NBYTES.items()}

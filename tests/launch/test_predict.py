@@ -6,7 +6,7 @@ import pytest
 
 from thinwire.launch.cli import main
 from thinwire.launch.report import reading
-from thinwire.launch.timing.published import share_comparisons, throughput_comparisons, wire_comparisons
+from thinwire.launch.timing.published import share_numbers, throughput_numbers, wire_numbers
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +150,7 @@ def test_the_published_tables_are_shown_with_their_deviations(capsys):
 
 def test_the_published_numbers_are_met_where_the_simulation_claims_to():
     """Frames to 6 %; compressed speed relative to 10 Gbps to 5 %; no published speed is above the limit."""
-    assert all(abs(cell.deviation) < 0.07 for cell in wire_comparisons())
-    assert all(cell.predicted > cell.published for cell in throughput_comparisons())
-    compressed = [cell for cell in share_comparisons() if cell.method != "fp32"]
+    assert all(abs(cell.deviation) < 0.07 for cell in wire_numbers())
+    assert all(cell.predicted > cell.published for cell in throughput_numbers())
+    compressed = [cell for cell in share_numbers() if cell.method != "fp32"]
     assert all(abs(cell.deviation) < 0.05 for cell in compressed)
