@@ -26,7 +26,7 @@ class LayerCost:
     name: str
     """The layer's name."""
     forward: float
-    """Seconds where measured, the unit of `LayerSpec.cost` where counted."""
+    """Seconds where measured, the unit of `operations` where counted."""
     backward: float
     """The same, for the gradients of parameters and inputs."""
     parameter_bytes: int
@@ -115,6 +115,34 @@ def measure(
     return tuple(costs)
 
 
+def operations(
+    blueprint: Blueprint,
+    example_input: Tensor,
+    precision: Precision = "fp32",
+    side: Mapping[str, Tensor] | None = None,
+) -> tuple[float, ...]:
+    """What each layer costs forward, without running it: the same in every process.
+
+    `LayerSpec.cost` where that is counted. Else one for each multiplication and each addition of products, for each
+    element put out, and for each parameter, whose gradient is written whole: an embedding multiplies nothing.
+
+    Args:
+        blueprint: the model.
+        example_input, precision, side: one micro-batch's, as for `stage_output_examples`.
+    """
+    if blueprint.counted:
+        return tuple(layer.cost for layer in blueprint.layers)
+    from torch.utils.flop_counter import FlopCounterMode
+
+    alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
+    counters = [FlopCounterMode(display=False) for _ in alone]
+    outputs = stage_output_examples(blueprint, alone, example_input, precision, side, around=counters.__getitem__)
+    return tuple(
+        float(counter.get_total_flops()) + sum(tensor.numel() for tensor in given) + layer.cost
+        for counter, given, layer in zip(counters, outputs, blueprint.layers, strict=True)
+    )
+
+
 def count(
     blueprint: Blueprint,
     example_input: Tensor,
@@ -122,7 +150,7 @@ def count(
     precision: Precision = "fp32",
     side: Mapping[str, Tensor] | None = None,
 ) -> tuple[LayerCost, ...]:
-    """Return what is known without running a layer: `LayerSpec.cost`, twice that backward, and bytes.
+    """Return what is known without running a layer: its `operations`, twice that backward, and bytes.
 
     `example_input` and `side` are one micro-batch's, real or meta; nothing is allocated.
     """
@@ -130,15 +158,16 @@ def count(
     alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
     examples = stage_output_examples(blueprint, alone, example_input, precision, **more)
     costs = []
-    for spec, outputs in zip(blueprint.layers, examples, strict=True):
+    forward = operations(blueprint, example_input, precision, side)
+    for spec, outputs, cost in zip(blueprint.layers, examples, forward, strict=True):
         with parameters_on_meta():
             layer = spec.build()
         costs.append(
             LayerCost(
                 name=spec.name,
-                forward=spec.cost,
+                forward=cost,
                 # the gradient of a product is two products
-                backward=2 * spec.cost,
+                backward=2 * cost,
                 parameter_bytes=_nbytes(layer.parameters()),
                 activation_bytes=None,
                 output_bytes=_nbytes(outputs),

@@ -120,6 +120,8 @@ class Blueprint:
     """The number of token ids that the model can read, if it reads tokens."""
     max_positions: int | None = None
     """The longest sequence of tokens that the model can read, if there is a limit."""
+    counted: bool = True
+    """Whether the layers' costs are operations; else they are parameters, for nobody knew what the layers read."""
     save_config: Callable[[Path], None] | None = None
     """Writes into a folder what the library needs, beside the weights, to load the unsplit model; None if nothing."""
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -233,12 +235,13 @@ def stage_output_examples(
     example_input: Tensor,
     precision: Precision,
     side: Mapping[str, Tensor] | None = None,
+    around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> list[tuple[Tensor, ...]]:
     """Return each stage's output as meta tensors: shape, dtype, and requires_grad where gradients flow.
 
     Nothing is computed: the layers run on tensors without data. `example_input` is one micro-batch of the model's
     input and `side` its side inputs, of which only shape, dtype and device are read (a meta tensor stands for one on
-    the CPU).
+    the CPU). Each stage runs inside of `around(its index)`.
     """
     device = torch.device("cpu") if example_input.is_meta else example_input.device
 
@@ -254,9 +257,10 @@ def stage_output_examples(
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         tensors: tuple[Tensor, ...] = (without_data(example_input),)
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
-        for stage in stages:
+        for index, stage in enumerate(stages):
             _replace_tensors(stage, without_data)
-            tensors = _as_tuple(stage(*tensors, **known_side))
+            with around(index):
+                tensors = _as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
     return [
         tuple(

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
 from thinwire.launch.run.recipe import Recipe
+from thinwire.models.costs import operations
 from thinwire.models.data.load import Data, load, more_samples
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.errors import ModelError, require
@@ -80,7 +81,9 @@ def prepare(recipe: Recipe) -> Prepared:
     """
     data, _ = attempt(lambda: load(recipe.data, seed=recipe.training.seed), lambda: check_name(recipe.model))
     model = make_blueprint(recipe, data)
-    cuts, *_ = attempt(lambda: _cut(model, recipe), lambda: _check_samples(data, recipe), lambda: check_weights(model))
+    cuts, *_ = attempt(
+        lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
+    )
     prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
     epochs = recipe.training.epochs
@@ -128,14 +131,24 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _cut(blueprint: Blueprint, recipe: Recipe) -> tuple[range, ...]:
+def _cut(blueprint: Blueprint, recipe: Recipe, data: Data) -> tuple[range, ...]:
     """The layers of each stage."""
     wanted, layers = recipe.pipeline.layers, blueprint.layers
     if wanted is None:
-        return partition([layer.cost for layer in layers], recipe.pipeline.num_stages)
+        return partition(_costs(blueprint, recipe, data), recipe.pipeline.num_stages)
     if any(isinstance(entry, str) for entry in wanted):
         return cut_after([str(entry) for entry in wanted], [layer.name for layer in layers])
     return explicit([int(entry) for entry in wanted], len(layers))
+
+
+def _costs(blueprint: Blueprint, recipe: Recipe, data: Data) -> Sequence[float]:
+    """What each layer costs, counted alike in every process."""
+    rows = recipe.pipeline.microbatch_size
+    try:
+        samples = data.training.example(rows), recipe.training.precision, data.training.side_example(rows)
+        return operations(blueprint, *samples)
+    except Exception:  # of the model's own code, which `_outputs` runs again, and tells
+        return [layer.cost for layer in blueprint.layers]
 
 
 def _check_samples(data: Data, recipe: Recipe) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -14,6 +15,10 @@ from thinwire.compress.stores.space import in_words
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.trainer import StepRecord
 
+UNEVEN = 2.0
+"""How many times as long as the fastest stage the slowest may compute before the cut is spoken of."""
+NOTICED = 10.0
+"""Seconds of compute from which on that is worth a line."""
 _UNLIMITED = 10_000
 """Columns of a terminal that nothing is too wide for."""
 
@@ -88,8 +93,22 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     console.print(table)
     _show_channels(console, summary["channels"])
     console.print(_stages_table(summary))
+    if note := uneven(summary):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
     console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
     console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
+
+
+def uneven(summary: Mapping[str, Any]) -> str:
+    """What to do where one stage computed far longer than another, in a sentence; empty where all were alike."""
+    spent = {stage["stage"]: stage["seconds"]["compute"] for stage in summary["stages"]}
+    slow, fast = max(spent, key=spent.__getitem__), min(spent, key=spent.__getitem__)
+    if spent[slow] < NOTICED or spent[slow] < UNEVEN * spent[fast]:
+        return ""
+    return (
+        f"stage {slow} computed for {spent[slow]:.1f} s, stage {fast} for {spent[fast]:.1f} s: thinwire partition "
+        f"{Path(summary['folder'], 'recipe.yaml')} measures the layers, and prints the --pipeline.layers that is even"
+    )
 
 
 def _show_channels(console: Console, channels: Sequence[Mapping[str, Any]]) -> None:

@@ -54,6 +54,10 @@ class MetricsLog:
         self.losses: list[tuple[int, float]] = []
         self.evaluations: list[tuple[int, dict[Compression, Score]]] = []
 
+    def recipe(self, text: str) -> None:
+        """Put the recipe, as YAML, beside the curves."""
+        self._events.add_text("recipe", f"```yaml\n{text}```")
+
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
         values = asdict(record)
@@ -63,8 +67,12 @@ class MetricsLog:
             if values[name] is not None:
                 self._events.add_scalar(f"train/{name}", values[name], record.step)
         self._events.add_scalar("train/samples_per_second", record.samples / record.seconds, record.step)
+        self._events.add_scalar("train/seconds", record.seconds, record.step)
+        self._events.add_scalar("bytes/frames", record.bytes, record.step)
+        self._events.add_scalar("bytes/tensors in them", record.uncompressed, record.step)
         for name, seconds in record.sections.items():
             self._events.add_scalar(f"share/{name}", seconds / record.seconds, record.step)
+            self._events.add_scalar(f"seconds/{name}", seconds, record.step)
         if record.loss is not None:
             self.losses.append((record.step, record.loss))
 

@@ -65,6 +65,7 @@ class Run:
         """Train, evaluate both ways, save, report."""
         if self._log is not None:
             save_model_files(self.recipe.folder, self.assembly.prepared)
+            self._log.recipe(dump(self.recipe))
         self._show_notes()
         self._show_stores()
         training_started = time.perf_counter()

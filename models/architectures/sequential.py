@@ -25,7 +25,8 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
     that holds parameters, or from a function `initialize(full_name, module)` beside the factory, which is then asked to
     fill every one of them: values that constructors draw are lost, for they would depend on the order of construction.
     Buffers stay as constructed. Operations in place are done out of place, because a stage may begin with one, and its
-    input is what gradients are sent back for. A layer's cost is its number of parameters.
+    input is what gradients are sent back for. A layer's cost is its number of
+    parameters; `thinwire.models.costs.operations` knows better, once it is known what the model reads.
 
     Args:
         path: "module:factory"; the module is imported, from the current directory too.
@@ -52,7 +53,7 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
         LayerSpec(name, partial(_build, path, make, name), float(sum(p.numel() for p in child.parameters())))
         for name, child in children.items()
     )
-    return Blueprint(layers, partial(_initialize, own_initialize))
+    return Blueprint(layers, partial(_initialize, own_initialize), counted=False)
 
 
 def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:

@@ -191,6 +191,11 @@ def test_tensorboard_reads_the_curves(trained, folder):
     assert {"train/lr", "train/grad_norm", "share/wait", "held-out/loss compression off"} <= set(
         events.Tags()["scalars"]
     )
+    sent = [point.value for point in events.Scalars("bytes/frames")]
+    assert sent == [line["bytes"] for line in metrics(folder / "trained")]
+    assert {"bytes/tensors in them", "seconds/compute", "train/seconds"} <= set(events.Tags()["scalars"])
+    [recipe] = events.Tensors("recipe/text_summary")
+    assert (folder / "trained/recipe.yaml").read_text() in recipe.tensor_proto.string_val[0].decode()
 
 
 def test_it_shows_progress_and_a_closing_table(trained, folder):
