@@ -38,7 +38,7 @@ def find_in(module_name: str, name: str, written: str, error: type[ThinwireError
             f"module {module_name} of {written!r} cannot be imported, from {here} either: "
             f"{type(raised).__name__}: {raised}"
         ) from raised
-    near = get_close_matches(name, [known for known in vars(module) if callable(getattr(module, known))])
+    near = get_close_matches(name, [known for known in vars(module) if not known.startswith("__")])
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     error.require((hasattr(module, name), f"module {module_name} has no {name!r}{meant}"))
     return getattr(module, name)

@@ -41,3 +41,12 @@ def test_every_file_a_page_links_to_exists(page):
     assert links or page != README
     for link in links:
         assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-to/extending.md"])
+def test_every_path_a_page_names_exists(page):
+    named = re.findall(
+        r"`((?:tests|docs|examples|launch|pipeline|compress|models|errors)/[\w./-]*)`", (ROOT / page).read_text()
+    )
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
