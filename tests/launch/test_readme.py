@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from support.pages import ROOT, blocks, pages
+from support.pages import DOCS, ROOT, blocks, pages
 from support.torchrun import torchrun
 
 README = ROOT / "README.md"
@@ -50,3 +50,10 @@ def test_every_path_a_page_names_exists(page):
     )
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_page_is_in_the_index_and_in_the_site(page):
+    name = str(page.relative_to(DOCS))
+    assert name == "index.md" or f"({name})" in (DOCS / "index.md").read_text(), "add it to docs/index.md"
+    assert f"- {name}\n" in (ROOT / "mkdocs.yml").read_text(), "add it to the nav of mkdocs.yml"
