@@ -24,7 +24,8 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import Ended, read_run, weights_of
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.models.data.sources import DIGITS, PYDOC, Place, evaluation_place
+from thinwire.models.data.parts import is_split
+from thinwire.models.data.sources import BUNDLED
 from thinwire.models.data.tokenizer import BYTES
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.model import library_code
@@ -176,7 +177,7 @@ def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
     """The recipe with the weights that are exported, the codecs that auto chose, and paths that hold from anywhere."""
     trained = ended.recipe
     data, compression = trained.data, trained.compression
-    evaluation = data.evaluation and (data.evaluation if _is_split(data.evaluation) else _resolved(data.evaluation))
+    evaluation = data.evaluation and (data.evaluation if is_split(data.evaluation) else _resolved(data.evaluation))
     if compression.automatic:
         chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in ended.summary["choices"]}
         compression = compression.chosen(chosen)
@@ -190,14 +191,10 @@ def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
     )
 
 
-def _is_split(evaluation: str) -> bool:
-    return evaluation_place(Place(PYDOC), evaluation).name == PYDOC
-
-
 def _resolved(name: str) -> str:
     """A path as it is known from anywhere; what is none stays."""
     path = Path(name).expanduser()
-    return str(path.resolve()) if name not in (PYDOC, DIGITS, BYTES) and path.exists() else name
+    return str(path.resolve()) if name not in (*BUNDLED, BYTES) and path.exists() else name
 
 
 def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from thinwire.errors.imports import find, is_path
-from thinwire.models.data.sources import local_path
+from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
+from thinwire.models.tasks import TaskName
 
 if TYPE_CHECKING:
     from thinwire.models.architectures.families import Family
 
 FRESH, PRETRAINED = "fresh", "pretrained"
-TaskName = Literal["causal-lm", "classification"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,14 +270,14 @@ def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[st
 
 
 def _no_such_type(model_type: str) -> str:
-    return f"no model of type {model_type!r} comes apart here; {_supported()}"
+    return f"model type {model_type!r} is not supported: {_supported()}"
 
 
 def _supported() -> str:
     from thinwire.models.architectures.families import FAMILIES
 
     return (
-        f"families: {', '.join(FAMILIES)}; any other model can be given as module:factory, a function that returns "
+        f"take one of {', '.join(FAMILIES)}, or give layers as module:factory, a function that returns "
         "its layers in order"
     )
 

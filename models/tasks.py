@@ -6,7 +6,7 @@ counts that add up, for the same reason.
 """
 
 import math
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from thinwire.models.errors import require
 
+TaskName = Literal["causal-lm", "classification"]
+"""What a family of models can be trained for."""
 IGNORE = -100
 """The target that counts for nothing."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import PassKind
-from thinwire.models.data.load import Samples
+from thinwire.models.data.samples import Samples
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.trainer import Trainer
 

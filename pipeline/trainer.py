@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.models.data.load import Samples
+from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, Manifest, SavedStage, StageState
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic

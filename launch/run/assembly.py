@@ -19,8 +19,9 @@ from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.costs import operations
-from thinwire.models.data.load import Data, load, more_samples
+from thinwire.models.data.load import load, more_samples
 from thinwire.models.data.sampler import Sampler
+from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads

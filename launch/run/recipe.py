@@ -20,7 +20,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.launch.run.spelling import dotted, unknown_options
-from thinwire.models.data.load import DataOptions
+from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
 from thinwire.models.model import ModelOptions
 from thinwire.pipeline.errors import OptionsError

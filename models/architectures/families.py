@@ -17,21 +17,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from thinwire.models.architectures.pieces import (
     CausalBlock,
-    Chain,
+    ChainStep,
+    CopiedChain,
     DebertaBlock,
     EncoderBlock,
     GemmaEmbedding,
     GPT2Embedding,
     OPTEmbedding,
     Skeleton,
-    Step,
     TypedEmbedding,
     first_token,
     relu,
@@ -40,9 +40,9 @@ from thinwire.models.architectures.pieces import (
 from thinwire.models.checkpoint import find, open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
+from thinwire.models.tasks import TaskName
 
 GENERATION = "generation_config.json"
-TaskName = Literal["causal-lm", "classification"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,12 @@ class Family:
     """The full name of the list of blocks."""
     block: Callable[[Skeleton, str, int], Layer]
     """Makes the layer of a block, from its full name and index."""
-    head: tuple[Step, ...]
+    head: tuple[ChainStep, ...]
     """The steps from the last hidden state to the logits."""
     tied: tuple[tuple[str, str], ...] = ()
     """Weights of the head that a checkpoint may hold as another's."""
     fresh: tuple[str, ...] = ()
-    """What the names of weights begin with that a pretrained model may lack."""
+    """The prefixes of the weights that a pretrained model may lack; they are drawn."""
     shared: tuple[str, ...] = ()
     """The parts that all blocks hold."""
     attention: str = "sdpa"
@@ -81,7 +81,7 @@ def causal_family(name: str, architecture: str, base: str, **more: Any) -> Famil
     """Return a family with rotary positions, as most language models have them today."""
     tokens, norm = more.pop("tokens", "embed_tokens"), more.pop("norm", "norm")
     row: dict[str, Any] = {
-        "embedding": partial(Chain, steps=(f"{base}.{tokens}", f"{base}.emb_dropout")),
+        "embedding": partial(CopiedChain, steps=(f"{base}.{tokens}", f"{base}.emb_dropout")),
         "blocks": f"{base}.layers",
         "block": partial(CausalBlock, rotary=f"{base}.rotary_emb"),
         "head": (f"{base}.{norm}", f"{base}.project_out", "lm_head"),
@@ -108,9 +108,12 @@ def _shrink_residual_ends(full_name: str, module: nn.Module, config: Any) -> Non
         nn.init.normal_(module.get_parameter("weight"), std=std)
 
 
-_GEMMA_HEAD: tuple[Step, ...] = ("model.norm", "lm_head", softcap)
+_GEMMA_HEAD: tuple[ChainStep, ...] = ("model.norm", "lm_head", softcap)
 
-_AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "classification": "AutoModelForSequenceClassification"}
+_AUTO_CLASSES: dict[TaskName, str] = {
+    "causal-lm": "AutoModelForCausalLM",
+    "classification": "AutoModelForSequenceClassification",
+}
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -237,7 +240,7 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
             )
             for index, name in enumerate(blocks)
         ),
-        LayerSpec("head", partial(Chain, skeleton, family.head), _multiplications(skeleton, family.head)),
+        LayerSpec("head", partial(CopiedChain, skeleton, family.head), _multiplications(skeleton, family.head)),
     )
     # built without weights, they know best what they read
     with parameters_on_meta():
@@ -294,7 +297,7 @@ def _max_positions(family: Family, config: Any) -> int | None:
     return None if longest is None else longest - family.positions_taken(config)
 
 
-def _multiplications(skeleton: Skeleton, steps: Sequence[Step]) -> float:
+def _multiplications(skeleton: Skeleton, steps: Sequence[ChainStep]) -> float:
     """Return how often one token is multiplied: once by each number of each matrix."""
     modules = [skeleton.model.get_submodule(step) for step in steps if isinstance(step, str) and skeleton.has(step)]
     return float(sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1))

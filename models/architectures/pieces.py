@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from thinwire.models.layers import Layer
 
-Step = str | Callable[[Tensor, Any], Tensor]
+ChainStep = str | Callable[[Tensor, Any], Tensor]
 """The full name of a module, or a function of the hidden state and the model's configuration."""
 
 
@@ -38,10 +38,10 @@ class Skeleton:
         return copy.deepcopy(module, {id(self.config): self.config, **memo})
 
 
-class Chain(Layer):
-    """Modules and functions one after another: token ids to a hidden state, or a hidden state to logits."""
+class CopiedChain(Layer):
+    """Copied modules and functions one after another: token ids to a hidden state, or a hidden state to logits."""
 
-    def __init__(self, skeleton: Skeleton, steps: Sequence[Step]) -> None:
+    def __init__(self, skeleton: Skeleton, steps: Sequence[ChainStep]) -> None:
         super().__init__()
         self.config = skeleton.config
         self.parts = {step: skeleton.copy(step) for step in steps if isinstance(step, str) and skeleton.has(step)}

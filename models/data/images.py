@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from thinwire.models.data.sources import Labelled, Picture
+from thinwire.models.data.parts import Labelled, Picture
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed

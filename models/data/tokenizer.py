@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.models.data.sources import local_path
+from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 
 BYTES = "bytes"

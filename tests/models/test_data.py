@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from support.data_files import random_pixels, write_images, write_json, write_tokenizer
-from thinwire.models.data.load import DataOptions, load
+from thinwire.models.data.load import load
+from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
 from thinwire.models.tasks import Classification, LanguageModeling
 
@@ -176,7 +177,8 @@ def test_what_cannot_be_read_is_named(options, message):
 @pytest.mark.slow
 def test_pydoc_needs_no_library_of_data():
     check = (
-        "import sys; from thinwire.models.data.load import DataOptions, load; load(DataOptions()); "
+        "import sys; from thinwire.models.data.load import load; "
+        "from thinwire.models.data.options import DataOptions; load(DataOptions()); "
         "sys.exit(bool({'datasets', 'PIL', 'transformers', 'torchvision', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", check], timeout=120, check=False).returncode == 0

@@ -12,7 +12,7 @@ from thinwire.models.data.images import (
     find_format,
     measure,
 )
-from thinwire.models.data.sources import Labelled
+from thinwire.models.data.parts import Labelled
 from thinwire.models.errors import ModelError
 
 COLOUR = Format(3, 8, 8, resized=False)

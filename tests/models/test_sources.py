@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from support.data_files import png, random_pixels, write_images, write_json, write_rows
-from thinwire.models.data.sources import (
-    Labelled,
-    Place,
-    check_labels,
-    evaluation_place,
-    local_path,
-    read_pairs,
-    read_pictures,
-    read_texts,
-)
+from thinwire.models.data import sources
+from thinwire.models.data.parts import Columns, Labelled, Part, check_labels, evaluation_part, local_path
+from thinwire.models.data.sources import Source, read_labelled, read_texts
 from thinwire.models.errors import ModelError
 
 uses_datasets = pytest.mark.usefixtures("hub_cache")
@@ -26,7 +19,7 @@ TEXTS = [row["sentence"] for row in ROWS]
 
 
 def test_pydoc_is_every_topic_in_order():
-    texts = read_texts(Place("pydoc"))
+    texts = read_texts(Part("pydoc"))
     assert texts == [topics[name] for name in sorted(topics)]
     assert 200_000 < len("".join(texts)) < 2_000_000
 
@@ -34,7 +27,7 @@ def test_pydoc_is_every_topic_in_order():
 def test_a_text_file_is_lines_that_join_to_it(tmp_path):
     content = b"\r\none\x0b\ntwo\xff\x00"
     (tmp_path / "text").write_bytes(content)
-    texts = read_texts(Place(str(tmp_path / "text")))
+    texts = read_texts(Part(str(tmp_path / "text")))
     assert len(texts) == 3
     assert "".join(texts).encode(errors="surrogateescape") == content
 
@@ -43,8 +36,8 @@ def test_a_text_file_is_lines_that_join_to_it(tmp_path):
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
 def test_texts_of_tables(tmp_path, suffix):
     path = write_rows(tmp_path / f"rows{suffix}", ROWS)
-    assert read_texts(Place(str(path))) == TEXTS
-    labelled = read_pairs(Place(str(path)), [], "label")
+    assert read_texts(Part(str(path))) == TEXTS
+    labelled = read_labelled("pairs", Part(str(path)))
     assert labelled.examples == [(text,) for text in TEXTS]
     assert labelled.labels.tolist() == [0, 1, 0, 1]
     assert labelled.num_labels == 2
@@ -54,10 +47,10 @@ def test_texts_of_tables(tmp_path, suffix):
 def test_a_folder_of_text_keeps_the_ends_of_lines_and_names_its_splits(tmp_path):
     (tmp_path / "train.txt").write_text("one\n\ntwo")
     (tmp_path / "test.txt").write_text("three\n")
-    assert read_texts(Place(str(tmp_path))) == ["one\n", "\n", "two"]
-    assert read_texts(Place(str(tmp_path), "test")) == ["three\n"]
+    assert read_texts(Part(str(tmp_path))) == ["one\n", "\n", "two"]
+    assert read_texts(Part(str(tmp_path), "test")) == ["three\n"]
     with pytest.raises(ModelError, match="must have the split 'dev', or be given another: it has train, test"):
-        read_texts(Place(str(tmp_path), "dev"))
+        read_texts(Part(str(tmp_path), "dev"))
 
 
 @uses_datasets
@@ -71,10 +64,10 @@ def test_the_layout_of_the_hub(tmp_path):
     write_json(tmp_path / "cola" / "a.jsonl", ROWS)
     write_json(tmp_path / "cola" / "b.jsonl", ROWS[:1])
     write_json(tmp_path / "qnli" / "a.jsonl", [{"question": "why", "sentence": "it", "label": 1}])
-    assert read_texts(Place(str(tmp_path), "dev", "cola")) == TEXTS[:1]
-    assert read_pairs(Place(str(tmp_path), "train", "qnli"), [], "label").examples == [("why", "it")]
+    assert read_texts(Part(str(tmp_path), "dev", "cola")) == TEXTS[:1]
+    assert read_labelled("pairs", Part(str(tmp_path), "train", "qnli")).examples == [("why", "it")]
     with pytest.raises(ModelError, match=r"pick one among the available configs: \['cola', 'qnli'\]"):
-        read_texts(Place(str(tmp_path)))
+        read_texts(Part(str(tmp_path)))
 
 
 def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
@@ -85,7 +78,7 @@ def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
         return {"validation": hub_cache.Dataset.from_list(ROWS)}
 
     monkeypatch.setattr(hub_cache, "load_dataset", load_dataset)
-    assert read_texts(Place("nyu-mll/glue", "validation", "cola")) == TEXTS
+    assert read_texts(Part("nyu-mll/glue", "validation", "cola")) == TEXTS
     assert asked == [(("nyu-mll/glue", "cola"), {})]
 
 
@@ -105,7 +98,7 @@ def test_what_cannot_be_a_name_on_the_hub_is_a_wrong_path(tmp_path):
 def test_a_table_that_cannot_be_read_is_named(tmp_path, caplog, capsys, content, name, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message) as caught:
-        read_texts(Place(str(tmp_path / name)))
+        read_texts(Part(str(tmp_path / name)))
     assert f"got '{tmp_path / name}': " in str(caught.value)
     assert caplog.text + capsys.readouterr().err == "", "told twice"
 
@@ -113,14 +106,14 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path, caplog, capsys, content,
 @uses_datasets
 def test_an_empty_folder_is_named(tmp_path):
     with pytest.raises(ModelError, match="doesn't contain any data files"):
-        read_texts(Place(str(tmp_path)))
+        read_texts(Part(str(tmp_path)))
 
 
 @uses_datasets
 def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
     path = str(write_rows(tmp_path / "rows.parquet", ROWS))
     with pytest.raises(ModelError) as caught:
-        read_pairs(Place(path), ["question", "idx"], "class")
+        read_labelled("pairs", Part(path), Columns(["question", "idx"], "class"))
     for part in (
         "lacks question; it has sentence, label, idx",
         "got idx, which hold something else",
@@ -128,7 +121,7 @@ def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
     ):
         assert part in str(caught.value), str(caught.value)
     with pytest.raises(ModelError, match=r"one column of images of .*, got \[\]; it has sentence, label, idx"):
-        read_pictures(Place(path), [], "label")
+        read_labelled("images", Part(path))
 
 
 @uses_datasets
@@ -147,7 +140,7 @@ def test_labels_are_integers_in_range(tmp_path, label, message):
     rows = [{"text": "a", "label": first}, {"text": "b", "label": label}]
     path = write_rows(tmp_path / "rows.parquet", rows)
     with pytest.raises(ModelError, match=message):
-        read_pairs(Place(str(path)), [], "label")
+        read_labelled("pairs", Part(str(path)))
 
 
 def test_the_first_label_out_of_range_is_told():
@@ -160,14 +153,14 @@ def test_the_first_label_out_of_range_is_told():
 def test_a_row_without_text_is_told(tmp_path):
     path = write_json(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": None}])
     with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 1"):
-        read_texts(Place(str(path)))
+        read_texts(Part(str(path)))
 
 
 @uses_datasets
 def test_images_of_a_table_stay_encoded(tmp_path):
     pixels = random_pixels(3)
     path = write_images(tmp_path / "images.parquet", pixels, [1, 1, 0], names=["cat", "dog", "eel"])
-    labelled = read_pictures(Place(str(path)), [], "label")
+    labelled = read_labelled("images", Part(str(path)))
     assert labelled.examples == [png(image) for image in pixels]
     assert labelled.labels.tolist() == [1, 1, 0]
     assert labelled.num_labels == 3, "the classes that are declared, not those that occur"
@@ -176,7 +169,7 @@ def test_images_of_a_table_stay_encoded(tmp_path):
 @uses_datasets
 def test_images_as_plain_bytes(tmp_path):
     path = write_rows(tmp_path / "images.parquet", [{"picture": png(random_pixels(1)[0]), "y": 1}])
-    labelled = read_pictures(Place(str(path)), ["picture"], "y")
+    labelled = read_labelled("images", Part(str(path)), Columns(["picture"], "y"))
     assert labelled.examples == [png(random_pixels(1)[0])]
 
 
@@ -188,21 +181,21 @@ def test_a_folder_of_images_has_its_folders_as_classes(tmp_path):
             folder.mkdir(parents=True)
             (folder / "1.png").write_bytes(png(random_pixels(1, seed=seed)[0]))
     for split in ("train", "test"):
-        labelled = read_pictures(Place(str(tmp_path), split), [], "label")
+        labelled = read_labelled("images", Part(str(tmp_path), split))
         assert labelled.examples == [png(random_pixels(1, seed=seed)[0]) for seed in range(2)]
         assert labelled.labels.tolist() == [0, 1]
 
 
 def test_digits():
     sklearn_datasets = pytest.importorskip("sklearn.datasets")
-    labelled = read_pictures(Place("digits"), [], "label")
+    labelled = read_labelled("images", Part("digits"))
     assert (len(labelled), labelled.num_labels) == (1797, 10)
     expected = sklearn_datasets.load_digits()
     assert labelled.labels.tolist() == expected.target.tolist()
     assert labelled.examples[5].dtype == np.uint8
     assert np.abs(labelled.examples[5] - expected.images[5] * 255 / 16).max() <= 0.5
     with pytest.raises(ModelError, match="digits has no splits, got 'test'"):
-        read_pictures(Place("digits", "test"), [], "label")
+        read_labelled("images", Part("digits", "test"))
 
 
 def test_cifar10_as_torchvision_keeps_it(tmp_path, monkeypatch):
@@ -221,21 +214,21 @@ def test_cifar10_as_torchvision_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "train_list", [["batch", sums["batch"]]])
     monkeypatch.setattr(cifar, "test_list", [])
     monkeypatch.setattr(cifar, "meta", {"filename": "meta", "key": "label_names", "md5": sums["meta"]})
-    labelled = read_pictures(Place(str(tmp_path)), [], "label")
+    labelled = read_labelled("images", Part(str(tmp_path)))
     assert np.array_equal(np.stack(labelled.examples), pixels.transpose(0, 2, 3, 1))
     assert (labelled.labels.tolist(), labelled.num_labels) == ([3, 9], 10)
     (folder / "batch").write_bytes(b"")
     with pytest.raises(ModelError, match="not found or corrupted"):
-        read_pictures(Place(str(tmp_path)), [], "label")
+        read_labelled("images", Part(str(tmp_path)))
 
 
 def test_evaluation_is_a_split_or_a_path(tmp_path, monkeypatch):
     (tmp_path / "validation").mkdir()
     monkeypatch.chdir(tmp_path)
-    training = Place("nyu-mll/glue", "train", "cola")
-    assert evaluation_place(training, "validation") == Place("nyu-mll/glue", "validation", "cola")
+    training = Part("nyu-mll/glue", "train", "cola")
+    assert evaluation_part(training, "validation") == Part("nyu-mll/glue", "validation", "cola")
     for path in (str(tmp_path), "./validation", "nowhere.txt"):
-        assert evaluation_place(training, path) == Place(path, None)
+        assert evaluation_part(training, path) == Part(path, None)
 
 
 def test_selecting_keeps_labels_with_their_examples():
@@ -245,8 +238,8 @@ def test_selecting_keeps_labels_with_their_examples():
 
 
 def test_the_halves_of_pydocs_paragraphs_are_every_other_time_the_wrong_way_round():
-    found = read_pairs(Place("pydoc", "train", None), (), "label")
-    text = " ".join(" ".join(read_texts(Place("pydoc", "train", None))).split())
+    found = read_labelled("pairs", Part("pydoc", "train", None))
+    text = " ".join(" ".join(read_texts(Part("pydoc", "train", None))).split())
     assert found.labels[:4].tolist() == [0, 1, 0, 1] and found.num_labels == 2
     for (first, second), label in zip(found.examples[:50], found.labels[:50].tolist(), strict=True):
         assert (f"{first} {second}" in text) == bool(label)
@@ -256,7 +249,7 @@ def test_the_halves_of_pydocs_paragraphs_are_every_other_time_the_wrong_way_roun
 OWN = """
 import torch
 
-from thinwire.models.data.sources import Labelled
+from thinwire.models.data.parts import Labelled
 
 
 def texts(split):
@@ -287,8 +280,8 @@ def own_sources(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("own_sources")
 def test_a_function_of_ones_own_is_asked_for_its_split():
-    assert read_texts(Place("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
-    assert read_pictures(Place("own_sources:pictures"), [], "label").num_labels == 2
+    assert read_texts(Part("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
+    assert read_labelled("images", Part("own_sources:pictures")).num_labels == 2
 
 
 @pytest.mark.usefixtures("own_sources")
@@ -304,6 +297,22 @@ def test_a_function_of_ones_own_is_asked_for_its_split():
 )
 def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
     with pytest.raises(ModelError) as error:
-        read_texts(Place(name))
+        read_texts(Part(name))
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
+
+
+def test_a_source_is_a_row_and_a_function(monkeypatch):
+    def read_numbers(part, columns):
+        return Labelled([(str(number), part.split) for number in range(int(part.name[1:]))], torch.zeros(2), 2)
+
+    row = Source(name="numbers", fits=lambda name: name.startswith("#"), labelled={"pairs": read_numbers})
+    monkeypatch.setattr(sources, "SOURCES", (row, *sources.SOURCES))
+    assert read_labelled("pairs", Part("#2")).examples == [("0", "train"), ("1", "train")]
+    with pytest.raises(ModelError, match="got '#2': no such file or folder"):
+        read_texts(Part("#2"))
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_named():
+    with pytest.raises(ModelError, match="got '/dev/null': neither a file nor a folder"):
+        read_texts(Part("/dev/null"))

@@ -1,7 +1,10 @@
+import inspect
+
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import PipelineOptions
 from thinwire.pipeline.schedules import (
     SCHEDULES,
     actions,
@@ -114,3 +117,9 @@ def test_an_order_is_made_without_what_torch_adds_to_run_it(name, monkeypatch):
 
     monkeypatch.setattr(torch_schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms", lowered)
     assert sorted(actions(name, 4, 2, 4)) == [0, 1]
+
+
+def test_the_help_of_the_option_names_every_schedule():
+    source = inspect.getsource(PipelineOptions)
+    told = source.partition("Order of the work")[2].partition('"""')[0].replace("(", " ").replace(")", " ")
+    assert set(SCHEDULES) <= set(told.replace(",", " ").split())

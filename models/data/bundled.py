@@ -1,0 +1,54 @@
+"""Data that comes without a download: Python's documentation, and scikit-learn's digits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from thinwire.models.data.parts import Columns, Labelled, Part, require_no_split
+from thinwire.models.errors import ModelError
+
+_PARAGRAPH = 40
+"""The fewest characters of a paragraph."""
+
+
+def read_topics(part: Part, columns: Columns) -> list[str]:
+    """The topics of Python's documentation.
+
+    Two releases of Python have slightly different documentation: where several machines train, compare digests.
+    """
+    from pydoc_data.topics import topics
+
+    require_no_split(part)
+    return [topics[topic] for topic in sorted(topics)]
+
+
+def read_halves(part: Part, columns: Columns) -> Labelled:
+    """Python's documentation: its paragraphs in two halves, every other pair the wrong way round (label 0)."""
+    from pydoc_data.topics import topics
+
+    require_no_split(part)
+    paragraphs = [" ".join(part.split()) for name in sorted(topics) for part in topics[name].split("\n\n")]
+    halves = [_halved(paragraph.split(" ")) for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH]
+    labels = torch.arange(len(halves)) % 2
+    examples = [pair if label else pair[::-1] for pair, label in zip(halves, labels.tolist(), strict=True)]
+    return Labelled(examples, labels, 2)
+
+
+def _halved(words: Sequence[str]) -> tuple[str, str]:
+    middle = len(words) // 2
+    return " ".join(words[:middle]), " ".join(words[middle:])
+
+
+def read_digits(part: Part, columns: Columns) -> Labelled:
+    """1797 handwritten digits of 8 x 8 pixels."""
+    require_no_split(part)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ModelError("'digits' needs scikit-learn: pip install 'thinwire[digits]'") from error
+    digits = load_digits()
+    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # stored as 0..16
+    return Labelled(list(pixels), torch.from_numpy(digits.target).long(), 10)

@@ -1,0 +1,53 @@
+"""Data in local files that are no tables: plain text, and CIFAR-10 as torchvision keeps it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Labelled, Part, require_no_split
+from thinwire.models.errors import ModelError, require
+
+_CIFAR10 = "cifar-10-batches-py"
+
+
+def is_text_file(name: str) -> bool:
+    """Whether a name is the path of a file that is no table."""
+    path = Path(name).expanduser()
+    return path.is_file() and path.suffix.lower() not in TABLES
+
+
+def read_lines(part: Part, columns: Columns) -> list[str]:
+    """The lines of a file with their ends; bytes that are not UTF-8 become lone surrogates ("surrogateescape")."""
+    require_no_split(part)
+    text = read_bytes(Path(part.name).expanduser()).decode(errors="surrogateescape")
+    return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
+def holds_cifar10(name: str) -> bool:
+    """Whether a name is the path of a folder with CIFAR-10 in it."""
+    return (Path(name).expanduser() / _CIFAR10).is_dir()
+
+
+def read_cifar10(part: Part, columns: Columns) -> Labelled:
+    """The images of CIFAR-10, 32 x 32 pixels in colour; its splits are "train" and "test"."""
+    from torchvision.datasets import CIFAR10
+
+    splits = {"train": True, "test": False}
+    split = part.split or MAIN_SPLIT
+    require((split in splits, f"{part.name} is CIFAR-10, its splits are train and test, got {split!r}"))
+    try:
+        images = CIFAR10(str(Path(part.name).expanduser()), train=splits[split])
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"{part.name} must be a readable CIFAR-10: {' '.join(str(error).split())}") from error
+    return Labelled(list(images.data), torch.tensor(images.targets), len(images.classes))
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; ModelError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} must be a readable file: {error.strerror or error}") from error

@@ -1,0 +1,102 @@
+"""What a user can choose about data: the fields of a recipe's `data`, with their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from thinwire.models.data.images import MODES
+from thinwire.models.data.parts import Columns, Kind
+from thinwire.models.data.sampler import Shuffle
+from thinwire.models.data.sources import BUNDLED, RULE
+from thinwire.models.data.tokenizer import BYTES
+from thinwire.models.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What is trained on, and how it becomes samples."""
+
+    name: str = "pydoc"
+    """"pydoc" (the documentation that comes with Python, half a megabyte of English) or "digits" (scikit-learn's 1797
+    handwritten ones); the path of a text, parquet, JSON (an object a line) or CSV file, or of a folder of text, tables
+    or images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
+    kind: Literal["auto", "text", "pairs", "images"] = "auto"
+    """Whether text is continued, or one text or a pair of texts or an image is classified. "auto" is images for
+    "digits", else text."""
+    subset: str | None = None
+    """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
+    split: str = "train"
+    """The part that is trained on."""
+    evaluation: str | None = None
+    """What is kept for evaluation: a word is another split of the data, else it is a path ("./test"); null takes
+    `held_out` instead."""
+    held_out: float = 0.1
+    """The fraction of the training part that is kept for evaluation, where `evaluation` names nothing: of text its end,
+    else samples chosen once and for all; 0 keeps none."""
+    limit: int | None = None
+    """How much of each part is used, from its start: tokens of text, else samples; null uses all."""
+    columns: list[str] = field(default_factory=list)
+    """The columns of a table that are read; empty takes those of the right type (of text the one called "text")."""
+    label: str = "label"
+    """The column with the class, an integer."""
+    tokenizer: str = BYTES
+    """"bytes", or the name or folder of a tokenizer that transformers can load."""
+    block_size: int = 128
+    """The tokens of one sample: of text a block, of pairs the length they are cut or padded to."""
+    shuffle: Shuffle = "epoch"
+    """When samples get a new random order: every "epoch", "once" for all of them, or "never"."""
+    image_size: int | None = None
+    """The height and width images are scaled to; null leaves them, and all must have one size."""
+    channels: int | None = None
+    """1 for grey images, 3 for colour; null takes grey if all are."""
+    mean: list[float] = field(default_factory=list)
+    """Subtracted from pixels in [0, 1], by channel; empty measures a thousand training images."""
+    std: list[float] = field(default_factory=list)
+    """What that is divided by, by channel; given or left out together with `mean`."""
+    crop: int = 0
+    """Black pixels put around a training image before a random part of the original size is cut out; 0 does not."""
+    flip: bool = False
+    """Whether every other training image is mirrored, at random."""
+
+    def __post_init__(self) -> None:
+        kind, bundled = self.chosen_kind, BUNDLED.get(self.name, (self.chosen_kind,))
+        for_images = {
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "mean": self.mean,
+            "std": self.std,
+            "crop": self.crop,
+            "flip": self.flip,
+        }
+        misplaced = ", ".join(name for name, value in for_images.items() if value and kind != "images")
+        most = 2 if kind == "pairs" else 1
+        fitting = (0, self.channels) if self.channels else (0, *MODES)
+        sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
+        require(
+            (bool(self.name), f"{RULE}, got ''"),
+            (kind in bundled, f"{self.name} is of kind {' or '.join(bundled)}, got {self.kind!r}"),
+            (self.evaluation != "", "evaluation must be a split, a path or null, got ''"),
+            (0 <= self.held_out < 1, f"held_out must lie in [0, 1), got {self.held_out}"),
+            (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
+            (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
+            (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
+            (not misplaced, f"{misplaced} must be left out for kind {kind}: only images have them"),
+            (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
+            (self.channels in (None, *MODES), f"channels must be 1 or 3, got {self.channels}"),
+            (
+                sized and all(value > 0 for value in self.std),
+                f"mean and std must have a value for each channel, std's above 0, got {self.mean} and {self.std}",
+            ),
+            (self.crop >= 0, f"crop must be at least 0, got {self.crop}"),
+        )
+
+    @property
+    def chosen_kind(self) -> Kind:
+        """The kind, "auto" decided."""
+        return BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
+
+    @property
+    def read_columns(self) -> Columns:
+        """The columns of a table that are read."""
+        return Columns(self.columns, self.label)
