@@ -1,4 +1,4 @@
-"""Codecs, tensors to bytes and back, and feedback around them, by expressions such as ``ef(topk(0.1))``."""
+"""Codecs, tensors to bytes and back, and feedback around them, by expressions such as `ef(topk(0.1))`."""
 
 from thinwire.compress.buffers import SlotCounts
 from thinwire.compress.codec import Codec, CodecError, Key

@@ -1,7 +1,7 @@
 """What a codec is: the one interface through which tensors become bytes and come back.
 
 A codec is a frozen description with pure functions. It never sees a rank, a socket or a stream, it keeps no state, and
-its only randomness comes from the :class:`Key` of the message at hand: schedules order micro-batches differently, so
+its only randomness comes from the Key of the message at hand: schedules order micro-batches differently, so
 a running generator would make two runs of one recipe differ.
 """
 
@@ -31,11 +31,11 @@ class Key:
     seed: int
     """The seed of the run."""
     boundary: int
-    """The boundary's index: the cut between stage ``boundary`` and the next."""
+    """The boundary's index: the cut between stage `boundary` and the next."""
     channel: str
-    """``activations`` or ``gradients``."""
+    """`activations` or `gradients`."""
     phase: str
-    """``train``, or the kind of evaluation."""
+    """`train`, or the kind of evaluation."""
     step: int
     """The optimizer step."""
     microbatch: int
@@ -50,11 +50,11 @@ class Key:
         return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little")
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return a new generator on ``device``, seeded by the key."""
+        """A new generator on `device`, seeded by the key."""
         return torch.Generator(device).manual_seed(self.number)
 
     def words(self, count: int, device: torch.device) -> Tensor:
-        """Return ``count`` random words of 64 bits, int64: NumPy's on a CPU, where torch draws half as fast."""
+        """`count` random words of 64 bits, int64: NumPy's on a CPU, where torch draws half as fast."""
         if device.type == "cpu":
             return torch.from_numpy(np.random.PCG64(self.number).random_raw(count).view(np.int64))
         words = torch.empty(count, dtype=torch.int64, device=device)
@@ -153,15 +153,15 @@ class Codec(Described):
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the exact payload size in bytes of a tensor; both ends know it in advance.
+        """The exact payload size in bytes of a tensor; both ends know it in advance.
 
-        Raises :class:`CodecError` for a dtype that the codec does not take.
+        Raises CodecError for a dtype that the codec does not take.
         """
 
     def encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
-        """Write the payload of ``x`` (any strides, never written to) into ``out``.
+        """Write the payload of `x` (any strides, never written to) into `out`.
 
-        ``out`` is uint8, one-dimensional, contiguous, exactly ``nbytes(x.shape, x.dtype)`` long, at any alignment.
+        `out` is uint8, one-dimensional, contiguous, exactly `nbytes(x.shape, x.dtype)` long, at any alignment.
         `shared` is a tensor that both ends hold already: the indices of the activation for `reuse`, the last Q for
         `lowrank`; most codecs need none.
         """
@@ -170,7 +170,7 @@ class Codec(Described):
             self._encode(x.detach(), out, key, shared)
 
     def decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
-        """Write the decoded tensor into ``out``: contiguous, of the sender's shape and dtype."""
+        """Write the decoded tensor into `out`: contiguous, of the sender's shape and dtype."""
         self._check_payload(payload, out)
         assert out.is_contiguous(), "a tensor is decoded into contiguous memory"
         if out.numel():
@@ -178,7 +178,7 @@ class Codec(Described):
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return how far from ``x`` its decoded elements can be, as float32 that broadcasts to the shape of ``x``."""
+        """How far from `x` its decoded elements can be, as float32 that broadcasts to the shape of `x`."""
 
     @abstractmethod
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None: ...
@@ -193,7 +193,7 @@ class Codec(Described):
 
 
 def expression_of(described: Described) -> str:
-    """Return the expression of a codec or of feedback around one: a dataclass with a ``name``."""
+    """The expression of a codec or of feedback around one: a dataclass with a `name`."""
     fields = dataclasses.fields(described)  # type: ignore[arg-type]
     values = {field.name: getattr(described, field.name) for field in fields}
     required = [values[field.name] for field in fields if field.default is dataclasses.MISSING]
@@ -205,28 +205,28 @@ def expression_of(described: Described) -> str:
 
 
 def require_floating(codec: Codec, dtype: torch.dtype) -> None:
-    """Raise :class:`CodecError` unless ``dtype`` is a floating one of at least 16 bits: all that lossy codecs take."""
+    """Raise CodecError unless `dtype` is a floating one of at least 16 bits: all that lossy codecs take."""
     if not dtype.is_floating_point or dtype.itemsize < 2:
         wanted = "floating-point tensors of at least 16 bits"
         raise CodecError(f"{codec} compresses {wanted}, got {dtype}; send this tensor with none")
 
 
 def require_int(codec: Codec, argument: str, value: object, low: int, high: int | None) -> None:
-    """Raise :class:`CodecError` unless ``value`` is an int (not a bool) from ``low`` to ``high``; None is no limit."""
+    """Raise CodecError unless `value` is an int (not a bool) from `low` to `high`; None is no limit."""
     allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
     if type(value) is not int or value < low or (high is not None and value > high):
         raise CodecError(f"{codec.name}'s {argument} must be {allowed}, got {_literal(value)}")
 
 
 def require_choice(described: Described, argument: str, value: object, choices: Sequence[str]) -> None:
-    """Raise :class:`CodecError` unless ``value`` is one of ``choices``."""
+    """Raise CodecError unless `value` is one of `choices`."""
     if value not in choices:
         allowed = ", ".join(_literal(choice) for choice in choices)
         raise CodecError(f"{described.name}'s {argument} must be one of {allowed}, got {_literal(value)}")
 
 
 def tensor_bytes(x: Tensor) -> Tensor:
-    """Return the bytes of ``x`` as one-dimensional uint8, a view where ``x`` is contiguous."""
+    """The bytes of `x` as one-dimensional uint8, a view where `x` is contiguous."""
     return x.reshape(-1).contiguous().view(torch.uint8)
 
 

@@ -13,7 +13,7 @@ _KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, mic
 
 
 def contraction(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
-    """Return c = |x - C(x)| / |x| in the Euclidean norm for this ``x``; 0 where both are 0, and NaN if not finite.
+    """The measured c = |x - C(x)| / |x| in the Euclidean norm for this `x`; 0 where both are 0, and NaN if not finite.
 
     A measurement: a codec may do worse on another tensor, and one that rounds by chance with another key.
     """

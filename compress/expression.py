@@ -1,4 +1,4 @@
-"""Codec expressions: Python call syntax, the same on the command line, in recipes, in logs and in ``repr``.
+"""Codec expressions: Python call syntax, the same on the command line, in recipes, in logs and in `repr`.
 
     expression = NAME | NAME(argument, ..)          none   q(4)   q(2, scale="minmax", per="tensor")   ef(topk(0.1))
     argument   = value | NAME=value                 value: a number, a quoted string, or an expression
@@ -50,9 +50,9 @@ _KNOWN: Mapping[str, type[Codec] | type[Feedback]] = MappingProxyType({**CODECS,
 
 
 def parse(expression: str) -> Method:
-    """Return the codec or feedback that ``expression`` describes; ``parse(str(method)) == method`` for all of them.
+    """The codec or feedback that `expression` describes; `parse(str(method)) == method` for all of them.
 
-    Raises :class:`CodecError` for anything that is not such a name, alone or called with arguments it takes.
+    Raises CodecError for anything that is not such a name, alone or called with arguments it takes.
     """
     if not isinstance(expression, str):
         raise CodecError(f'a codec is written as text, such as "q(4)", got {expression!r}')

@@ -78,15 +78,15 @@ class Feedback(Described):
 
     @abstractmethod
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
-        """Write u, float32, to ``out``."""
+        """Write u, float32, to `out`."""
 
     @abstractmethod
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
-        """Turn ``decoded`` into what the receiver uses, in place, which is its next buffer if it keeps any."""
+        """Turn `decoded` into what the receiver uses, in place, which is its next buffer if it keeps any."""
 
     @abstractmethod
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
-        """Turn the sender's ``buffer`` into the next, in place."""
+        """Turn the sender's `buffer` into the next, in place."""
 
     def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
         """Write the payload of C(u) and return u, new and contiguous."""
@@ -103,26 +103,26 @@ class Feedback(Described):
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Feedback):
-    """``ef(codec)``: what a message lost is added to the slot's next one."""
+    """`ef(codec)`: what a message lost is added to the slot's next one."""
 
     name: ClassVar[str] = "ef"
     receiver_keeps: ClassVar[bool] = False
 
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
-        """u = x + b."""
+        """Write u = x + b."""
         torch.add(x, buffer, out=out)
 
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
-        """The receiver uses c as it is."""
+        """Leave c as it is."""
 
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
-        """b = u - c."""
+        """Turn b into u - c."""
         torch.sub(message, decoded, out=buffer)
 
 
 @dataclass(frozen=True, repr=False)
 class MixedErrorFeedback(ErrorFeedback):
-    """``efmixed(topk(..))``: half of what is sent is chosen by the input, half by the error (2401.07788, 2.4)."""
+    """`efmixed(topk(..))`: half of what is sent is chosen by the input, half by the error (2401.07788, 2.4)."""
 
     name: ClassVar[str] = "efmixed"
 
@@ -143,27 +143,27 @@ class MixedErrorFeedback(ErrorFeedback):
 
 @dataclass(frozen=True, repr=False)
 class DifferenceFeedback(Feedback):
-    """``ef21(codec)``: only the change since the slot's last message is sent; both ends add it up."""
+    """`ef21(codec)`: only the change since the slot's last message is sent; both ends add it up."""
 
     name: ClassVar[str] = "ef21"
     receiver_keeps: ClassVar[bool] = True
 
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
-        """u = x - b."""
+        """Write u = x - b."""
         torch.sub(x, buffer, out=out)
 
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
-        """The receiver uses b + c."""
+        """Turn c into b + c."""
         torch.add(buffer, decoded, out=decoded)
 
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
-        """b = b + c; u is not needed, so `decoded` may lie in its place."""
+        """Turn b into b + c; u is not needed, so `decoded` may lie in its place."""
         buffer.add_(decoded)
 
 
 @dataclass(frozen=True, repr=False)
 class ActivationDifference(DifferenceFeedback):
-    """``aqsgd(codec)``: EF21 whose slot is the sample, its first visit in full precision; activations only."""
+    """`aqsgd(codec)`: EF21 whose slot is the sample, its first visit in full precision; activations only."""
 
     name: ClassVar[str] = "aqsgd"
     channels: ClassVar[tuple[str, ...]] = ("activations",)

@@ -19,7 +19,7 @@ the values per channel: ResNet-50 on ImageNet errs in 23.6 % of images with stat
 
 
 def batch_norms(layers: Iterable[nn.Module]) -> tuple[str, ...]:
-    """Return the full names of those batch norms in the layers that would normalise by a micro-batch's statistics."""
+    """The full names of those batch norms in the layers that would normalise by a micro-batch's statistics."""
     return tuple(
         ".".join(filter(None, (full_name, name)))
         for layer in layers
@@ -31,7 +31,7 @@ def batch_norms(layers: Iterable[nn.Module]) -> tuple[str, ...]:
 
 
 def batch_norm_warning(names: Sequence[str], microbatch_size: int) -> str | None:
-    """Return a sentence where a model has batch norms, by their full names, and a micro-batch is too small for them."""
+    """A sentence where a model has batch norms, by their full names, and a micro-batch is too small for them."""
     if not names or microbatch_size >= FEWEST_SAMPLES:
         return None
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""

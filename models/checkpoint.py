@@ -46,7 +46,7 @@ class Checkpoint:
     """What the full names of tensors begin with that the seed may give where the files lack them: a new classifier."""
 
     def lacking(self, names: Sequence[str]) -> list[str]:
-        """Return which of these tensors the files lack and the seed may give.
+        """Which of these tensors the files lack and the seed may give.
 
         Raises:
             ModelError: with the first of the others that the files lack.
@@ -89,7 +89,7 @@ class Checkpoint:
         return {name: (paths[file], key) for name, (file, key) in places.items()}
 
     def without(self, prefixes: Sequence[str]) -> "Checkpoint":
-        """Return the same but for tensors whose names begin so, which the seed gives: a head for other classes."""
+        """The same but for tensors whose names begin so, which the seed gives: a head for other classes."""
         kept = {name: place for name, place in self.stored.items() if not name.startswith(tuple(prefixes))}
         return replace(self, stored=kept, fresh=tuple(prefixes))
 
@@ -119,7 +119,7 @@ def open_checkpoint(
 
 
 def locate(source: str, file: str) -> Path:
-    """Return the path of one file of a model, downloading it where the source is a name on the hub.
+    """The path of one file of a model, downloading it where the source is a name on the hub.
 
     Raises:
         ModelError: if there is no such file.
@@ -131,7 +131,7 @@ def locate(source: str, file: str) -> Path:
 
 
 def find(source: str, file: str) -> Path | None:
-    """Return the path of one file of a model, as `locate` does, or None if there is no such file."""
+    """The path of one file of a model, as `locate` does, or None if there is no such file."""
     if Path(source).is_dir():
         path = Path(source) / file
         return path if path.is_file() else None
@@ -147,7 +147,7 @@ def find(source: str, file: str) -> Path | None:
 
 
 def _weight_map(source: str) -> dict[str, str]:
-    """Return the file of each tensor."""
+    """The file of each tensor."""
     index = find(source, _INDEX)
     if index is not None:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

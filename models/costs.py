@@ -43,7 +43,7 @@ class LayerCost:
         return self.forward + self.backward
 
     def memory(self, *, parameter_copies: int, microbatches: int) -> int:
-        """Return the bytes the layer adds to a stage that trains.
+        """The bytes the layer adds to a stage that trains.
 
         Args:
             parameter_copies: tensors of the parameters' size: themselves, gradients, moments; 4 with AdamW.
@@ -150,7 +150,7 @@ def count(
     precision: Precision = "fp32",
     side: Mapping[str, Tensor] | None = None,
 ) -> tuple[LayerCost, ...]:
-    """Return what is known without running a layer: its `operations`, twice that backward, and bytes.
+    """What is known without running a layer: its `operations`, twice that backward, and bytes.
 
     `example_input` and `side` are one micro-batch's, real or meta; nothing is allocated.
     """
@@ -179,7 +179,7 @@ def count(
 def _run_and_watch(
     stage: Stage, run: Callable[[], Tensor | tuple[Tensor, ...]], inputs: Iterable[Tensor]
 ) -> tuple[tuple[Tensor, ...], int]:
-    """Return the outputs, and the bytes that the layer holds for its backward."""
+    """The outputs, and the bytes that the layer holds for its backward."""
     held = dict(map(_storage, inputs))
 
     def keep(tensor: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def _run_and_watch(
 
 
 def _time(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> tuple[float, float]:
-    """Return the seconds of one forward and of its backward."""
+    """The seconds of one forward and of its backward."""
     start = time.perf_counter()
     outputs = [tensor for tensor in _as_tuple(run()) if tensor.requires_grad]
     _wait(outputs)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def tensor_lines(full_state: Mapping[str, Tensor]) -> list[str]:
-    """Return for each tensor a line "full name, dtype, shape, SHA-256 of bytes": "ln.bias, float32, [64], 5f1c..."."""
+    """For each tensor a line "full name, dtype, shape, SHA-256 of bytes": "ln.bias, float32, [64], 5f1c..."."""
     return [_line(name, tensor) for name, tensor in full_state.items()]
 
 
 def weights_digest(lines: Iterable[str]) -> str:
-    """Return the SHA-256, in hex, of the sorted lines of every stage, joined by newlines.
+    """The SHA-256, in hex, of the sorted lines of every stage, joined by newlines.
 
     A weight that several stages hold is a line of each of them, and counts once.
     """

@@ -39,7 +39,7 @@ class Layer(nn.Module):
     """The side inputs that its forward takes by keyword where the data has them."""
 
     def full_state(self) -> dict[str, Tensor]:
-        """Return the parameters and persistent buffers by full name; they share memory with the layer."""
+        """The parameters and persistent buffers by full name; they share memory with the layer."""
         return {
             _full_name(part_name, name): tensor
             for part_name, part in self.parts.items()
@@ -55,7 +55,7 @@ class Layer(nn.Module):
         }
 
     def full_modules(self) -> dict[str, nn.Module]:
-        """Return the parts and every module below them, by full name, parents before children."""
+        """The parts and every module below them, by full name, parents before children."""
         return {
             _full_name(part_name, name): module
             for part_name, part in self.parts.items()
@@ -79,7 +79,7 @@ class Weights(Protocol):
     """Values of a whole model, of which a stage takes its own."""
 
     def lacking(self, names: Sequence[str]) -> list[str]:
-        """Return which of these tensors, by full name, have no value here and are to be drawn from the seed.
+        """Which of these tensors, by full name, have no value here and are to be drawn from the seed.
 
         Raises:
             ModelError: if one is lacking that nobody can mean to draw.
@@ -168,7 +168,7 @@ class Stage(nn.Module):
         return torch.autocast(device_type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def full_state(self) -> dict[str, Tensor]:
-        """Return the parameters and persistent buffers by full name; they share memory with the stage."""
+        """The parameters and persistent buffers by full name; they share memory with the stage."""
         state: dict[str, Tensor] = {}
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -237,7 +237,7 @@ def stage_output_examples(
     side: Mapping[str, Tensor] | None = None,
     around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> list[tuple[Tensor, ...]]:
-    """Return each stage's output as meta tensors: shape, dtype, and requires_grad where gradients flow.
+    """Each stage's output as meta tensors: shape, dtype, and requires_grad where gradients flow.
 
     Nothing is computed: the layers run on tensors without data. `example_input` is one micro-batch of the model's
     input and `side` its side inputs, of which only shape, dtype and device are read (a meta tensor stands for one on

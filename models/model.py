@@ -108,7 +108,7 @@ def _is_factory(options: ModelOptions) -> bool:
 def blueprint(
     options: ModelOptions, *, task: TaskName, num_labels: int | None = None, block_size: int | None = None
 ) -> Blueprint:
-    """Return the model in layers; `block_size` is the number of tokens in a sample, which the costs depend on.
+    """The model in layers; `block_size` is the number of tokens in a sample, which the costs depend on.
 
     Raises:
         ModelError: if there is no such model, it does not do this task, or its library refuses the configuration.
@@ -126,7 +126,7 @@ def blueprint(
 
 
 def library_code(options: ModelOptions, num_labels: int | None) -> str:
-    """Return the lines of Python that make the unsplit model, named `model`, of a model that transformers lacks."""
+    """The lines of Python that make the unsplit model, named `model`, of a model that transformers lacks."""
     from thinwire.models.architectures.vision import VISION, library_lines
 
     if options.name in VISION:
@@ -219,7 +219,7 @@ def _source(options: ModelOptions) -> str | None:
 
 
 def _config(options: ModelOptions) -> Any:
-    """Return the configuration with the overrides in it."""
+    """The configuration with the overrides in it."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

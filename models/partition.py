@@ -82,7 +82,7 @@ def partition(
 
 
 def boundary_seconds(activation_bytes: float, gradient_bytes: float, bandwidth: float) -> float:
-    """Return the seconds a micro-batch's payloads take over a link of `bandwidth` Mbit/s, both directions added up.
+    """The seconds a micro-batch's payloads take over a link of `bandwidth` Mbit/s, both directions added up.
 
     Raises:
         ModelError: if the bandwidth is not above 0.
@@ -149,7 +149,7 @@ def _span_sums(values: Sequence[float], most: int) -> Seconds:
 
 
 def _least_dearest(stage_cost: Seconds, num_stages: int) -> tuple[float, tuple[range, ...]]:
-    """Return the least cost of the dearest stage, and the cut that has it, its last cuts as late as they can be.
+    """The least cost of the dearest stage, and the cut that has it, its last cuts as late as they can be.
 
     Dynamic programming over the place of the last cut: best(s, j) = min over i < j of max(best(s - 1, i),
     stage_cost[i, j]), for s stages over the first j layers. Each stage before and after takes a layer at least, so

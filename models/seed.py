@@ -12,7 +12,7 @@ import torch
 
 
 def derive_seed(*purpose: int | str) -> int:
-    """Return the seed, in [0, 2**63), of one purpose, e.g. (7, "transformer.h.3.ln_1") or (7, "epoch", 2)."""
+    """The seed, in [0, 2**63), of one purpose, e.g. (7, "transformer.h.3.ln_1") or (7, "epoch", 2)."""
     digest = hashlib.blake2b(json.dumps(purpose).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -27,16 +27,16 @@ class Task(Protocol):
     """What a mean loss is counted in."""
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the summed loss of the valid targets: a float32 scalar, 0 where there is none."""
+        """The summed loss of the valid targets: a float32 scalar, 0 where there is none."""
 
     def num_valid(self, target: Tensor) -> int:
-        """Return how many targets count."""
+        """How many targets count."""
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return counts of the valid targets, float64 [k]: those of parts add up to those of the whole."""
+        """Counts of the valid targets, float64 [k]: those of parts add up to those of the whole."""
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """Return what the mean loss and the sum of all counts say."""
+        """What the mean loss and the sum of all counts say."""
 
 
 class LanguageModeling:
@@ -45,19 +45,19 @@ class LanguageModeling:
     unit = "nats per token"
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
+        """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
         return _cross_entropy_sum(output, target)
 
     def num_valid(self, target: Tensor) -> int:
-        """Return how many targets count."""
+        """How many targets count."""
         return _num_valid(target)
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return nothing, float64 [0]: the loss says it all."""
+        """Nothing, float64 [0]: the loss says it all."""
         return torch.zeros(0, dtype=torch.float64)
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """Return the perplexity, e to the mean loss per token, infinite where that is beyond a float."""
+        """The perplexity, e to the mean loss per token, infinite where that is beyond a float."""
         try:
             return {"perplexity": math.exp(mean_loss)}
         except OverflowError:
@@ -74,22 +74,22 @@ class Classification:
         self.num_labels = num_labels
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
+        """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
         return _cross_entropy_sum(output, target)
 
     def num_valid(self, target: Tensor) -> int:
-        """Return how many targets count."""
+        """How many targets count."""
         return _num_valid(target)
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the confusion matrix, flattened: entry label * L + prediction counts samples, float64 [L * L]."""
+        """The confusion matrix, flattened: entry label * L + prediction counts samples, float64 [L * L]."""
         valid = target != IGNORE
         predicted = output.detach().argmax(-1)[valid]
         cells = target[valid] * self.num_labels + predicted
         return torch.bincount(cells.cpu(), minlength=self.num_labels**2).double()
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """Return the fraction that was told right, and Matthews' correlation; NaN for no samples."""
+        """The fraction that was told right, and Matthews' correlation; NaN for no samples."""
         rows = [[int(count) for count in row] for row in counts.view(self.num_labels, self.num_labels).tolist()]
         total = sum(map(sum, rows))
         right = sum(row[label] for label, row in enumerate(rows))
@@ -97,7 +97,7 @@ class Classification:
 
 
 def matthews(rows: list[list[int]]) -> float:
-    """Return Matthews' correlation of a confusion matrix: 1 is perfect, 0 as good as a constant, NaN without samples.
+    """Matthews' correlation of a confusion matrix: 1 is perfect, 0 as good as a constant, NaN without samples.
 
     For L classes it is Gorodkin's R_K; whole numbers until the last division. 0 where all labels or all predictions
     are one class, as in scikit-learn.
@@ -113,7 +113,7 @@ def matthews(rows: list[list[int]]) -> float:
 
 
 def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
-    """Return the targets [B, ...] with `IGNORE` in the rows that `valid` [B] says are padding."""
+    """The targets [B, ...] with `IGNORE` in the rows that `valid` [B] says are padding."""
     rows = valid.view(-1, *[1] * (target.dim() - 1))
     return torch.where(rows, target, IGNORE)
 

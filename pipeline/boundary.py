@@ -155,7 +155,7 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
         activations: what the activations of the same boundary go through.
 
     Raises:
-        CodecError: ``reuse`` without positions on the activation.
+        CodecError: `reuse` without positions on the activation.
     """
     return lay_out(
         [

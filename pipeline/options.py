@@ -194,7 +194,7 @@ def _method(expression: str) -> Method:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """The two expressions of ``activations/gradients``, or the one that stands for both twice; unchecked."""
+    """The two expressions of `activations/gradients`, or the one that stands for both twice; unchecked."""
     activations, _, gradients = text.partition("/")
     return activations.strip(), (gradients or activations).strip()
 

@@ -33,7 +33,7 @@ class Pool:
         return self._free.pop() if self._free else torch.empty(self.capacity, dtype=torch.uint8)
 
     def give(self, buffer: Tensor) -> None:
-        """Return a buffer that `take` lent."""
+        """A buffer that `take` lent."""
         self._free.append(buffer)
 
 
@@ -60,7 +60,7 @@ class ReceivingEnd(Protocol):
         """Wait for the next frame and return its buffer; `what` is named in the PeerError if none comes."""
 
     def give(self, buffer: Tensor) -> None:
-        """Return a buffer that `receive` handed out."""
+        """A buffer that `receive` handed out."""
 
 
 class MemoryEnd:
@@ -90,7 +90,7 @@ class MemoryEnd:
         return self._frames.popleft()
 
     def give(self, buffer: Tensor) -> None:
-        """Return a buffer that `receive` handed out."""
+        """A buffer that `receive` handed out."""
         self._pool.give(buffer)
 
 
@@ -149,7 +149,7 @@ class ProcessGroupReceiver:
         return buffer
 
     def give(self, buffer: Tensor) -> None:
-        """Return a buffer that `receive` handed out."""
+        """A buffer that `receive` handed out."""
         self._pool.give(buffer)
 
 

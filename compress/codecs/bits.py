@@ -22,12 +22,12 @@ _PIECES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def packed_size(n: int, bits: int) -> int:
-    """Return how many bytes n codes take."""
+    """How many bytes n codes take."""
     return (bits * n + 7) // 8
 
 
 def pack(codes: Tensor, bits: int, out: Tensor) -> None:
-    """Pack uint8 ``codes``, each below 2**bits, into ``out``: uint8 [packed_size(len(codes), bits)]."""
+    """Pack uint8 `codes`, each below 2**bits, into `out`: uint8 [packed_size(len(codes), bits)]."""
     while bits <= 4:
         codes, bits = _paired(codes, bits), 2 * bits
     if bits == 8:
@@ -55,7 +55,7 @@ def pack(codes: Tensor, bits: int, out: Tensor) -> None:
 
 
 def unpack(payload: Tensor, bits: int, n: int) -> Tensor:
-    """Return the ``n`` codes in ``payload`` (uint8 [packed_size(n, bits)]) as new uint8 [n]."""
+    """The `n` codes in `payload` (uint8 [packed_size(n, bits)]) as new uint8 [n]."""
     if bits == 8:
         return payload.clone()
     words = _words(payload, bits, (n + 7) // 8, torch.int64)
@@ -98,7 +98,7 @@ class ValueTable:
         self._rows = values.view(self._wide).squeeze(-1)
 
     def unpack(self, payload: Tensor, out: Tensor) -> None:
-        """Write the values of the codes in ``payload`` to ``out``: contiguous float32 [n]."""
+        """Write the values of the codes in `payload` to `out`: contiguous float32 [n]."""
         if self._bits == 8:
             self._evaluate(out.copy_(payload))
             return
@@ -114,7 +114,7 @@ class ValueTable:
         return self._bits * self._codes
 
     def _indices(self, payload: Tensor, count: int) -> Tensor:
-        """Return ``count`` groups of codes in ``payload``, the last one filled up with anything, as int32."""
+        """`count` groups of codes in `payload`, the last one filled up with anything, as int32."""
         if self._width == 8:
             return payload.int()
         if self._width == 12:
@@ -127,7 +127,7 @@ class ValueTable:
 
 
 def _paired(codes: Tensor, bits: int) -> Tensor:
-    """Return ``codes`` two by two, the first in the lower bits, as uint8; a zero follows the last of an odd number."""
+    """`codes` two by two, the first in the lower bits, as uint8; a zero follows the last of an odd number."""
     if len(codes) % 2 or codes.storage_offset() % 2:
         pairs = torch.zeros((len(codes) + 1) // 2, dtype=torch.int16, device=codes.device)
         pairs.view(torch.uint8)[: len(codes)] = codes
@@ -137,9 +137,9 @@ def _paired(codes: Tensor, bits: int) -> Tensor:
 
 
 def _words(payload: Tensor, size: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return ``count`` pieces of ``size`` bytes, each in the lowest bytes of an integer; what lies above is anything.
+    """`count` pieces of `size` bytes, each in the lowest bytes of an integer; what lies above is anything.
 
-    So is what lies beyond the end of ``payload``.
+    So is what lies beyond the end of `payload`.
     """
     words = torch.empty(count, dtype=dtype, device=payload.device)
     stream = torch.empty(count * size + dtype.itemsize - size, dtype=torch.uint8, device=payload.device)
@@ -155,7 +155,7 @@ def _words(payload: Tensor, size: int, count: int, dtype: torch.dtype) -> Tensor
 
 
 def _part(words: Tensor, used: int, lane: int) -> None:
-    """Part lanes of 2 * ``lane`` bits, in place, into two: ``used`` bits in each, and zeros above them."""
+    """Split lanes of 2 * `lane` bits, in place, into two: `used` bits in each, and zeros above them."""
     low = (1 << used) - 1
     upper = words << (lane - used)
     upper &= _repeat(low << lane, 2 * lane, words.dtype)
@@ -164,5 +164,5 @@ def _part(words: Tensor, used: int, lane: int) -> None:
 
 
 def _repeat(pattern: int, width: int, dtype: torch.dtype = torch.int64) -> int:
-    """Return a word of ``dtype`` made of copies of ``pattern``, each ``width`` bits wide."""
+    """A word of `dtype` made of copies of `pattern`, each `width` bits wide."""
     return sum(pattern << position for position in range(0, 8 * dtype.itemsize, width))

@@ -13,16 +13,16 @@ from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
 
 @dataclass(frozen=True, repr=False)
 class Uncompressed(Codec):
-    """``none``: the bytes of the tensor's own dtype, whatever it is, in row-major order."""
+    """`none`: the bytes of the tensor's own dtype, whatever it is, in row-major order."""
 
     name: ClassVar[str] = "none"
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the size of the tensor itself."""
+        """The size of the tensor itself."""
         return prod(shape) * dtype.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return 0."""
+        """0: nothing is lost."""
         return torch.zeros((), device=x.device)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
@@ -39,12 +39,12 @@ class Cast(Codec):
     """The format on the wire."""
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return one wire element for each element."""
+        """One wire element for each element."""
         require_floating(self, dtype)
         return prod(shape) * self.wire.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return half a unit in the last place of the wire format and of the tensor's own, and what saturates."""
+        """Half a unit in the last place of the wire format and of the tensor's own, and what saturates."""
         magnitude = x.detach().float().abs()
         excess = (magnitude - torch.finfo(self.wire).max).clamp(min=0)
         return excess + rounding_bound(magnitude, self.wire) + rounding_bound(magnitude, x.dtype)
@@ -62,7 +62,7 @@ class Cast(Codec):
 
 @dataclass(frozen=True, repr=False)
 class Float16(Cast):
-    """``fp16``: IEEE half precision; values beyond its range become +-65504, infinity NaN."""
+    """`fp16`: IEEE half precision; values beyond its range become +-65504, infinity NaN."""
 
     name: ClassVar[str] = "fp16"
     wire: ClassVar[torch.dtype] = torch.float16
@@ -70,14 +70,14 @@ class Float16(Cast):
 
 @dataclass(frozen=True, repr=False)
 class BFloat16(Cast):
-    """``bf16``: the upper half of a float32; it has float32's range, so only values above 3.39e38 become infinite."""
+    """`bf16`: the upper half of a float32; it has float32's range, so only values above 3.39e38 become infinite."""
 
     name: ClassVar[str] = "bf16"
     wire: ClassVar[torch.dtype] = torch.bfloat16
 
 
 def saturating_copy(source: Tensor, out: Tensor) -> None:
-    """Copy ``source`` to ``out``; if ``out`` is fp16, values beyond its range become +-65504, and infinity NaN."""
+    """Copy `source` to `out`; if `out` is fp16, values beyond its range become +-65504, and infinity NaN."""
     if out.dtype == torch.float16 and source.dtype != torch.float16:
         limit = torch.finfo(torch.float16).max
         source = source.to(torch.promote_types(source.dtype, torch.float32))  # bf16 has no 65504
@@ -87,6 +87,6 @@ def saturating_copy(source: Tensor, out: Tensor) -> None:
 
 
 def rounding_bound(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return how far rounding to ``dtype`` moves finite values of at most ``magnitude`` that are in its range."""
+    """How far rounding to `dtype` moves finite values of at most `magnitude` that are in its range."""
     info = torch.finfo(dtype)
     return (magnitude + info.tiny) * (info.eps / 2)

@@ -19,7 +19,7 @@ _SMALLEST_SCALE = 2.0**-118
 
 @dataclass(frozen=True, repr=False)
 class Dither(Blockwise):
-    """``dither(bits)``: exponential dithering, in its plainest form natural compression (1905.10988).
+    """`dither(bits)`: exponential dithering, in its plainest form natural compression (1905.10988).
 
     The points of a block are 0 and +-s * 2**(c-m), c from 1 to m = 2**(bits-1) - 1, where s is max|x| of the block as
     bf16, rounded up. A code is c, 0 standing for zero, with the sign as its highest bit. Of the two points around it, a
@@ -61,7 +61,8 @@ class DitherGrid(PointGrid):
         """The largest code without its sign."""
         return (1 << (self.bits - 1)) - 1
 
-    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+    def measure(self, values: Tensor) -> Tensor:
+        """max|x| of each block, as bf16 rounded up: [count, 1]."""
         return bfloat16_above(largest_magnitude(values), _SMALLEST_SCALE)
 
     def units(self, scales: Tensor) -> Tensor:
@@ -77,7 +78,8 @@ class DitherGrid(PointGrid):
         mantissas = words.view(torch.int32)[: values.numel()].view(values.shape)
         return mantissas.bitwise_and_((1 << _MANTISSA_BITS) - 1)
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """Zero or an exponent, up or down by chance, with the sign as the highest bit."""
         assert noise is not None, "dither rounds by chance"
         units, least = self.units(scales), 2.0 ** (1 - self._top)
         ratios = (values / units.masked_fill(units == 0, torch.inf)).abs_()
@@ -90,12 +92,14 @@ class DitherGrid(PointGrid):
         # Masked, because NaN becomes any integer, and must not run into the codes of another block.
         return codes.bitwise_and_(self._top).bitwise_or_(sign).to(torch.uint8)
 
-    def points(self) -> Tensor:  # noqa: D102
+    def points(self) -> Tensor:
+        """Zero and powers of two up to 1, then the same negative: float32 [2**bits]."""
         powers = torch.ldexp(torch.ones(self._top), torch.arange(1 - self._top, 1))
         positive = torch.cat([torch.zeros(1), powers])
         return torch.cat([positive, -positive])
 
-    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """|x|, or the least point that is not zero where that is more."""
         magnitude, least = values.abs(), self.units(scales) * 2.0 ** (1 - self._top)
         error = torch.maximum(magnitude, least) * (1 + 2.0**-20)
         return error, magnitude + error

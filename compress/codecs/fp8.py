@@ -17,7 +17,7 @@ _LARGEST_SCALE = 145 * 2.0**112
 
 @dataclass(frozen=True, repr=False)
 class Float8(Blockwise):
-    """``fp8``: e4m3 (1 bit of sign, 4 of exponent, 3 of mantissa; 448 the largest), ties to even.
+    """`fp8`: e4m3 (1 bit of sign, 4 of exponent, 3 of mantissa; 448 the largest), ties to even.
 
     The scale is max|x|/448 of the block as bf16, rounded up, so that the largest value is sent as 448 or a little less
     and no value lies outside. The decoded product, of 4 bits and 8, is one that float32 holds exactly. The largest
@@ -46,20 +46,24 @@ class Float8(Blockwise):
 class Float8Grid(PointGrid):
     """The values of e4m3."""
 
-    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+    def measure(self, values: Tensor) -> Tensor:
+        """max|x|/448 of each block, as bf16 rounded up: [count, 1]."""
         largest = largest_magnitude(values)
         # x - x is 0, except that it is NaN where clamping would have hidden an infinity.
         bounded = (largest / _LARGEST).clamp_(max=_LARGEST_SCALE).add_(largest - largest)
         return bfloat16_above(bounded, _SMALLEST_SCALE)
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """The values over their block's scale, as e4m3."""
         units = self.units(scales)
         return (values / units.masked_fill(units == 0, torch.inf)).to(torch.float8_e4m3fn).view(torch.uint8)
 
-    def points(self) -> Tensor:  # noqa: D102
+    def points(self) -> Tensor:
+        """Each e4m3 value, as float32 [256]."""
         return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
-    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """|x|/17, or 2**-10 scales where that is more; a block of scale 0 loses all."""
         magnitude, units = values.abs(), self.units(scales)
         error = torch.where(units == 0, magnitude, torch.maximum(magnitude / 17, units * 2.0**-10))
         return error, magnitude + error

@@ -86,13 +86,15 @@ class AbsMaxGrid(Grid):
 
     smallest_scale: ClassVar[float] = 2.0**-118
 
-    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+    def measure(self, values: Tensor) -> Tensor:
+        """max|x| of each block, more for stochastic rounding, as bf16 rounded up: [count, 1]."""
         largest = largest_magnitude(values)
         if self.stochastic:
             largest *= (self.last + 1) / self.last
         return bfloat16_above(largest, self.smallest_scale)
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """The interval that each value lies in, 0 to 2**bits - 1."""
         half = (self.last + 1) // 2
         # A hair more than s/half, so that x = s falls into the last interval and nothing needs clamping.
         step = scales.float() * ((1 + 2**-22) / half)
@@ -103,13 +105,16 @@ class AbsMaxGrid(Grid):
         # Masked, because NaN becomes any integer, and must not run into the codes of another block.
         return signed.view(torch.uint8).add_(half).bitwise_and_(self.last)
 
-    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+    def evaluate(self, codes: Tensor) -> None:
+        """Turn code k into k - (2**bits - 1) / 2."""
         codes.sub_(self.last / 2)
 
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Multiply by s * 2**(1 - bits)."""
         levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
 
-    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Half a step of the grid, a whole one for stochastic rounding, and the scale."""
         largest = scales.float()
         step = largest * 2.0 ** (1 - self.bits)
         error = (step if self.stochastic else step / 2) + _float32_slack(largest)
@@ -127,26 +132,31 @@ class MinMaxGrid(Grid):
     scale_bytes = 8
     scale_dtype = torch.float32
 
-    def measure(self, values: Tensor) -> Tensor:  # noqa: D102
+    def measure(self, values: Tensor) -> Tensor:
+        """The least value and the range of each block, float32 [count, 2]."""
         lowest, highest = values.amin(_OVER_BLOCK), values.amax(_OVER_BLOCK)
         return torch.stack([lowest, highest - lowest], 1)
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:  # noqa: D102
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """The nearest point, 0 to 2**bits - 1."""
         lowest, extent = scales[:, :1], scales[:, 1:]
         steps = (values - lowest).div_(extent.masked_fill(extent == 0, 1.0)).mul_(self.last)
         if noise is not None:
             steps.add_(noise).clamp_(0, self.last)
         return steps.round_().to(torch.uint8).bitwise_and_(self.last)
 
-    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+    def evaluate(self, codes: Tensor) -> None:
+        """Turn code k into k / (2**bits - 1)."""
         # By a tensor of the same device: CUDA multiplies by the reciprocal of a Python number instead.
         codes.div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
 
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Multiply by the range and add the least value."""
         lowest, extent = scales[:, :1], scales[:, 1:]
         levels.mul_(extent).add_(lowest)
 
-    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Half a step of the grid, a whole one for stochastic rounding, and the largest magnitude."""
         lowest, extent = scales[:, :1], scales[:, 1:]
         largest = torch.maximum(lowest.abs(), (lowest + extent).abs())
         step = extent / self.last
@@ -165,11 +175,13 @@ class PointGrid(Grid):
         """What a point is multiplied by in blocks of these scales, both [count, 1]; float32."""
         return scales.float()
 
-    def evaluate(self, codes: Tensor) -> None:  # noqa: D102
+    def evaluate(self, codes: Tensor) -> None:
+        """Look up each code's point."""
         indices = codes.view(-1).int()
         torch.index_select(_points(self, codes.device), 0, indices, out=codes.view(-1))
 
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:  # noqa: D102
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Multiply by each block's unit."""
         levels.mul_(self.units(scales))
 
 

@@ -32,9 +32,9 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
-    """Return integers ordered as ``|x|``, for floating ``x`` of any shape: int32, or int64 for float64.
+    """Integers ordered as `|x|`, for floating `x` of any shape: int32, or int64 for float64.
 
-    They are the bits of ``x`` without its sign. NaN is larger than infinity; among NaNs, the mantissa decides.
+    They are the bits of `x` without its sign. NaN is larger than infinity; among NaNs, the mantissa decides.
     """
     bits = x.view(_INTEGERS[x.itemsize])
     if x.itemsize < 4:
@@ -43,28 +43,28 @@ def magnitude_bits(x: Tensor) -> Tensor:
 
 
 def largest(integers: Tensor, k: int) -> Tensor:
-    """Return the indices [N, k] of the ``k`` largest of each row of integers [N, n]; of equals, the first."""
+    """The indices [N, k] of the `k` largest of each row of integers [N, n]; of equals, the first."""
     return _largest_masked(integers, -1, k)
 
 
 def largest_magnitudes(x: Tensor, k: int) -> Tensor:
-    """Return the indices [N, k] of the ``k`` largest `magnitude_bits` of each row of floating ``x`` [N, n]."""
+    """The indices [N, k] of the `k` largest `magnitude_bits` of each row of floating `x` [N, n]."""
     return _largest_masked(x.view(_INTEGERS[x.itemsize]), _without_sign(x), k)
 
 
 def values_at(indices: Tensor, x: Tensor) -> Tensor:
-    """Return the elements of ``x`` at ``indices`` [N, k], in the same shape."""
+    """The elements of `x` at `indices` [N, k], in the same shape."""
     return x.reshape(-1).index_select(0, indices.view(-1)).view(indices.shape)
 
 
 def put_values(values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """Write ``values`` [N, k] into contiguous ``x`` at ``indices`` [N, k], and return it."""
+    """Write `values` [N, k] into contiguous `x` at `indices` [N, k], and return it."""
     x.view(-1).scatter_(0, indices.view(-1), values.view(-1))
     return x
 
 
 def random_indices(seed: int, samples: int, n: int, k: int) -> Tensor:
-    """Return ``k`` of ``n`` indices for each sample, any k as likely as any others: int64 [samples, k].
+    """`k` of `n` indices for each sample, any k as likely as any others: int64 [samples, k].
 
     They follow from the arguments alone, on every machine and with every version of NumPy, whose PCG64 is fixed.
     """
@@ -74,7 +74,7 @@ def random_indices(seed: int, samples: int, n: int, k: int) -> Tensor:
 
 
 def indices_size(samples: int, n: int, k: int) -> int:
-    """Return how many bytes ``k`` of ``n`` indices take for each sample."""
+    """How many bytes `k` of `n` indices take for each sample."""
     count, total = samples * k, samples * n
     if count in (0, total):
         return 0
@@ -82,7 +82,7 @@ def indices_size(samples: int, n: int, k: int) -> int:
 
 
 def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
-    """Write ``indices`` [N, k] among ``n`` into ``out``: uint8 [indices_size(N, n, k)]."""
+    """Write `indices` [N, k] among `n` into `out`: uint8 [indices_size(N, n, k)]."""
     if not len(out):
         return
     total, indices = len(indices) * n, indices.view(-1)
@@ -101,7 +101,7 @@ def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
 
 
 def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
-    """Return the indices [samples, k] among ``n`` that pack_indices wrote."""
+    """The indices [samples, k] among `n` that pack_indices wrote."""
     count, total = samples * k, samples * n
     if not len(payload):
         indices = torch.arange(count, device=payload.device)
@@ -124,12 +124,12 @@ def _for_numpy(x: Tensor) -> bool:
 
 
 def _without_sign(x: Tensor) -> int:
-    """Return the mask of the bits of floating ``x`` but their sign."""
+    """The mask of the bits of floating `x` but their sign."""
     return (1 << (8 * x.itemsize - 1)) - 1
 
 
 def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
-    """Return the indices [N, k] of the ``k`` largest ``integers & mask`` of each row; of equals, the first."""
+    """The indices [N, k] of the `k` largest `integers & mask` of each row; of equals, the first."""
     samples, n = integers.shape
     if samples == 0 or k in (0, n):
         return torch.arange(samples * k, device=integers.device).view(samples, k)
@@ -159,7 +159,7 @@ def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
 def _without_last_equals(
     indices: NDArray[np.int64], rows: NDArray[Any], mask: int, least: NDArray[Any], k: int
 ) -> NDArray[np.int64]:
-    """Return ``indices`` of all that is at least ``least`` [N, 1], but of each row's equals to it the last too many."""
+    """`indices` of all that is at least `least` [N, 1], but of each row's equals to it the last too many."""
     samples, n = rows.shape
     ends = np.searchsorted(indices, n * np.arange(1, samples + 1))
     counts = np.diff(ends, prepend=0)
@@ -172,14 +172,14 @@ def _without_last_equals(
 
 
 def _blocks(samples: int, n: int) -> Iterator[slice]:
-    """Yield which rows are handled at a time, of ``samples`` with ``n`` elements each."""
+    """Yield which rows are handled at a time, of `samples` with `n` elements each."""
     step = max(1, _BLOCK // n)
     for start in range(0, samples, step):
         yield slice(start, min(start + step, samples))
 
 
 def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
-    """Return the k-th largest of each row: [N, 1]. What it leaves in ``rows`` is in no order."""
+    """The k-th largest of each row: [N, 1]. What it leaves in `rows` is in no order."""
     n = rows.shape[1]
     if repetitive(rows):
         rows.sort(axis=1)
@@ -189,7 +189,7 @@ def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
 
 
 def repetitive(rows: NDArray[Any]) -> bool:
-    """Return whether one value is a quarter of a sample of ``rows``, and so perhaps half of a row.
+    """Whether one value is a quarter of a sample of `rows`, and so perhaps half of a row.
 
     On such a row, say with the zeros after a ReLU, NumPy's partition takes 40 times as long and more than sorting: its
     vectorised form gets no further with a pivot that is the smallest value.
@@ -200,7 +200,7 @@ def repetitive(rows: NDArray[Any]) -> bool:
 
 
 def _padded(samples: int, n: int, k: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return room for a mask [N, n] with k ones to a row, and for the mask alone: the rest are ones.
+    """Room for a mask [N, n] with k ones to a row, and for the mask alone: the rest are ones.
 
     NumPy searches for ones with a method for sparse arrays where at most a tenth are, which takes three times as long
     at a tenth. So many ones keep it from that.
@@ -226,13 +226,13 @@ def _elias_fano_is_shorter(count: int, total: int) -> bool:
 
 
 def _pieces(width: int) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that ``width`` low bits are packed as, the lowest first: where each begins, and its bits."""
+    """Yield the bytes that `width` low bits are packed as, the lowest first: where each begins, and its bits."""
     for shift in range(0, width, 8):
         yield shift, min(8, width - shift)
 
 
 def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
-    """Write ``length`` bits, those at ``indices`` 1, into ``out``."""
+    """Write `length` bits, those at `indices` 1, into `out`."""
     if _for_numpy(indices):
         bits = np.zeros(length, np.bool_)
         bits[indices.numpy()] = True
@@ -243,7 +243,7 @@ def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
 
 
 def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
-    """Return where the ones are among the first ``length`` bits of ``payload``: int64 [count]."""
+    """Where the ones are among the first `length` bits of `payload`: int64 [count]."""
     if _for_numpy(payload):
         bits = np.unpackbits(payload.numpy(), count=length, bitorder="little").view(np.bool_)
         indices = torch.from_numpy(np.flatnonzero(bits))

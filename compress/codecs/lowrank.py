@@ -2,7 +2,7 @@
 
 payload     | scale, float32 | P [rows, r], row-major | Q [columns, r], row-major |
 
-A tensor is seen as the matrix whose rows are what ``per="row"`` means: [B, T, C] is [B*T, C], [N, C, H, W] is
+A tensor is seen as the matrix whose rows are what `per="row"` means: [B, T, C] is [B*T, C], [N, C, H, W] is
 [N*C, H*W], a matrix is itself, and what has fewer than two dimensions is one row.
 """
 
@@ -29,7 +29,7 @@ _SMALLEST_EXPONENT = -118
 
 @dataclass(frozen=True, repr=False)
 class LowRank(Codec):
-    """``lowrank(rank)``: M [rows, columns] as P Q^T with r = min(rank, rows, columns) columns each.
+    """`lowrank(rank)`: M [rows, columns] as P Q^T with r = min(rank, rows, columns) columns each.
 
         P = orthonormal basis of M Q0,    Q = M^T P,    decoded P Q^T
 
@@ -43,7 +43,7 @@ class LowRank(Codec):
     Arithmetic is in float32. Q is divided by the power of two above its largest element, so that no magnitude is lost
     to fp16; if that element is below 2**-118, zeros are decoded, and nothing finite if it is 2**127 or more.
 
-    With ``values="fp16"`` the decoded tensor is the same on every machine: elements of both are multiples of 2**-24 and
+    With `values="fp16"` the decoded tensor is the same on every machine: elements of both are multiples of 2**-24 and
     at most 1, products multiples of 2**-48, and float64 holds every sum of them exactly, in any order, fused or not.
     With the other formats sums depend on the order, and so on the machine, in float32's last bit. That is harmless
     where only the receiver uses them, but a buffer kept by two unlike machines (ef21, aqsgd) would drift apart.
@@ -62,7 +62,7 @@ class LowRank(Codec):
         require_choice(self, "values", self.values, get_args(Values))
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the size of the scale, P and Q; 0 for a tensor without elements."""
+        """The size of the scale, P and Q; 0 for a tensor without elements."""
         require_floating(self, dtype)
         if not prod(shape):
             return 0
@@ -70,7 +70,7 @@ class LowRank(Codec):
         return _SCALE_BYTES + (rows + columns) * rank * self._format.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return the norm of each column of M, and what rounding adds: no projection moves a column further."""
+        """The norm of each column of M, and what rounding adds: no projection moves a column further."""
         if not x.numel():
             return torch.zeros(x.shape, device=x.device)
         rows, columns, rank = self._sizes(x.shape)
@@ -86,7 +86,7 @@ class LowRank(Codec):
         return bound.float().expand(rows, columns).reshape(x.shape)
 
     def next_shared(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return the payload's Q as float32 [columns, r]; None for a tensor without elements."""
+        """The payload's Q as float32 [columns, r]; None for a tensor without elements."""
         if not prod(shape):
             return None
         scale, _, right = self._read(payload, shape)
@@ -107,14 +107,14 @@ class LowRank(Codec):
         saturating_copy(product.view(out.shape), out)
 
     def _read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the scale, float64 [], and P and Q as sent."""
+        """The scale, float64 [], and P and Q as sent."""
         rows, columns, rank = self._sizes(shape)
         aligned = torch.empty(len(payload), dtype=torch.uint8, device=payload.device).copy_(payload)
         values = aligned[_SCALE_BYTES:].view(self._format).view(rows + columns, rank)
         return aligned[:_SCALE_BYTES].view(torch.float32).squeeze(0).double(), values[:rows], values[rows:]
 
     def _start(self, shared: Tensor | None, matrix: Tensor, rank: int, key: Key) -> Tensor:
-        """Return Q0, float32 [columns, r], of a magnitude at which M Q0 overflows no sooner than M."""
+        """Q0, float32 [columns, r], of a magnitude at which M Q0 overflows no sooner than M."""
         shape = (matrix.shape[1], rank)
         if shared is not None and shared.shape == shape:
             largest = shared.abs().amax()
@@ -123,7 +123,7 @@ class LowRank(Codec):
         return torch.randn(shape, generator=key.generator(matrix.device), device=matrix.device)
 
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Return rows, columns and r of a non-empty tensor of ``shape``."""
+        """Rows, columns and r of a non-empty tensor of `shape`."""
         row = blocks_per("row", shape)
         return row.count, row.inner, min(self.rank, row.count, row.inner)
 
@@ -133,14 +133,14 @@ class LowRank(Codec):
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    """Return an orthonormal basis [rows, r] of the columns of ``matrix``, each pointing as R's diagonal is positive."""
+    """An orthonormal basis [rows, r] of the columns of `matrix`, each pointing as R's diagonal is positive."""
     basis, triangle = torch.linalg.qr(matrix)
     oriented: Tensor = basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
     return oriented
 
 
 def _power_of_two_above(x: Tensor) -> Tensor:
-    """Return the least power of two above ``x``, as float64; 0 if ``x`` is too small, NaN if it is not finite."""
+    """The least power of two above `x`, as float64; 0 if `x` is too small, NaN if it is not finite."""
     exponent = torch.frexp(x.double()).exponent
     power = torch.ldexp(torch.ones_like(x, dtype=torch.float64), exponent)
     return torch.where(exponent < _SMALLEST_EXPONENT, 0.0, power) + (x - x)

@@ -2,7 +2,7 @@
 
 payload     | outliers, bf16 | their indices | payload of the rest |        indices.py says how those are packed
 
-A row is what ``per="row"`` means; of its n elements the max(1, round(F*n)) of largest magnitude are outliers, the first
+A row is what `per="row"` means; of its n elements the max(1, round(F*n)) of largest magnitude are outliers, the first
 of equals. They are sent in bf16 and not in fp16 for its range: a gradient's outliers may lie below what fp16 can tell
 from zero, an activation's above 65504. Their places in the rest are filled with what widens no grid: the value nearest
 to zero between the least and the largest of the block's rest.
@@ -41,13 +41,15 @@ class OutliersApart(Wrapper):
     """What shares one scale in the inner quantizer."""
 
     def count(self, n: int) -> int:
-        """Return how many of a row's ``n`` elements are outliers."""
+        """How many of a row's `n` elements are outliers."""
         return max(1, round(self.fraction * n))
 
-    def nbytes(self, shape: Sequence[int]) -> int:  # noqa: D102
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The size of the outliers, of their indices and of the inner payload."""
         return sum(self._sizes(shape)) + self.inner.nbytes(shape)
 
-    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:  # noqa: D102
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
+        """Write the outliers, their indices, and the inner payload of the rest."""
         rest, indices, outliers = self._split(x)
         values, packed, inner = self._parts(out, x.shape)
         values.copy_(tensor_bytes(outliers.bfloat16()))
@@ -64,7 +66,7 @@ class OutliersApart(Wrapper):
         put_values(outliers.float(), indices, values)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return the inner quantizer's bound of the rest, and bf16's of outliers."""
+        """The inner quantizer's bound of the rest, and bf16's of outliers."""
         rest, indices, outliers = self._split(x)
         bound = self.inner.error_bound(rest.view(x.shape)).reshape(rest.shape)
         bound = put_values(rounding_bound(outliers.abs(), torch.bfloat16), indices, bound.clone())
@@ -72,7 +74,7 @@ class OutliersApart(Wrapper):
         return bound.view(x.shape)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rest [R, n], outliers' places filled, and outliers' indices and values [R, k]."""
+        """The rest [R, n], outliers' places filled, and outliers' indices and values [R, k]."""
         row, blocks = blocks_per("row", x.shape), self.blocks(x.shape)
         values = x.detach().reshape(row.count, row.inner).float().contiguous()
         indices = largest_magnitudes(values, self.count(row.inner))
@@ -91,7 +93,7 @@ class OutliersApart(Wrapper):
         return values, packed, inner
 
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the sizes of the outliers' values and of their indices."""
+        """The sizes of the outliers' values and of their indices."""
         row = blocks_per("row", shape)
         k = self.count(row.inner)
         return 2 * row.count * k, indices_size(row.count, row.inner, k)

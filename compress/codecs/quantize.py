@@ -28,7 +28,7 @@ _GRIDS: Mapping[Scale, type[Grid]] = MappingProxyType({"absmax": AbsMaxGrid, "mi
 
 @dataclass(frozen=True, repr=False)
 class Quantize(Blockwise):
-    """``q(bits)``: each element a code of ``bits`` bits on its block's grid.
+    """`q(bits)`: each element a code of `bits` bits on its block's grid.
 
     Arithmetic is in float32 whatever the tensor's dtype, to which the result is rounded. The largest error, with the
     block's own s, min and max, is
@@ -37,7 +37,7 @@ class Quantize(Blockwise):
         minmax, nearest    (max-min) / (2 * (2**b-1))
 
     and with stochastic rounding twice that (for absmax with s inflated, see AbsMaxGrid), plus float32's rounding and
-    that of the tensor's dtype; ``error_bound`` counts all of it. Turned rows share their errors, see Rotated.
+    that of the tensor's dtype; `error_bound` counts all of it. Turned rows share their errors, see Rotated.
     """
 
     name: ClassVar[str] = "q"
@@ -45,16 +45,16 @@ class Quantize(Blockwise):
     bits: int
     """Bits a code, 1 to 8."""
     scale: Scale = field(default="absmax", kw_only=True)
-    """``absmax``: a grid from -max|x| to max|x|, without zero; ``minmax``: from the least to the largest value."""
+    """`absmax`: a grid from -max|x| to max|x|, without zero; `minmax`: from the least to the largest value."""
     per: Per | None = field(default=None, kw_only=True)
-    """What shares one scale; ``row`` if neither this nor ``group`` is given."""
+    """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
-    """Instead of ``per``: how many consecutive elements share one scale."""
+    """Instead of `per`: how many consecutive elements share one scale."""
     round: Round = field(default="nearest", kw_only=True)
-    """``stochastic``: up or down by chance, so that the expectation is the value itself."""
+    """`stochastic`: up or down by chance, so that the expectation is the value itself."""
 
     rotate: Rotate | None = field(default=None, kw_only=True)
-    """``hadamard``: turn each row before, and back after, so that outliers are spread over it."""
+    """`hadamard`: turn each row before, and back after, so that outliers are spread over it."""
     outliers: float | None = field(default=None, kw_only=True)
     """The share of each row, its largest elements, kept apart in bf16, so that the rest has finer steps."""
 

@@ -28,19 +28,19 @@ class Quantizer(ABC):
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Return the exact payload size in bytes, which no dtype changes."""
+        """The exact payload size in bytes, which no dtype changes."""
 
     @abstractmethod
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
-        """Write the payload of ``x``, which is left as it is, into ``out``."""
+        """Write the payload of `x`, which is left as it is, into `out`."""
 
     @abstractmethod
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Write the decoded tensor into ``out``, which is contiguous."""
+        """Write the decoded tensor into `out`, which is contiguous."""
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return how far from ``x`` its decoded elements can be, as float32 in the shape of ``x``."""
+        """How far from `x` its decoded elements can be, as float32 in the shape of `x`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class GridQuantizer(Quantizer):
     blocks: Callable[[Sequence[int]], Blocks]
     """The blocks of a tensor of some shape."""
 
-    def nbytes(self, shape: Sequence[int]) -> int:  # noqa: D102
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The size of all scales and of the packed codes."""
         return self._scales_size(self.blocks(shape)) + packed_size(prod(shape), self.grid.bits)
 
     def error_bound(self, x: Tensor) -> Tensor:
@@ -61,7 +62,8 @@ class GridQuantizer(Quantizer):
         error, largest = self.grid.bound(values, self.grid.measure(values))
         return blocks.spread(error + rounding_bound(largest, x.dtype), x.shape)
 
-    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:  # noqa: D102
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
+        """Write each block's scale, then the codes."""
         blocks, grid = self.blocks(x.shape), self.grid
         values = blocks.view(x.float())
         scales = grid.measure(values)
@@ -70,7 +72,8 @@ class GridQuantizer(Quantizer):
         out[:size] = tensor_bytes(scales)
         pack(codes, grid.bits, out[size:])
 
-    def decode(self, payload: Tensor, out: Tensor) -> None:  # noqa: D102
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the values of the codes, scaled, into `out`."""
         blocks, grid = self.blocks(out.shape), self.grid
         size = self._scales_size(blocks)
         # Copied, because a payload's bytes may lie where no number of their type can.
@@ -99,7 +102,8 @@ class Wrapper(Quantizer):
 
     inner: Quantizer
 
-    def decode(self, payload: Tensor, out: Tensor) -> None:  # noqa: D102
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the decoded tensor into `out`, by way of float32."""
         values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
         self._decode_float32(payload, values)
         if values is not out:
@@ -107,4 +111,4 @@ class Wrapper(Quantizer):
 
     @abstractmethod
     def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
-        """Write the decoded tensor into ``values``: float32 and contiguous."""
+        """Write the decoded tensor into `values`: float32 and contiguous."""

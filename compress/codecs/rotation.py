@@ -11,7 +11,7 @@ Both directions are orthonormal and change no size. The signs are the first n bi
 being bit k % 8 of byte k // 8 and 1 meaning minus: the same for every row and message, so neither end remembers them.
 
 H is applied as log2(m) rounds of sums and differences of two, and decoding ends with one multiplication: every machine
-gets the same bits. A row is what ``per="row"`` means; every granularity of the scale then applies to turned elements.
+gets the same bits. A row is what `per="row"` means; every granularity of the scale then applies to turned elements.
 """
 
 import hashlib
@@ -33,10 +33,12 @@ _NARROW = 64
 class Rotated(Wrapper):
     """A quantizer of turned rows; its payload is the inner one's."""
 
-    def nbytes(self, shape: Sequence[int]) -> int:  # noqa: D102
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The size of the inner payload."""
         return self.inner.nbytes(shape)
 
-    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:  # noqa: D102
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
+        """Write the inner payload of the turned rows."""
         self.inner.encode(_turned(x), out, key)
 
     def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
@@ -44,7 +46,7 @@ class Rotated(Wrapper):
         turn_back_(_rows(values))
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return the bound of each piece of a row.
+        """The bound of each piece of a row.
 
         An element's error is the sum of those of its turned piece, with some signs, over sqrt(m). It is as large as the
         sum of their bounds only if all conspire: typical errors are sqrt(m) times smaller.
@@ -63,7 +65,7 @@ class Rotated(Wrapper):
 
 
 def turn(rows: Tensor) -> Tensor:
-    """Return float32 ``rows`` [R, n], each turned."""
+    """The float32 `rows` [R, n], each turned."""
     turned = torch.empty_like(rows, memory_format=torch.contiguous_format)
     for part, factors in _parts(rows.shape, rows.device):
         turned[part] = _sums_and_differences(rows[part] * factors)
@@ -71,13 +73,13 @@ def turn(rows: Tensor) -> Tensor:
 
 
 def turn_back_(rows: Tensor) -> None:
-    """Undo `turn` on float32 ``rows`` [R, n], in place."""
+    """Undo `turn` on float32 `rows` [R, n], in place."""
     for part, factors in _parts(rows.shape, rows.device):
         torch.mul(_sums_and_differences(rows[part]), factors, out=rows[part])
 
 
 def pieces(n: int) -> Iterator[tuple[int, int]]:
-    """Yield where each piece of a row of ``n`` begins, and its size."""
+    """Yield where each piece of a row of `n` begins, and its size."""
     start = 0
     for exponent in reversed(range(n.bit_length())):
         if n >> exponent & 1:
@@ -86,7 +88,7 @@ def pieces(n: int) -> Iterator[tuple[int, int]]:
 
 
 def signs(n: int) -> Tensor:
-    """Return the first ``n`` signs, +-1 as float32."""
+    """The first `n` signs, +-1 as float32."""
     stream = bytearray(hashlib.shake_256(_SIGNS_OF).digest((n + 7) // 8))
     bits = torch.frombuffer(stream, dtype=torch.uint8).unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1
     return 1 - 2 * bits.view(-1)[:n].float()
@@ -104,7 +106,7 @@ def _parts(shape: Sequence[int], device: torch.device) -> Iterator[tuple[tuple[s
 
 
 def _sums_and_differences(x: Tensor) -> Tensor:
-    """Return H x for each row of ``x``, float32 [R, m]."""
+    """H x for each row of `x`, float32 [R, m]."""
     # Neighbours are set far apart first: torch adds elements one by one where their distance is short.
     narrow = min(_NARROW, x.shape[1])
     columns = x.reshape(-1, narrow).t().clone(memory_format=torch.contiguous_format)
@@ -113,7 +115,7 @@ def _sums_and_differences(x: Tensor) -> Tensor:
 
 
 def _rounds(x: Tensor, distance: int, end: int) -> Tensor:
-    """Return ``x`` after each round from that of elements ``distance`` apart to that of ``end`` / 2; overwrites it."""
+    """`x` after each round from that of elements `distance` apart to that of `end` / 2; overwrites it."""
     out = torch.empty_like(x)
     while distance < end:
         upper, lower = x.view(-1, 2, distance).unbind(1)

@@ -50,7 +50,7 @@ _VALUES: Mapping[Values, Codec] = MappingProxyType(
 
 @dataclass(frozen=True, repr=False)
 class Sparse(Codec):
-    """Some elements of each sample; what ``topk`` and ``randk`` have in common, and what feedback asks of them."""
+    """Some elements of each sample; what `topk` and `randk` have in common, and what feedback asks of them."""
 
     shares_indices: ClassVar[bool] = True
 
@@ -66,19 +66,19 @@ class Sparse(Codec):
         require_choice(self, "values", self.values, get_args(Values))
 
     def count(self, n: int) -> int:
-        """Return how many of ``n`` elements are sent: round(fraction * n), half to even, and at least 1 of any."""
+        """How many of `n` elements are sent: round(fraction * n), half to even, and at least 1 of any."""
         return min(n, max(1, round(self.fraction * n)))
 
     @abstractmethod
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the indices that ``encode`` would send: int64 [N, k], ascending, among the elements of ``x``."""
+        """The indices that `encode` would send: int64 [N, k], ascending, among the elements of `x`."""
 
     @abstractmethod
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """Return the indices [N, k] of the values in a payload, or those that follow from ``key``."""
+        """The indices [N, k] of the values in a payload, or those that follow from `key`."""
 
     def encode_at(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
-        """Write a payload as ``encode`` does, with ``indices`` [N, k] instead of its own choice.
+        """Write a payload as `encode` does, with `indices` [N, k] instead of its own choice.
 
         A codec that takes no indices sends none, so they must be those of `key`.
         """
@@ -89,21 +89,21 @@ class Sparse(Codec):
             self.encode_values(x.detach(), indices, out[size:], key)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the size of indices, if they are sent, and values; 0 for a tensor without elements."""
+        """The size of indices, if they are sent, and values; 0 for a tensor without elements."""
         require_floating(self, dtype)
         return self._indices_size(shape) + self.values_size(shape, dtype)
 
     def values_size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the size of the values alone."""
+        """The size of the values alone."""
         samples, n = samples_of(shape)
         return self._values_codec(dtype).nbytes((samples, self.count(n)), dtype)
 
     def encode_values(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
-        """Write the values of ``x``, not empty, at ``indices`` [N, k] into ``out``: uint8 [values_size]."""
+        """Write the values of `x`, not empty, at `indices` [N, k] into `out`: uint8 [values_size]."""
         self._values_codec(x.dtype).encode(values_at(indices, x), out, key)
 
     def decode_values(self, payload: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
-        """Write zeros into ``out``, not empty and contiguous, and a payload's values at ``indices`` [N, k]."""
+        """Write zeros into `out`, not empty and contiguous, and a payload's values at `indices` [N, k]."""
         kept = torch.empty(indices.shape, dtype=out.dtype, device=out.device)
         self._values_codec(out.dtype).decode(payload, kept, key)
         scale = self._scale(samples_of(out.shape)[1])
@@ -112,7 +112,7 @@ class Sparse(Codec):
         put_values(kept, indices, out.zero_())
 
     def bound_at_any_indices(self, x: Tensor) -> Tensor:
-        """Return the largest error of each element, whichever indices are sent."""
+        """The largest error of each element, whichever indices are sent."""
         samples, n = samples_of(x.shape)
         values, scale = x.detach().reshape(samples, n), self._scale(n)
         magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound(values)
@@ -146,7 +146,7 @@ class Sparse(Codec):
 
 @dataclass(frozen=True, repr=False)
 class TopK(Sparse):
-    """``topk(fraction)``: the elements of largest magnitude; of equals the first, and NaN before all others.
+    """`topk(fraction)`: the elements of largest magnitude; of equals the first, and NaN before all others.
 
     Exactly k = max(1, round(fraction * n)) of each sample's n. No element is off by more than the least magnitude kept,
     or by the error of the values' own format, and |x - C(x)|**2 <= (1 - k/n) * |x|**2 where values are exact.
@@ -156,17 +156,17 @@ class TopK(Sparse):
     takes_indices: ClassVar[bool] = True
 
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the indices of the k largest magnitudes: int64 [N, k]."""
+        """The indices of the k largest magnitudes: int64 [N, k]."""
         samples, n = samples_of(x.shape)
         return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
 
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """Return the indices [N, k] that the payload begins with."""
+        """The indices [N, k] that the payload begins with."""
         samples, n = samples_of(shape)
         return unpack_indices(payload[: self._indices_size(shape)], samples, n, self.count(n))
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return the least magnitude kept of each sample, or what the values' format adds if that is more."""
+        """The least magnitude kept of each sample, or what the values' format adds if that is more."""
         if not x.numel():
             return torch.zeros(x.shape, device=x.device)
         samples, n = samples_of(x.shape)
@@ -192,7 +192,7 @@ class TopK(Sparse):
 
 @dataclass(frozen=True, repr=False)
 class RandK(Sparse):
-    """``randk(fraction)``: elements drawn at random from the message's key, so that no index is sent.
+    """`randk(fraction)`: elements drawn at random from the message's key, so that no index is sent.
 
     Standing alone, what is sent counts n/k times: the expectation over keys is x, as exactly as the values are sent.
     """
@@ -212,15 +212,15 @@ class RandK(Sparse):
         return replace(self, scaled=False)
 
     def select(self, x: Tensor, key: Key) -> Tensor:
-        """Return the indices [N, k] that follow from ``key``."""
+        """The indices [N, k] that follow from `key`."""
         return self._drawn(x.shape, x.device, key)
 
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """Return the indices [N, k] that follow from ``key``."""
+        """The indices [N, k] that follow from `key`."""
         return self._drawn(shape, payload.device, key)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return the larger of ``|x|`` and ``|x| * (n/k - 1)``, or ``|x|`` if unscaled, and the values' own error."""
+        """The larger of `|x|` and `|x| * (n/k - 1)`, or `|x|` if unscaled, and the values' own error."""
         return self.bound_at_any_indices(x)
 
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
@@ -240,9 +240,9 @@ class RandK(Sparse):
 
 @dataclass(frozen=True, repr=False)
 class Reuse(Codec):
-    """``reuse``: for gradients, the values at the indices of the activation of the same micro-batch.
+    """`reuse`: for gradients, the values at the indices of the activation of the same micro-batch.
 
-    It is usable once it is bound to the activations' codec; until then every use is a :class:`CodecError`.
+    It is usable once it is bound to the activations' codec; until then every use is a CodecError.
     """
 
     name: ClassVar[str] = "reuse"
@@ -258,11 +258,11 @@ class Reuse(Codec):
         return BoundReuse(activations)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Raise :class:`CodecError`."""
+        """Raise CodecError."""
         raise CodecError(_NEEDS_INDICES)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Raise :class:`CodecError`."""
+        """Raise CodecError."""
         raise CodecError(_NEEDS_INDICES)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
@@ -274,7 +274,7 @@ class Reuse(Codec):
 
 @dataclass(frozen=True, repr=False)
 class BoundReuse(Codec):
-    """``reuse`` at the indices of ``activations``, which each message shares: int64 [N, k].
+    """`reuse` at the indices of `activations`, which each message shares: int64 [N, k].
 
     Values have the format and the scale that they have there: this is the derivative of the activations' codec with
     its indices held fixed, applied to the gradient.
@@ -286,12 +286,12 @@ class BoundReuse(Codec):
     """The codec of the activations."""
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the size of the values."""
+        """The size of the values."""
         require_floating(self, dtype)
         return self.activations.values_size(shape, dtype)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Return ``|x|``, more where the activations' codec scales, and the values' own error."""
+        """`|x|`, more where the activations' codec scales, and the values' own error."""
         return self.activations.bound_at_any_indices(x)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
@@ -313,12 +313,12 @@ class BoundReuse(Codec):
 
 
 def samples_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Return how many samples a tensor of ``shape`` has, and how many elements each: (N, n)."""
+    """How many samples a tensor of `shape` has, and how many elements each: (N, n)."""
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
 
 
 def mixed_indices(x: Tensor, error: Tensor, k: int) -> Tensor:
-    """Return which indices EF-mixed sends of ``x + error``, two floating tensors of one shape: int64 [N, k].
+    """Which indices EF-mixed sends of `x + error`, two floating tensors of one shape: int64 [N, k].
 
     P is the ceil(k/2) largest of |x| united with the floor(k/2) largest of |error|, filled up to k with the largest of
     |x + error| outside P; of equals the first (after 2401.07788, which says no more than "at most k").
@@ -334,6 +334,6 @@ def mixed_indices(x: Tensor, error: Tensor, k: int) -> Tensor:
 
 
 def _magnitude(x: Tensor) -> Tensor:
-    """Return ``|x|`` as float32, and not less for what float64 adds."""
+    """`|x|` as float32, and not less for what float64 adds."""
     magnitude = x.float().abs()
     return magnitude + rounding_bound(magnitude, torch.float32)

@@ -30,14 +30,14 @@ from thinwire.compress.stores.store import Store, StoreError, StoreLayout
 
 
 class DiskStore(Store):
-    """Rows in one file at ``path``, which stays there when the store is closed.
+    """Rows in one file at `path`, which stays there when the store is closed.
 
     An error of the disk in the background is raised by the next call, whichever it is, and by all after it: then rows
     may be missing, and only a checkpoint helps.
 
-    Which slots are known is not in the file but in `state_dict`, so a file opened with ``resume`` counts as empty until
-    `load_state_dict`. A store larger than memory is saved as ``state_dict(rows=False)`` and, before the next write, a
-    copy of the file; it goes on when that copy is put back, opened with ``resume``, and compared while loading.
+    Which slots are known is not in the file but in `state_dict`, so a file opened with `resume` counts as empty until
+    `load_state_dict`. A store larger than memory is saved as `state_dict(rows=False)` and, before the next write, a
+    copy of the file; it goes on when that copy is put back, opened with `resume`, and compared while loading.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DiskStore(Store):
         ahead_bytes: int = 64 << 20,
         open_file: Callable[..., SlotFile] = SlotFile,
     ) -> None:
-        """Hold at most ``pending_bytes`` on the way to the disk and ``ahead_bytes`` read ahead, or one row of each."""
+        """Hold at most `pending_bytes` on the way to the disk and `ahead_bytes` read ahead, or one row of each."""
         super().__init__(layout)
         self._file = open_file(Path(path), layout.nbytes, resume=resume)
         self._max_pending = max(1, pending_bytes // layout.row_bytes)
@@ -95,7 +95,7 @@ class DiskStore(Store):
     def close(self, timeout_seconds: float = 60.0) -> None:
         """Write what is pending, end both threads and close the file; a failure that no call has raised yet is raised.
 
-        After ``timeout_seconds`` a disk that does not answer is given up.
+        After `timeout_seconds` a disk that does not answer is given up.
         """
         with self._changed:
             if self._closing:
@@ -139,7 +139,7 @@ class DiskStore(Store):
         return rows
 
     def _take_one(self, slot: int) -> Tensor | None:
-        """Return a slot's bytes if they are in memory, and count what was prefetched for it as used."""
+        """Get a slot's bytes if they are in memory, and count what was prefetched for it as used."""
         with self._changed:
             # Nothing is read twice: what the reader is at will be there sooner than if read here as well.
             self._wait_for(lambda: slot not in self._reading)

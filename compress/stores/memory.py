@@ -59,7 +59,7 @@ class MemoryStore(Store):
 
 
 def _runs(slots: list[int]) -> list[tuple[int, int]]:
-    """Return the first of each run of consecutive ``slots``, and the one after its last."""
+    """The first of each run of consecutive `slots`, and the one after its last."""
     runs: list[tuple[int, int]] = []
     for slot in slots:
         if runs and runs[-1][1] == slot:

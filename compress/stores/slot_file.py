@@ -18,11 +18,11 @@ from thinwire.compress.stores.store import StoreError
 
 
 class SlotFile:
-    """A file of ``nbytes``, read and written at offsets, by any thread.
+    """A file of `nbytes`, read and written at offsets, by any thread.
 
     It is created if it is not there, and takes room on the disk only as it is written. A file that has content is
-    refused unless ``resume``, then it must be of this size; nothing is ever deleted. While it is open, no other
-    process can open it. Every method may raise :class:`StoreError`, which names the file and what to do.
+    refused unless `resume`, then it must be of this size; nothing is ever deleted. While it is open, no other
+    process can open it. Every method may raise StoreError, which names the file and what to do.
     """
 
     def __init__(self, path: Path, nbytes: int, *, resume: bool = False) -> None:
@@ -36,12 +36,12 @@ class SlotFile:
             raise
 
     def read(self, offset: int, into: Tensor) -> None:
-        """Fill ``into``, contiguous uint8, with what lies at ``offset``."""
+        """Fill `into`, contiguous uint8, with what lies at `offset`."""
         with self._explained("read"):
             self._move(self.pread, offset, into)
 
     def write(self, offset: int, row: Tensor) -> None:
-        """Put ``row``, contiguous uint8, at ``offset``."""
+        """Put `row`, contiguous uint8, at `offset`."""
         with self._explained("write"):
             self._move(self.pwrite, offset, row)
 
@@ -62,11 +62,11 @@ class SlotFile:
         os.close(self._fd)
 
     def pread(self, buffer: memoryview, offset: int) -> int:
-        """Read into ``buffer`` what lies at ``offset``, and return how many bytes came; to be replaced in tests."""
+        """Read into `buffer` what lies at `offset`, and return how many bytes came; to be replaced in tests."""
         return os.preadv(self._fd, [buffer], offset)
 
     def pwrite(self, buffer: memoryview, offset: int) -> int:
-        """Write ``buffer`` at ``offset``, and return how many bytes went; to be replaced in tests."""
+        """Write `buffer` at `offset`, and return how many bytes went; to be replaced in tests."""
         return os.pwrite(self._fd, buffer, offset)
 
     def _move(self, transfer: Callable[[memoryview, int], int], offset: int, row: Tensor) -> None:
@@ -129,7 +129,7 @@ class SlotFile:
 
 
 def remove_unused(path: Path) -> None:
-    """Delete a file that an earlier store left behind, if there is one; :class:`StoreError` if a live store holds it.
+    """Delete a file that an earlier store left behind, if there is one; StoreError if a live store holds it.
 
     Raises OSError where the file system refuses.
     """

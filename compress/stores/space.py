@@ -57,7 +57,7 @@ def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
 
 
 def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
-    """Raise one :class:`StoreError` unless every file system has room for the stores of all processes, full.
+    """Raise one StoreError unless every file system has room for the stores of all processes, full.
 
     To be called before training, for then every file is still almost empty, and the disk would run full much later.
     """
@@ -74,7 +74,7 @@ def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
 
 
 def in_words(nbytes: int) -> str:
-    """Return a size rounded, and exactly."""
+    """A size rounded, and exactly."""
     units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
     return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"

@@ -46,10 +46,10 @@ class StoreError(ThinwireError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreLayout:
-    """How many rows a store has, and what one is. Raises :class:`StoreError` for what cannot be stored."""
+    """How many rows a store has, and what one is. Raises StoreError for what cannot be stored."""
 
     num_slots: int
-    """Slots are numbered from 0 to ``num_slots - 1``."""
+    """Slots are numbered from 0 to `num_slots - 1`."""
     row_shape: tuple[int, ...]
     """The shape of one slot's tensor, without the dimension of the batch."""
     bits: int = 32
@@ -79,9 +79,9 @@ class StoreLayout:
         return self.num_slots * self.row_bytes
 
     def encode(self, values: Tensor) -> Tensor:
-        """Return the bytes of contiguous float32 ``values`` [R, *row_shape] as uint8 [R, row_bytes].
+        """The bytes of contiguous float32 `values` [R, *row_shape] as uint8 [R, row_bytes].
 
-        Each row's bytes depend on that row alone. At 32 bits the result is a view of ``values``.
+        Each row's bytes depend on that row alone. At 32 bits the result is a view of `values`.
         """
         form, count = FORMATS[self.bits], len(values)
         if isinstance(form, torch.dtype):
@@ -100,7 +100,7 @@ class StoreLayout:
         return rows
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Return the values in contiguous ``rows`` as float32 [R, *row_shape]; at 32 bits a view of ``rows``."""
+        """The values in contiguous `rows` as float32 [R, *row_shape]; at 32 bits a view of `rows`."""
         form, count = FORMATS[self.bits], len(rows)
         if isinstance(form, torch.dtype):
             return rows.view(form).float().view(count, *self.row_shape)
@@ -114,7 +114,7 @@ class StoreLayout:
         return batch.view(count, *self.row_shape)
 
     def _batch(self, count: int) -> tuple[int, ...]:
-        """The shape in which a codec is given ``count`` rows: of at least two dimensions, so no scale is shared."""
+        """The shape in which a codec is given `count` rows: of at least two dimensions, so no scale is shared."""
         return (count, *(self.row_shape or (1,)))
 
     @cached_property
@@ -139,7 +139,7 @@ class Loan:
     """Whether the parts are the store's own memory, where a change is there at once."""
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return ``rows`` [R, ..] cut into views as the parts are."""
+        """`rows` [R, ..] cut into views as the parts are."""
         return rows.split_with_sizes(self._sizes)
 
     @cached_property
@@ -163,7 +163,7 @@ class Store(ABC):
     """One tensor a slot, the same bytes whatever the medium.
 
     Slots are given as int64 [R], values as floating-point [R, *row_shape] on the CPU. A store has one owner: threads
-    may share it, but not touch one slot at the same time. Every method may raise :class:`StoreError`.
+    may share it, but not touch one slot at the same time. Every method may raise StoreError.
     """
 
     def __init__(self, layout: StoreLayout) -> None:
@@ -172,12 +172,12 @@ class Store(ABC):
         self._unsaved = torch.zeros(layout.num_slots, dtype=torch.bool)
 
     def known(self, slots: Tensor) -> Tensor:
-        """Return which of ``slots`` were ever written, as bool [R]."""
+        """Which of `slots` were ever written, as bool [R]."""
         self._check(slots)
         return self._known.index_select(0, slots)
 
     def read(self, slots: Tensor) -> Tensor:
-        """Return what ``slots`` hold as new float32 [R, *row_shape]: zeros where nothing was written."""
+        """What `slots` hold as new float32 [R, *row_shape]: zeros where nothing was written."""
         known = self.known(slots)
         if known.all():
             return self.layout.decode(self._take(slots.tolist()))
@@ -187,9 +187,9 @@ class Store(ABC):
         return values
 
     def write(self, slots: Tensor, values: Tensor) -> Tensor:
-        """Keep ``values`` [R, *row_shape], and return as float32 exactly what `read` will give.
+        """Keep `values` [R, *row_shape], and return as float32 exactly what `read` will give.
 
-        ``values`` are copied before this returns. At 32 bits the result is ``values`` itself where it is contiguous
+        `values` are copied before this returns. At 32 bits the result is `values` itself where it is contiguous
         float32. No slot may be named twice. With NaN or infinity in a row of 8 or 4 bits, everything under the same
         scale becomes NaN or infinite, and nothing else.
         """
@@ -206,7 +206,7 @@ class Store(ABC):
         return self.layout.decode(rows)
 
     def borrow(self, slots: Tensor) -> Loan:
-        """Return what `read` does, without a copy where that can be; until it is kept, these slots are the borrower's.
+        """What `read` does, without a copy where that can be; until it is kept, these slots are the borrower's.
 
         To be changed only by who keeps it.
         """
@@ -221,19 +221,19 @@ class Store(ABC):
             self.write(loan.slots, values)
 
     def prefetch(self, slots: Tensor) -> None:
-        """Expect a `read` of ``slots`` soon, in this order; those never written are passed over. Does not wait."""
+        """Expect a `read` of `slots` soon, in this order; those never written are passed over. Does not wait."""
         self._check(slots)
         self._expect(slots[self._known[slots]].tolist())
 
     def digests(self) -> dict[int, str]:
-        """Return the SHA-256, in hex, of the bytes of each slot that was written."""
+        """The SHA-256, in hex, of the bytes of each slot that was written."""
         slots: list[int] = self._known.nonzero().flatten().tolist()
         return {slot: hashlib.sha256(self._load([slot]).numpy().data).hexdigest() for slot in slots}
 
     def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
-        """Return the store's content, for a store of the same layout on any medium; flushes first.
+        """The store's content, for a store of the same layout on any medium; flushes first.
 
-        This copies every row that was written into memory. ``rows=False`` leaves them out and takes their digests
+        This copies every row that was written into memory. `rows=False` leaves them out and takes their digests
         instead, for a disk store whose file is saved as well.
         """
         self.flush()
@@ -319,11 +319,11 @@ class Store(ABC):
 
     @abstractmethod
     def _load(self, slots: list[int]) -> Tensor:
-        """Return the bytes of written ``slots`` as new uint8 [R, row_bytes]."""
+        """The bytes of written `slots` as new uint8 [R, row_bytes]."""
 
     @abstractmethod
     def _put(self, slots: list[int], rows: Tensor) -> None:
-        """Keep a copy of ``rows``, uint8 [R, row_bytes]."""
+        """Keep a copy of `rows`, uint8 [R, row_bytes]."""
 
     @abstractmethod
     def _capture(self, slots: list[int]) -> Iterator[Tensor]:
@@ -339,4 +339,4 @@ class Store(ABC):
 
     @abstractmethod
     def _expect(self, slots: list[int]) -> None:
-        """Prepare for a `_take` of written ``slots``."""
+        """Prepare for a `_take` of written `slots`."""

@@ -88,7 +88,7 @@ def codec_costs(
 ) -> Mapping[tuple[ChannelName, str], CodecCost]:
     """Median seconds of each method's codec on what crosses the boundary that uses it first.
 
-    What feedback adds around a codec is not in it; ``reuse``, which needs an activation's indices, counts as free.
+    What feedback adds around a codec is not in it; `reuse`, which needs an activation's indices, counts as free.
     """
     found: dict[tuple[ChannelName, str], tuple[Method, Tensor]] = {}
     for compression in codecs:

@@ -1,9 +1,9 @@
-"""One step of a pipeline, simulated event by event: when every action starts and ends, and every frame arrives.
+r"""One step of a pipeline, simulated event by event: when every action starts and ends, and every frame arrives.
 
     process p    | decode | forward | encode |   wait   | decode | backward | encode | ...
-                                             \\
+                                             \
     link p -> q                               | frame: bytes / bandwidth |··latency··>
-                                                                                      \\
+                                                                                      \
     process q                                          waits for it, if it must        | decode | forward ...
 
 The rules: a process does its actions in the schedule's order, each as soon as what it needs is there; sends never hold

@@ -148,7 +148,7 @@ def _frame_bytes(examples: Examples, method: Method, activations: Method, channe
 
 
 def codec_pair(text: str) -> CompressionOptions:
-    """The codecs of ``activations/gradients`` such as ``q(4)/q(8)``; one expression stands for both.
+    """The codecs of `activations/gradients` such as `q(4)/q(8)`; one expression stands for both.
 
     Raises OptionsError for what is no codec, and for auto.
     """

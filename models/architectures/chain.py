@@ -17,7 +17,7 @@ class Chain(Layer):
         self.sequence = nn.ModuleList(parts.values())
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return what the last part returns."""
+        """What the last part returns."""
         result: Tensor | tuple[Tensor, ...] = tensors
         for module in self.sequence:
             result = module(*(result if isinstance(result, tuple) else (result,)))

@@ -78,7 +78,7 @@ class Family:
 
 
 def causal_family(name: str, architecture: str, base: str, **more: Any) -> Family:
-    """Return a family with rotary positions, as most language models have them today."""
+    """A family with rotary positions, as most language models have them today."""
     tokens, norm = more.pop("tokens", "embed_tokens"), more.pop("norm", "norm")
     row: dict[str, Any] = {
         "embedding": partial(CopiedChain, steps=(f"{base}.{tokens}", f"{base}.emb_dropout")),
@@ -92,7 +92,7 @@ def causal_family(name: str, architecture: str, base: str, **more: Any) -> Famil
 
 
 def encoder_family(name: str, architecture: str, base: str, **more: Any) -> Family:
-    """Return a family of classifiers; positions are embedded, and padding is told by the attention mask."""
+    """A family of classifiers; positions are embedded, and padding is told by the attention mask."""
     row: dict[str, Any] = {"blocks": f"{base}.encoder.layer", "block": EncoderBlock, **more}
     return Family(name=name, architecture=architecture, task="classification", **row)
 
@@ -204,7 +204,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def take_apart(family: Family, config: Any, *, block_size: int | None = None, source: str | None = None) -> Blueprint:
-    """Return the model of a configuration of transformers in layers, with the weights of `source` if there is one.
+    """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
 
     Token ids [B, T] go in; logits come out, [B, T, vocabulary] or [B, labels]. Costs are the multiplications of one
     token's forward pass, `block_size` tokens attending to each other.
@@ -274,7 +274,7 @@ def _save_config(config: Any, source: str | None, folder: Path) -> None:
 
 
 def _skeleton(family: Family, config: Any) -> Skeleton:
-    """Return the whole model without weights, as the library builds it."""
+    """The whole model without weights, as the library builds it."""
     import transformers
 
     auto: Any = getattr(transformers, _AUTO_CLASSES[family.task])
@@ -298,6 +298,6 @@ def _max_positions(family: Family, config: Any) -> int | None:
 
 
 def _multiplications(skeleton: Skeleton, steps: Sequence[ChainStep]) -> float:
-    """Return how often one token is multiplied: once by each number of each matrix."""
+    """How often one token is multiplied: once by each number of each matrix."""
     modules = [skeleton.model.get_submodule(step) for step in steps if isinstance(step, str) and skeleton.has(step)]
     return float(sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1))

@@ -27,12 +27,12 @@ class Skeleton:
         self.config = model.config
 
     def has(self, full_name: str) -> bool:
-        """Return whether the model has a module of this name: some are None in some configurations."""
+        """Whether the model has a module of this name: some are None in some configurations."""
         path, _, name = full_name.rpartition(".")
         return getattr(self.model.get_submodule(path), name, None) is not None
 
     def copy(self, full_name: str, **replaced: nn.Module) -> Any:
-        """Return a copy of one module, its children in `replaced` exchanged; the configuration is not copied."""
+        """A copy of one module, its children in `replaced` exchanged; the configuration is not copied."""
         module = self.model.get_submodule(full_name)
         memo = {id(getattr(module, name)): child for name, child in replaced.items()}
         return copy.deepcopy(module, {id(self.config): self.config, **memo})
@@ -49,7 +49,7 @@ class CopiedChain(Layer):
         self.steps = [step for step in steps if not isinstance(step, str) or step in self.parts]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the last step makes of it."""
+        """What the last step makes of it."""
         for step in self.steps:
             x = self.parts[step](x) if isinstance(step, str) else step(x, self.config)
         return x
@@ -64,7 +64,7 @@ class GPT2Embedding(Layer):
         self.parts = {"transformer.wte": self.wte, "transformer.wpe": self.wpe}
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return the first hidden states, [B, T, C]."""
+        """The first hidden states, [B, T, C]."""
         hidden_BTC: Tensor = self.drop(self.wte(ids_BT) + self.wpe(_positions(ids_BT)))
         return hidden_BTC
 
@@ -81,7 +81,7 @@ class GemmaEmbedding(Layer):
         self.scale = 1.0 if scales else skeleton.config.hidden_size**0.5
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return the first hidden states, [B, T, C]."""
+        """The first hidden states, [B, T, C]."""
         hidden_BTC: Tensor = self.embed_tokens(ids_BT) * self.scale
         return hidden_BTC
 
@@ -100,7 +100,7 @@ class OPTEmbedding(Layer):
         self.held = nn.ModuleList(self.parts.values())
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return the first hidden states, [B, T, C]."""
+        """The first hidden states, [B, T, C]."""
         tokens, positions, *widen = self.held
         embedded_BTC = tokens(ids_BT)
         for project_in in widen:
@@ -125,7 +125,7 @@ class CausalBlock(Layer):
         self.eager = config._attn_implementation == "eager"
 
     def forward(self, hidden_BTC: Tensor) -> Tensor:
-        """Return the next hidden states, [B, T, C]."""
+        """The next hidden states, [B, T, C]."""
         positions_1T = _positions(hidden_BTC)
         angles = {} if self.rotary is None else {"position_embeddings": self._angles(hidden_BTC, positions_1T)}
         mask = self._mask(hidden_BTC)
@@ -138,7 +138,7 @@ class CausalBlock(Layer):
         return self.rotary(hidden_BTC, positions_1T, *([self.kind] if differs else []))
 
     def _mask(self, hidden_BTC: Tensor) -> Tensor | None:
-        """Return who sees whom, [1, 1, T, T]; None where the attention is causal of itself."""
+        """Who sees whom, [1, 1, T, T]; None where the attention is causal of itself."""
         length = hidden_BTC.shape[1]
         slides = self.window is not None and self.window < length
         if not (slides or self.eager):
@@ -159,7 +159,7 @@ class TypedEmbedding(Layer):
         self.side, self.optional_side = side, optional_side
 
     def forward(self, ids_BT: Tensor, **side: Tensor) -> Tensor:
-        """Return the first hidden states, [B, T, C]."""
+        """The first hidden states, [B, T, C]."""
         # DeBERTa calls the attention mask "mask"
         renamed = {"mask" if name == "attention_mask" else name: tensor for name, tensor in side.items()}
         hidden_BTC: Tensor = self.embeddings(input_ids=ids_BT, **renamed)
@@ -178,7 +178,7 @@ class EncoderBlock(Layer):
         self.eager = skeleton.config._attn_implementation == "eager"
 
     def forward(self, hidden_BTC: Tensor, *, attention_mask: Tensor) -> Tensor:
-        """Return the next hidden states; `attention_mask` [B, T] is 0 at padding."""
+        """The next hidden states; `attention_mask` [B, T] is 0 at padding."""
         batch, length = attention_mask.shape
         seen_B1TT = attention_mask.bool()[:, None, None, :].expand(batch, 1, length, length)
         mask = _additive(seen_B1TT, hidden_BTC) if self.eager else seen_B1TT
@@ -203,22 +203,22 @@ class DebertaBlock(Layer):
         self.parts = {**children, name: block}
 
     def forward(self, hidden_BTC: Tensor, *, attention_mask: Tensor) -> Tensor:
-        """Return the next hidden states; `attention_mask` [B, T] is 0 at padding."""
+        """The next hidden states; `attention_mask` [B, T] is 0 at padding."""
         return _first(self.encoder(hidden_BTC, attention_mask, output_hidden_states=False, return_dict=False))
 
 
 def first_token(hidden_BTC: Tensor, config: Any) -> Tensor:
-    """Return the state of each sample's first token, [B, C], which stands for the whole."""
+    """The state of each sample's first token, [B, C], which stands for the whole."""
     return hidden_BTC[:, 0]
 
 
 def relu(x: Tensor, config: Any) -> Tensor:
-    """Return x where it is positive, 0 elsewhere."""
+    """The hidden state where it is positive, 0 elsewhere."""
     return nn.functional.relu(x)
 
 
 def softcap(logits: Tensor, config: Any) -> Tensor:
-    """Return the logits bent smoothly into the range that Gemma allows, if the configuration names one."""
+    """The logits bent smoothly into the range that Gemma allows, if the configuration names one."""
     cap = config.final_logit_softcapping
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -228,7 +228,7 @@ def _positions(x_BT: Tensor) -> Tensor:
 
 
 def _additive(seen: Tensor, like: Tensor) -> Tensor:
-    """Return 0 where a token is seen and the least number elsewhere, for attention that adds its mask."""
+    """0 where a token is seen and the least number elsewhere, for attention that adds its mask."""
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, torch.finfo(like.dtype).min)
 
 

@@ -17,7 +17,7 @@ from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_
 
 
 def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
-    """Return the model that a function makes: an nn.Sequential, or a list of modules to be run in order.
+    """The model that a function makes: an nn.Sequential, or a list of modules to be run in order.
 
     Each child is a layer, named as in the nn.Sequential ("0", "1" for a list), as are its tensors ("0.weight"); it
     takes what the one before it returns, a tensor or a tuple of tensors. The function is called once for each layer

@@ -62,7 +62,7 @@ _STEMS = ("imagenet", "cifar")
 
 
 def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | None = None) -> Blueprint:
-    """Return the model: images [B, 3, H, W] in, logits [B, num_classes] out.
+    """The model: images [B, 3, H, W] in, logits [B, num_classes] out.
 
     The layers of a ResNet are "stem", every block ("layer1.0") and "head"; those of a ViT "stem", "encoder_layer_0" and
     so on, "head". Fresh weights follow torchvision's rules. Costs are the floating-point operations of one image's
@@ -103,7 +103,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
 
 
 def library_lines(name: str, config: Mapping[str, Any], num_labels: int | None) -> str:
-    """Return the lines of Python that make the unsplit model, `model`, by torchvision alone."""
+    """The lines of Python that make the unsplit model, `model`, by torchvision alone."""
     options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
     cifar = options.pop("stem", "imagenet") == "cifar"
     sizes = _VITS.get(name, {}) | options

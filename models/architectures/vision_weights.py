@@ -14,7 +14,7 @@ _FILE = "model.safetensors"
 
 
 def weights_folder(name: str, weights: str) -> Path:
-    """Return a folder with model.safetensors: a model's weights, tensors named as in torchvision's model.
+    """A folder with model.safetensors: a model's weights, tensors named as in torchvision's model.
 
     Weights that torchvision names are downloaded and written beside torch's own downloads once; for that moment the
     whole model is in memory, which every later run is spared.

@@ -53,7 +53,7 @@ class Normalization:
     std: tuple[float, ...]
 
     def apply(self, pixels_BCHW: Tensor) -> Tensor:
-        """Return uint8 pixels as float32, normalised."""
+        """The uint8 pixels as float32, normalised."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return pixels_BCHW.float().div_(255).sub_(mean).div_(std)
 
@@ -67,7 +67,7 @@ class Augmentation:
     seed: int
 
     def choose(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for each id the first row and column of its crop, int64 [B], and whether it is flipped, bool [B]."""
+        """For each id the first row and column of its crop, int64 [B], and whether it is flipped, bool [B]."""
         drawn = [derive_seed(self.seed, "augmentation", epoch, sample) for sample in ids.tolist()]
         side = 2 * self.crop + 1
         rows = torch.tensor([number % side for number in drawn], dtype=torch.int64)
@@ -76,7 +76,7 @@ class Augmentation:
         return rows, columns, flipped
 
     def apply(self, pixels_BCHW: Tensor, ids: Tensor, epoch: int) -> Tensor:
-        """Return the pixels of samples `ids` as this epoch sees them."""
+        """The pixels of samples `ids` as this epoch sees them."""
         batch, channels, height, width = pixels_BCHW.shape
         first_row, first_column, flipped = self.choose(ids, epoch)
         rows_BH = first_row[:, None] + torch.arange(height)
@@ -109,7 +109,7 @@ class ImageSamples:
         return len(self.labels)
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """Return pixels [B, C, H, W] of samples `ids` [B], float32 and normalised, as `epoch` sees them."""
+        """Pixels [B, C, H, W] of samples `ids` [B], float32 and normalised, as `epoch` sees them."""
         for index in ids[~self._decoded[ids]].tolist():
             self._pixels[index] = decode(self._pictures[index], self.format)
             self._decoded[index] = True
@@ -119,24 +119,24 @@ class ImageSamples:
         return self.normalization.apply(pixels)
 
     def targets(self, ids: Tensor) -> Tensor:
-        """Return the labels [B], as int64."""
+        """The labels [B], as int64."""
         return self.labels[ids]
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return nothing: an image is its pixels."""
+        """Nothing: an image is its pixels."""
         return {}
 
     def example(self, batch: int) -> Tensor:
-        """Return the inputs of `batch` samples without data: float32 [batch, C, H, W] on the meta device."""
+        """The inputs of `batch` samples without data: float32 [batch, C, H, W] on the meta device."""
         return torch.empty(batch, *self._pixels.shape[1:], dtype=torch.float32, device="meta")
 
     def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Return nothing, as `side`."""
+        """Nothing, as `side`."""
         return {}
 
 
 def decode(picture: Picture, form: Format) -> Tensor:
-    """Return an image as uint8 [C, H, W]."""
+    """An image as uint8 [C, H, W]."""
     from PIL import ImageOps
     from PIL.Image import Resampling
 
@@ -151,7 +151,7 @@ def decode(picture: Picture, form: Format) -> Tensor:
 
 
 def find_format(pictures: Iterable[Picture], channels: int | None, size: int | None) -> Format:
-    """Return the shape for images: the one they all have, or squares of `size`; grey if all are, unless told.
+    """The shape for images: the one they all have, or squares of `size`; grey if all are, unless told.
 
     Only headers are read.
 
@@ -178,7 +178,7 @@ def find_format(pictures: Iterable[Picture], channels: int | None, size: int | N
 
 
 def measure(pictures: Sequence[Picture], form: Format) -> Normalization:
-    """Return mean and standard deviation by channel of a thousand images, evenly spaced, rounded to 4 decimals."""
+    """Mean and standard deviation by channel of a thousand images, evenly spaced, rounded to 4 decimals."""
     chosen = range(0, len(pictures), -(-len(pictures) // _MEASURED))
     pixels = torch.stack([decode(pictures[index], form) for index in chosen]).double().div_(255)
     mean = pixels.mean(dim=(0, 2, 3))
@@ -190,7 +190,7 @@ def measure(pictures: Sequence[Picture], form: Format) -> Normalization:
 
 
 def _open(picture: Picture) -> Image:
-    """Return an image whose header is read, and whose pixels are not yet."""
+    """An image whose header is read, and whose pixels are not yet."""
     from PIL import Image
 
     return Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)

@@ -26,27 +26,27 @@ class PairSamples:
         return len(self.labels)
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """Return the tokens [B, T] of samples `ids` [B], as int64, the same in every epoch."""
+        """The tokens [B, T] of samples `ids` [B], as int64, the same in every epoch."""
         return self.padded.tokens[ids].long()
 
     def targets(self, ids: Tensor) -> Tensor:
-        """Return the labels [B], as int64."""
+        """The labels [B], as int64."""
         return self.labels[ids]
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return what else models read of each token, int64 [B, T]: attention_mask, and maybe token_type_ids."""
+        """What else models read of each token, int64 [B, T]: attention_mask, and maybe token_type_ids."""
         return {name: tensor[ids].long() for name, tensor in self.padded.side.items()}
 
     def example(self, batch: int) -> Tensor:
-        """Return the inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
+        """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
         return torch.empty(batch, self.padded.tokens.shape[1], dtype=torch.int64, device="meta")
 
     def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Return `side` for `batch` samples without data."""
+        """`side` for `batch` samples without data."""
         return {name: self.example(batch) for name in self.padded.side}
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should know of the fit: how much padding there is, and how much was cut."""
+        """What a person should know of the fit: how much padding there is, and how much was cut."""
         length = self.padded.tokens.shape[1]
         mask = self.padded.side.get("attention_mask")
         notes = []

@@ -53,7 +53,7 @@ class Sampler:
         return self.num_samples // self.batch_size
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step, counted from 0 over all epochs; the same whenever and wherever it is called."""
+        """The batch of a step, counted from 0 over all epochs; the same whenever and wherever it is called."""
         require((step >= 0, f"step must be at least 0, got {step}"))
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
@@ -70,7 +70,7 @@ class Sampler:
 
 
 def evaluation_batches(num_samples: int, batch_size: int) -> Iterator[Batch]:
-    """Return an iterator over the samples in order, in batches of one shape.
+    """An iterator over the samples in order, in batches of one shape.
 
     The last batch is filled up with ids from the start of the data, wrapping, which `valid` marks as not counting.
     """

@@ -38,23 +38,23 @@ class TextBlocks:
         return (len(self.tokens) - 1) // self.block_size
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """Return the tokens [B, T] of blocks `ids` [B], as int64, the same in every epoch."""
+        """The tokens [B, T] of blocks `ids` [B], as int64, the same in every epoch."""
         return self._blocks(ids, shift=0)
 
     def targets(self, ids: Tensor) -> Tensor:
-        """Return the token after each of `inputs(ids)`, [B, T], as int64."""
+        """The token after each of `inputs(ids)`, [B, T], as int64."""
         return self._blocks(ids, shift=1)
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return nothing: blocks are full."""
+        """Nothing: blocks are full."""
         return {}
 
     def example(self, batch: int) -> Tensor:
-        """Return the inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
+        """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
         return torch.empty(batch, self.block_size, dtype=torch.int64, device="meta")
 
     def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Return nothing, as `side`."""
+        """Nothing, as `side`."""
         return {}
 
     def _blocks(self, ids: Tensor, shift: int) -> Tensor:

@@ -31,12 +31,12 @@ class Bytes:
     """One more than the largest token there is in rows of one length."""
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
-        """Return uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
+        """Tokens, uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
         encoded = bytearray("".join(texts).encode(errors="surrogateescape")[:limit])
         return torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.empty(0, dtype=torch.uint8)
 
     def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
-        """Return one row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+        """One row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
 
         Where two texts are too long, the longer one is cut first, byte by byte.
 
@@ -93,7 +93,7 @@ class Pretrained:
         self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
-        """Return int32 [N]; each text gets the special tokens that the tokenizer adds by itself, as in run_clm."""
+        """Tokens, int32 [N]; each text gets the special tokens that the tokenizer adds by itself, as in run_clm."""
         pieces, count = [], 0
         for rows in _in_parts(texts):
             encoded = self._tokenizer(_utf8(rows, self.name), verbose=False)["input_ids"]
@@ -104,7 +104,7 @@ class Pretrained:
         return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])[:limit])
 
     def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
-        """Return one row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+        """One row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
 
         Raises:
             ModelError: if the tokenizer has no token to pad with, or no room is left for text.
@@ -128,7 +128,7 @@ class Pretrained:
 
 
 def make_tokenizer(name: str) -> Bytes | Pretrained:
-    """Return the tokenizer of a name.
+    """The tokenizer of a name.
 
     Raises:
         ModelError: if there is none.
@@ -148,7 +148,7 @@ def _shortened(parts: Sequence[bytes], room: int) -> list[bytes]:
 
 
 def _in_parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Return the rows, a thousand at a time: as lists of Python's numbers, all tokens at once take 30 times theirs."""
+    """The rows, a thousand at a time: as lists of Python's numbers, all tokens at once take 30 times theirs."""
     return (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
 
 

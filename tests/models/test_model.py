@@ -53,7 +53,9 @@ def test_what_cannot_be_built_is_one_sentence(given, message, monkeypatch):
 
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(ModelError, match=r"type 't5' comes apart here; families: gpt2, .*given as module:factory"):
+    with pytest.raises(
+        ModelError, match=r"type 't5' is not supported: take one of gpt2, .*give layers as module:factory"
+    ):
         build(str(tmp_path))
 
 

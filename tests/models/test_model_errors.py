@@ -179,8 +179,8 @@ MISTAKES = {
     "an unsupported architecture": (
         "gpt2-tiny",
         {"model__name": "t5", "model__config": "{}"},
-        "no model of type 't5' comes apart here; families: gpt2, ",
-        "any other model can be given as module:factory, a function that returns its layers in order",
+        "model type 't5' is not supported: take one of gpt2, ",
+        "or give layers as module:factory, a function that returns its layers in order",
     ),
     "no such factory": (
         "gpt2-tiny",

@@ -53,7 +53,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lowrank": ("lowrank(8)",),
     }
 )
-"""What is measured of each codec where nobody asks for others; ``reuse`` means nothing without an activation."""
+"""What is measured of each codec where nobody asks for others; `reuse` means nothing without an activation."""
 
 FEEDBACK_EXAMPLES = ("aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))")
 """What is measured of feedback where nobody asks for others."""

@@ -33,7 +33,7 @@ class Processor:
     """The processor that runs codecs."""
 
     device: str
-    """``cpu`` or ``cuda``."""
+    """`cpu` or `cuda`."""
     threads: int | None = None
     """Threads of the CPU; None on a GPU."""
 
