@@ -1,8 +1,8 @@
-"""`thinwire train`: start the stage processes of a recipe, or be one of them if torchrun started this process.
+r"""`thinwire train`: start the stage processes of a recipe, or be one of them if torchrun started this process.
 
     thinwire train quickstart
     torchrun --nproc-per-node 4 -m thinwire.launch.train quickstart
-    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \\
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \
         -m thinwire.launch.train quickstart
 
 A stage watches its parent before it imports anything large, so most imports are inside functions here.

@@ -1,4 +1,4 @@
-"""One style of docstrings, beyond what ruff checks: a noun phrase or a command opens, code stands in single backticks."""
+"""One style of docstrings, beyond what ruff checks: what a thing is or does comes first; code in single backticks."""
 
 import ast
 from pathlib import Path
