@@ -59,7 +59,7 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
     chosen = prepared.recipe.compression.store_folder
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with tempfile.TemporaryDirectory(dir=chosen if chosen and Path(chosen).is_dir() else None) as stores:
+        with _temporary_folder(chosen) as stores:
             passing = _with_stores_in(stores, prepared)
             trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
             scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
@@ -81,6 +81,17 @@ def _recipe(place: str, options: Sequence[str]) -> Recipe:
         raise OptionsError(f"DIR must be what thinwire export wrote, got a run; thinwire export {place} --to DIR")
     found = recipe.parse([str(exported), *options], prog=PROG)
     return replace(found, model=weights_of(found.model, exported.parent))
+
+
+def _temporary_folder(chosen: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder for stores inside `chosen`, or in the usual place if `chosen` does not exist."""
+    try:
+        return tempfile.TemporaryDirectory(dir=chosen if chosen and Path(chosen).is_dir() else None)
+    except OSError as error:
+        raise OptionsError(
+            f"compression.store_folder must name a folder that can be written, got {chosen or tempfile.gettempdir()}: "
+            f"{error.strerror}"
+        ) from error
 
 
 def _with_stores_in(folder: str, prepared: Prepared) -> Prepared:

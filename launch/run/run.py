@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import resource
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from thinwire.compress import Feedback, parse
@@ -21,17 +17,13 @@ from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, s
 from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
 from thinwire.launch.run.recipe import dump
+from thinwire.launch.run.summary import end_report, module_of, stage_report, summarize
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
-from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.models.layers import Stage
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
-from thinwire.pipeline.evaluation import Compression, Score, evaluate
-from thinwire.pipeline.frames import CHANNELS
-from thinwire.pipeline.meters import Traffic
+from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
@@ -138,7 +130,7 @@ class Run:
     def _show_notes(self) -> None:
         """Say what is worth knowing before training starts."""
         gathered = self.assembly.placement.gather(
-            {stage.stage_index: batch_norms(_module(stage).layers) for stage in self.trainer.stages}
+            {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self.trainer.stages}
         )
         if gathered is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
@@ -173,16 +165,16 @@ class Run:
 
     def _save(self, done: int) -> None:
         for stage in self.trainer.stages:
-            save_weights(self.recipe.folder, stage.stage_index, _module(stage).full_state(), done)
+            save_weights(self.recipe.folder, stage.stage_index, module_of(stage).full_state(), done)
 
     def _stage_reports(self) -> list[dict[str, Any]] | None:
         """What every stage has to say of training; None except where the last stage lives."""
-        reports = {stage.stage_index: _report(stage) for stage in self.trainer.stages}
+        reports = {stage.stage_index: stage_report(stage) for stage in self.trainer.stages}
         return self.assembly.placement.gather(reports)
 
     def _finish(self, training_seconds: float, stages: list[dict[str, Any]] | None) -> None:
         """Gather what only the end knows, and let the last stage's process write and show it."""
-        ends = {stage.stage_index: _end_report(stage) for stage in self.trainer.stages}
+        ends = {stage.stage_index: end_report(stage) for stage in self.trainer.stages}
         gathered = self.assembly.placement.gather(ends)
         traces = self._gather_traces()
         if self._log is None or stages is None or gathered is None:
@@ -190,21 +182,16 @@ class Run:
         self._log.close()
         for stage, end in zip(stages, gathered, strict=True):
             stage.update(end)
-        summary = {
-            "name": self.recipe.name,
-            "folder": str(self.recipe.folder),
-            "steps": self.recipe.training.steps,
-            "seconds": time.perf_counter() - self._started,
-            "training_seconds": training_seconds,
-            "train_loss": self._log.losses[-1][1] if self._log.losses else None,
-            "held_out": {mode: score.values() for mode, score in self._scores().items()},
-            "channels": self._channels(stages),
-            "choices": [asdict(choice) | {"hides": choice.hides} for choice in self._choices],
-            "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
-            "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
-            "bytes_sent": _total(stages),
-            "torch": torch.__version__,
-        }
+        summary = summarize(
+            self.recipe,
+            stages,
+            codec_of=lambda boundary, channel: str(self._wire.compression.method(boundary, channel)),
+            seconds=time.perf_counter() - self._started,
+            training_seconds=training_seconds,
+            losses=self._log.losses,
+            evaluations=self._log.evaluations,
+            choices=self._choices,
+        )
         save_summary(self.recipe.folder, summary)
         save_traces(self.recipe.folder, traces)
         (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
@@ -224,58 +211,3 @@ class Run:
             return []
         gathered = self.assembly.placement.gather({stage: trace.to_json() for stage, trace in tracer.traces().items()})
         return [StageTrace.from_json(trace) for trace in gathered or ()]
-
-    def _scores(self) -> dict[Compression, Score]:
-        """The last scores, if there are any."""
-        assert self._log is not None
-        return self._log.evaluations[-1][1] if self._log.evaluations else {}
-
-    def _channels(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Traffic of training, a row a boundary and channel."""
-        sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
-        rows = []
-        for boundary in range(self.recipe.num_boundaries):
-            for channel in CHANNELS:
-                traffic = sent.get((boundary, channel, "train"), Traffic())
-                rows.append(
-                    {
-                        "boundary": boundary,
-                        "channel": channel,
-                        "codec": str(self._wire.compression.method(boundary, channel)),
-                        **asdict(traffic),
-                        "bits_per_element": traffic.bits_per_element,
-                        "full_share": traffic.full_rows / max(1, traffic.rows),
-                    }
-                )
-        return rows
-
-
-def _report(stage: CompressedStage) -> dict[str, Any]:
-    return {
-        "stage": stage.stage_index,
-        "layers": len(_module(stage).layers),
-        "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
-        "seconds": dict(stage.meter.seconds),
-    }
-
-
-def _end_report(stage: CompressedStage) -> dict[str, Any]:
-    return {
-        "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "digest_lines": tensor_lines(_module(stage).full_state()),
-    }
-
-
-def _module(stage: CompressedStage) -> Stage:
-    assert isinstance(stage.submod, Stage)
-    return stage.submod
-
-
-def _total(stages: list[dict[str, Any]]) -> int:
-    """Bytes of every frame every stage sent, all phases."""
-    return sum(traffic["bytes"] for stage in stages for _, traffic in stage["traffic"])
-
-
-def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}

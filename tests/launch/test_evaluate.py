@@ -50,6 +50,14 @@ def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_store_folder_that_cannot_be_written_is_a_sentence(here, capsys):
+    assert cli.main(["eval", "tiny.yaml", "--compression.store_folder", "/proc/self"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("compression.store_folder must name a folder that can be written, got /proc/self: ")
+    assert said.err.count("\n") == 1
+
+
 def test_a_run_is_no_export(here, capsys):
     """Its recipe names the weights that it started with, whose scores nobody asked for."""
     simulate("tiny.yaml", here / "run")

@@ -1,0 +1,100 @@
+"""The summary of a run: one report for each stage, gathered by the process of the last stage into one document."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from thinwire.launch.run.recipe import Recipe
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.layers import Stage
+from thinwire.pipeline.automatic import Choice
+from thinwire.pipeline.evaluation import Compression, Score
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.meters import Traffic
+from thinwire.pipeline.stage import CompressedStage
+
+
+def module_of(stage: CompressedStage) -> Stage:
+    """The layers of a stage."""
+    assert isinstance(stage.submod, Stage)
+    return stage.submod
+
+
+def stage_report(stage: CompressedStage) -> dict[str, Any]:
+    """What a stage reports right after training: its size, and its seconds by section."""
+    return {
+        "stage": stage.stage_index,
+        "layers": len(module_of(stage).layers),
+        "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
+        "seconds": dict(stage.meter.seconds),
+    }
+
+
+def end_report(stage: CompressedStage) -> dict[str, Any]:
+    """What a stage reports at the end of the run: its traffic, the peak memory of its process, and its weights."""
+    return {
+        "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "digest_lines": tensor_lines(module_of(stage).full_state()),
+    }
+
+
+def summarize(
+    recipe: Recipe,
+    stages: Sequence[Mapping[str, Any]],
+    *,
+    codec_of: Callable[[int, ChannelName], str],
+    seconds: float,
+    training_seconds: float,
+    losses: Sequence[tuple[int, float]],
+    evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
+    choices: Sequence[Choice],
+) -> dict[str, Any]:
+    """The content of summary.json. `stages` are both reports of every stage, in stage order."""
+    scores = evaluations[-1][1] if evaluations else {}
+    return {
+        "name": recipe.name,
+        "folder": str(recipe.folder),
+        "steps": recipe.training.steps,
+        "seconds": seconds,
+        "training_seconds": training_seconds,
+        "train_loss": losses[-1][1] if losses else None,
+        "held_out": {mode: score.values() for mode, score in scores.items()},
+        "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
+        "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
+        "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
+        "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
+        "bytes_sent": sum(traffic["bytes"] for stage in stages for _, traffic in stage["traffic"]),
+        "torch": torch.__version__,
+    }
+
+
+def channel_rows(
+    stages: Sequence[Mapping[str, Any]], num_boundaries: int, codec_of: Callable[[int, ChannelName], str]
+) -> list[dict[str, Any]]:
+    """The traffic of training: one row for each boundary and channel. Evaluations are left out."""
+    sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
+    rows = []
+    for boundary in range(num_boundaries):
+        for channel in CHANNELS:
+            traffic = sent.get((boundary, channel, "train"), Traffic())
+            rows.append(
+                {
+                    "boundary": boundary,
+                    "channel": channel,
+                    "codec": codec_of(boundary, channel),
+                    **asdict(traffic),
+                    "bits_per_element": traffic.bits_per_element,
+                    "full_share": traffic.full_rows / max(1, traffic.rows),
+                }
+            )
+    return rows
+
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, write_recipe
+from thinwire.launch.run.assembly import assemble, build_modules, check_output, real_placement, simulated_placement
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    return tmp_path
+
+
+def test_epochs_become_steps():
+    ready = prepared("--training.epochs", "3")
+    assert ready.steps_per_epoch == STEPS_PER_EPOCH
+    assert (ready.recipe.training.steps, ready.recipe.training.epochs) == (3 * STEPS_PER_EPOCH, None)
+
+
+def test_mistakes_of_data_and_model_are_told_at_once():
+    with pytest.raises(ModelError) as caught:
+        prepared("--data.name", "/no/data", "--model.name", "/no/model")
+    assert ["/no/data" in mistake for mistake in caught.value.mistakes] == [True, False]
+    assert ["/no/model" in mistake for mistake in caught.value.mistakes] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("layers", "cuts"),
+    [("[1, 3]", (range(0, 1), range(1, 4))), ("[3, 1]", (range(0, 3), range(3, 4)))],
+)
+def test_the_recipe_says_where_to_cut(layers, cuts):
+    assert prepared("--pipeline.layers", layers).cuts == cuts
+
+
+def test_every_layer_is_in_one_stage_where_the_recipe_does_not_say_where_to_cut():
+    ready = prepared("--pipeline.num_stages", "3")
+    assert [layer for cut in ready.cuts for layer in cut] == list(range(len(ready.blueprint.layers)))
+    assert all(len(cut) for cut in ready.cuts)
+
+
+def test_outputs_are_known_before_anything_is_built():
+    (hidden,), (logits,) = prepared().outputs
+    assert hidden.is_meta and logits.is_meta
+    assert (tuple(hidden.shape), hidden.requires_grad) == ((2, 16, 16), True)
+    assert tuple(logits.shape) == (2, 16, 256)
+
+
+def test_a_batch_needs_as_many_samples():
+    with pytest.raises(ModelError) as caught:
+        prepared("--pipeline.microbatch_size", "60")
+    train, held_out = caught.value.mistakes
+    assert "asks for 120 samples a step, there are 99 to train on" in train
+    assert "a pass has 120 samples, there are 24 held out" in held_out
+
+
+def test_an_output_that_is_a_file_is_refused(here):
+    check_output(here / "runs" / "new")
+    with pytest.raises(OptionsError, match=r"output must name a folder that can be written, got .*text"):
+        check_output(here / "text")
+
+
+def test_a_process_builds_the_stages_of_its_rank_only():
+    ready = prepared()
+    real, simulated = real_placement(ready.recipe), simulated_placement(ready.recipe)
+    assert [sorted(build_modules(ready, real, rank)) for rank in (0, 1)] == [[0], [1]]
+    assert sorted(build_modules(ready, simulated, 0)) == [0, 1]
+
+
+def test_weights_at_start_do_not_depend_on_the_number_of_stages():
+    digests = set()
+    for stages in ("1", "2", "3"):
+        ready = prepared("--pipeline.num_stages", stages)
+        modules = build_modules(ready, simulated_placement(ready.recipe), 0)
+        digests.add(weights_digest(line for module in modules.values() for line in tensor_lines(module.full_state())))
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "folder"),
+    [(["--output", "runs/a"], "runs/a/stores"), (["--compression.store_folder", "disk", "--name", "b"], "disk/b")],
+)
+def test_stores_lie_in_a_folder_of_the_run(options, folder):
+    method = ["--compression.activations", 'aqsgd(q(4), store="disk")']
+    with alone():
+        ready = prepared(*options, *method)
+        trainer = assemble(ready, simulated_placement(ready.recipe), rank=0).trainer
+        wire = trainer.stages[0].wire
+        assert {str(path.parent) for _, path in wire.stores if path is not None} == {folder}
+        for stage in trainer.stages:
+            stage.close()
+        wire.discard_stores()
+
+
+def test_an_assembled_trainer_takes_the_threads_of_the_recipe_and_trains():
+    before = torch.get_num_threads()
+    try:
+        with alone():
+            ready = prepared("--training.threads", "2")
+            trainer = assemble(ready, simulated_placement(ready.recipe), rank=0).trainer
+            assert torch.get_num_threads() == 2
+            record = trainer.train_step(0)
+            for stage in trainer.stages:
+                stage.close()
+    finally:
+        torch.set_num_threads(before)
+    assert (record.step, record.samples) == (0, 4)
+    assert 5 < record.loss < 6, "log 256 is 5.5"

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
+from thinwire.launch.run.assembly import simulated_placement
+from thinwire.launch.run.run import Run
+from thinwire.launch.run.summary import channel_rows
+from thinwire.models.digest import tensor_lines, weights_digest
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    return tmp_path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
+    folder = ran("--output", "run").recipe.folder
+    summary = json.loads((folder / "summary.json").read_text())
+    weights = {}
+    for stage in range(2):
+        weights |= load_file(folder / "weights" / f"stage-{stage}.safetensors")
+    assert summary["weights_digest"] == weights_digest(tensor_lines(weights))
+    assert [row["frames"] for row in summary["channels"]] == [4, 4], "2 steps of 2 micro-batches"
+    # 2 x 16 rows of 16: bits, a bf16 scale for each row, 64 bytes of header
+    assert [row["bytes"] for row in summary["channels"]] == [4 * (256 + 64 + 64), 4 * (512 + 64 + 64)]
+    assert summary["bytes_sent"] > sum(row["bytes"] for row in summary["channels"]), "evaluations send too"
+    assert sum(stage["parameters"] for stage in summary["stages"]) > 0
+    assert summary["train_loss"] == lines(folder / "metrics.jsonl")[-1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ([], [3]),
+        (["--training.evaluate_every", "1 steps"], [1, 2, 3]),
+        (["--training.evaluate_every", "2 steps"], [2, 3]),
+        (["--data.held_out", "0"], []),
+    ],
+)
+def test_evaluations_follow_the_steps_of_the_recipe_and_the_last_step_once(options, steps):
+    folder = ran("--output", "run", "--training.steps", "3", *options).recipe.folder
+    assert [line["step"] for line in lines(folder / "evaluations.jsonl")] == steps
+
+
+def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
+    saved = []
+    monkeypatch.setattr("thinwire.launch.run.run.save_weights", lambda *given: saved.append((given[1], given[3])))
+    ran("--output", "run", "--training.steps", "3", "--save_every", "2")
+    assert saved == [(0, 2), (1, 2), (0, 3), (1, 3)], "stage, step"
+
+
+def test_saved_weights_name_their_step():
+    folder = ran("--output", "run").recipe.folder
+    with safe_open(folder / "weights" / "stage-1.safetensors", framework="pt") as opened:
+        assert opened.metadata() == {"step": "2"}
+
+
+def test_stores_on_disk_are_gone_after_the_run(here, capsys):
+    ran("--output", "run", "--compression.activations", 'aqsgd(q(4), store="disk")')
+    assert "stores for feedback will take" in capsys.readouterr().out
+    assert not list((here / "run").rglob("*.slots*"))
+    assert not (here / "run" / "stores").exists() or not any((here / "run" / "stores").iterdir())
+
+
+def test_a_run_says_what_it_waits_for(here):
+    with alone():
+        ready = prepared("--output", "run")
+        run = Run(ready, simulated_placement(ready.recipe))
+        assert run.doing == "between two sections of its work"
+        run.go()
+
+
+def test_auto_says_when_it_measures_until_the_end(capsys):
+    ran("--output", "run", "--compression.activations", "auto", "--compression.measure", "5 steps")
+    said = capsys.readouterr().out
+    assert "auto sends everything as it is: compression.measure of 5 steps is as long as all 2 steps" in said
+
+
+def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypatch):
+    compared = []
+    options = ["--debug.check_buffers", "true", "--training.steps", str(STEPS_PER_EPOCH + 1), "--data.held_out", "0.2"]
+    with alone():
+        ready = prepared("--output", "run", "--compression.activations", "aqsgd(q(4))", *options)
+        run = Run(ready, simulated_placement(ready.recipe))
+        monkeypatch.setattr(type(run.assembly.placement), "compare", lambda self, digests: compared.append(digests))
+        run.go()
+    assert len(compared) == 2
+    assert all(sorted(digests) == [0, 1] for digests in compared)
+
+
+def test_rows_of_channels_leave_evaluations_out_and_fill_silent_channels():
+    traffic = {"frames": 2, "bytes": 100, "uncompressed": 400, "elements": 100, "rows": 4, "full_rows": 1}
+    stages = [{"traffic": [((0, "activations", "train"), traffic), ((0, "activations", "eval-on"), traffic)]}]
+    rows = channel_rows(stages, 1, lambda boundary, channel: f"{channel} codec")
+    assert [(row["channel"], row["codec"], row["frames"]) for row in rows] == [
+        ("activations", "activations codec", 2),
+        ("gradients", "gradients codec", 0),
+    ]
+    assert rows[0]["full_share"] == 0.25
+    assert rows[0]["bits_per_element"] == 8 * 100 / 100

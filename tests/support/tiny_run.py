@@ -1,0 +1,52 @@
+"""A recipe as small as can be, prepared and run in this process."""
+
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import prepare, simulated_placement
+from thinwire.launch.run.run import Run
+
+RECIPE = """
+model:
+  name: gpt2
+  config:
+    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
+data: {name: text, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: q(4), gradients: q(8)}
+training: {steps: 2}
+"""
+# the text is 2000 bytes, a fifth held out, blocks of 16 with a byte behind: 99 samples to train on, 24 held out
+STEPS_PER_EPOCH = 99 // 4
+
+
+def write_recipe(folder):
+    """Write `tiny.yaml` and its text."""
+    (folder / "tiny.yaml").write_text(RECIPE)
+    (folder / "text").write_bytes(bytes(range(32, 132)) * 20)
+
+
+def prepared(*options):
+    """The recipe `tiny.yaml` of the current folder with options, prepared."""
+    return prepare(recipe.parse(["tiny.yaml", *options]))
+
+
+@contextmanager
+def alone():
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def ran(*options):
+    """The run of `tiny.yaml` with options, after it has ended."""
+    with alone():
+        ready = prepared(*options)
+        run = Run(ready, simulated_placement(ready.recipe))
+        run.go()
+    return run
