@@ -44,6 +44,7 @@ def test_reading_and_writing(expression, codec, written):
     assert str(codec) == repr(codec) == written
 
 
+@pytest.mark.slow
 @few
 @given(quantizers)
 def test_every_quantizer_is_read_as_it_is_written(codec):

@@ -98,6 +98,7 @@ def test_golden_bytes(path, chosen, n, payload):
     assert_identical(unpack_indices(encoded, len(chosen), n, chosen.shape[1]), chosen)
 
 
+@pytest.mark.slow
 @few
 @given(data=st.data(), samples=st.integers(1, 4), n=st.integers(1, 1200), offset=st.integers(0, 7))
 def test_bytes_are_those_of_the_definition_and_come_back(data, samples, n, offset):

@@ -155,6 +155,7 @@ def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dty
     assert_identical(decode(codec, payloads[0], shape, dtype), decode(codec, payloads[0].clone(), shape, dtype))
 
 
+@pytest.mark.slow
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, seed=st.integers(0, 9), exponent=st.sampled_from([-30, -3, 0, 3, 13]))
 def test_error_is_within_the_bound(codec, shape, dtype, seed, exponent):
@@ -309,6 +310,7 @@ def test_nan_comes_before_infinity():
     assert TopK(0.5).select(x, KEY).tolist() == [[1, 2]]
 
 
+@pytest.mark.slow
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes)
 def test_indices_are_read_back_and_can_be_prescribed(codec, shape, dtype):

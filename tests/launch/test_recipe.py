@@ -89,6 +89,7 @@ def test_auto_and_its_candidates_are_read_back(tmp_path):
     assert parse([str(written(tmp_path, dump(recipe)))]) == recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,11 +103,13 @@ def test_dashes_and_underscores_are_the_same_in_names(options):
     assert (recipe.save_every, recipe.pipeline.num_stages) == (3, 2)
 
 
+@pytest.mark.slow
 def test_dashes_in_values_stay():
     assert parse(["quickstart", "--name=low-rank", "--output", "out-put/a__b"]).name == "low-rank"
     assert str(parse(["quickstart", "--output", "out-put/a__b"]).folder) == "out-put/a__b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(3))
 def test_the_recipe_may_stand_anywhere_among_the_options(tmp_path, place):
     """Behind an option it was taken for granted, never read: the run trained on defaults, under the name "unnamed"."""
