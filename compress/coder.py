@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
-from thinwire.compress.codec import Key, tensor_bytes
+from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Method
 from thinwire.compress.microbatch import Microbatch
@@ -220,6 +220,8 @@ class Decoder(Coder):
         rows, coded = plan.rows, payload[plan.full_bytes :]
         if rows.num_full:
             self._put_full(payload[: plan.full_bytes], out, rows)
+            if plan.store is not None and plan.writes:
+                _require_finite(rows.in_full(out))
             self._fill(plan, out)
         if rows.num_coded:
             in_place = not rows.num_full and out.dtype == self._coded_dtype
@@ -247,10 +249,17 @@ class Decoder(Coder):
         loan = plan.store.borrow(plan.rows.coded(plan.slots))
         for part, buffer in zip(loan.split(values), loan.parts, strict=True):
             self._feedback.receive(part, buffer)
-            if plan.writes:
-                buffer.copy_(part)
         if plan.writes:
+            _require_finite(values)
+            for part, buffer in zip(loan.split(values), loan.parts, strict=True):
+                buffer.copy_(part)
             plan.store.keep(loan)
+
+
+def _require_finite(values: Tensor) -> None:
+    """Raise CodecError where values that a buffer would keep for ever hold NaN or infinity; they may overflow a sum."""
+    if not isfinite(values.sum(dtype=torch.float32).item()) and not bool(values.isfinite().all()):
+        raise CodecError("a payload that feedback remembers must stand for finite numbers, and holds NaN or infinity")
 
 
 def _put(values: Tensor, out: Tensor, mask: Tensor | None) -> None:

@@ -49,6 +49,10 @@ _NO_CODEC = " is no codec: write a name or a call, such as none or q(4)"
 _KNOWN: Mapping[str, type[Codec] | type[Feedback]] = MappingProxyType({**CODECS, **FEEDBACK})
 
 
+LONGEST = 500
+"""Characters of an expression: several times what any that makes sense has."""
+
+
 def parse(expression: str) -> Method:
     """The codec or feedback that `expression` describes; `parse(str(method)) == method` for all of them.
 
@@ -56,11 +60,16 @@ def parse(expression: str) -> Method:
     """
     if not isinstance(expression, str):
         raise CodecError(f'a codec is written as text, such as "q(4)", got {expression!r}')
+    if len(expression) > LONGEST:
+        raise CodecError(
+            f"an expression must have at most {LONGEST} characters, got {len(expression)}: {expression[:40]!r}..."
+        )
     try:
-        node = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+        return _method(ast.parse(expression.strip(), mode="eval").body, expression)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, CodecError):
+            raise
         raise CodecError(f"{expression!r}{_NO_CODEC}") from None
-    return _method(node, expression)
 
 
 def _method(node: ast.expr, expression: str) -> Method:

@@ -13,7 +13,8 @@ ThinwireError             thinwire.errors
 │   └── NonFiniteError    NaN or infinity in a tensor about to be sent
 ├── ClusterError          thinwire.launch      hosts that this machine cannot have
 ├── FailedError           thinwire.launch      work that began and failed
-│   └── BenchError        a process of a bench that ended before its work was done
+│   ├── BenchError        a process of a bench that ended before its work was done
+│   └── OutputError       what a run has to write cannot be written
 └── StoppedError          thinwire.launch      work that its user stopped
 
 Each class stands in the room that raises it. This root stands below them all, so that a caller needs one `except`, and

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import Prepared, check_output, prepare, simulated_placement
+from thinwire.launch.run.assembly import Prepared, prepare, simulated_placement
+from thinwire.launch.run.folders import check_folders, held
 from thinwire.launch.shared.exit_codes import OK, working
 
 
@@ -17,8 +18,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv, prog="thinwire simulate")
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     prepared = prepare(wanted)
-    check_output(wanted.folder)
-    with working():
+    check_folders(wanted)
+    with held(wanted.folder), working():
         simulate(prepared)
     return OK
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from thinwire.launch import cli
@@ -28,21 +29,26 @@ def main(argv: Sequence[str]) -> int:
     if "RANK" in os.environ:
         parent.end_with_parent()
     from thinwire.launch.run import recipe
-    from thinwire.launch.run.assembly import check_output, prepare
+    from thinwire.launch.run.assembly import prepare
+    from thinwire.launch.run.folders import check_folders, held
 
     wanted = recipe.parse(argv)
     prepared = prepare(wanted)
-    check_output(wanted.folder)
-    if "RANK" in os.environ:
-        from thinwire.launch.run.worker import work
+    check_folders(wanted)
+    if "RANK" not in os.environ:
+        with held(wanted.folder) as descriptor:
+            launch(wanted, argv, descriptor)
+        return OK
+    from thinwire.launch.run.worker import work
 
+    # one process holds the folder for all: the launcher, or the first that torchrun started
+    first = parent.VARIABLE not in os.environ and os.environ["RANK"] == "0"
+    with held(wanted.folder) if first else nullcontext():
         return work(prepared)
-    launch(wanted, argv)
-    return OK
 
 
-def launch(wanted: Recipe, arguments: Sequence[str]) -> None:
-    """Start the stage processes on this machine, and wait until all have ended.
+def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
+    """Start the stage processes on this machine, and wait until all have ended; they inherit `descriptor`.
 
     Raises:
         FailedError: a process failed; the message tells which, and what the others were waiting for.
@@ -57,7 +63,7 @@ def launch(wanted: Recipe, arguments: Sequence[str]) -> None:
     scratch.remove_orphans()
     with gathered_signals() as came, scratch.folder() as folder:
         given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
-        end = local.run(command, given, came)
+        end = local.run(command, given, came, [descriptor])
         reports = failures.read_reports(folder)
     if came:
         raise StoppedError(f"stopped by {came[0].name}")

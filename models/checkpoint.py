@@ -150,8 +150,7 @@ def _weight_map(source: str) -> dict[str, str]:
     """The file of each tensor."""
     index = find(source, _INDEX)
     if index is not None:
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return weight_map
+        return _read_index(index)
     single = find(source, _FILE)
     if single is not None:
         return dict.fromkeys(_shapes(single), _FILE)
@@ -162,6 +161,17 @@ def _weight_map(source: str) -> dict[str, str]:
         else "weights: fresh draws them from the seed instead"
     )
     raise ModelError(f"{source} must hold {_FILE} or {_INDEX}, and does not; {way_out}")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor by an index; ModelError where it says something else."""
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise TypeError("it is no mapping of names to files")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ModelError(f"weight_map in {path} must name the file of each tensor: {error}") from error
+    return weight_map
 
 
 def _today(name: str) -> str:

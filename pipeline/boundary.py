@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.compress import Coder, Decoder, Encoder, Key, Method, Microbatch, parse
+from thinwire.compress import CodecError, Coder, Decoder, Encoder, Key, Method, Microbatch, parse
 from thinwire.compress.coder import Encoded
 from thinwire.compress.plan import MessagePlan
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
@@ -336,7 +336,7 @@ class Receiver(ChannelEnd):
     def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors.
 
-        Raises PeerError if none comes, WireError if it is not the planned one.
+        Raises PeerError if none comes, WireError if it is not the planned one or holds what no sender encodes.
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
@@ -348,9 +348,7 @@ class Receiver(ChannelEnd):
             try:
                 header = check(channel.header(microbatch, plan.layout), frame, payload=self._options.checksum)
             except WireError as error:
-                raise WireError(
-                    f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}"
-                ) from error
+                raise self._refused(what, error) from error
             tensors: list[Tensor | None] = []
             parts = zip(channel.examples, self._decoders, plan.messages, plan.layout.ranges, strict=True)
             for index, (example, decoder, message, (start, end)) in enumerate(parts):
@@ -358,10 +356,17 @@ class Receiver(ChannelEnd):
                     tensors.append(None)
                     continue
                 tensor = torch.empty(example.shape, dtype=example.dtype)
-                decoder.decode(frame[start:end], tensor, channel.key(microbatch, index), message)
+                try:
+                    decoder.decode(frame[start:end], tensor, channel.key(microbatch, index), message)
+                except CodecError as error:
+                    raise self._refused(what, error) from error
                 tensors.append(tensor)
             self._transport.give(frame)
         return tuple(tensors)
+
+    def _refused(self, what: str, error: Exception) -> WireError:
+        channel = self.channel
+        return WireError(f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}")
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -320,8 +320,14 @@ class OptimizerOptions:
             )
             if value < 0 or not math.isfinite(value)
         ]
+        if not all(0 <= beta < 1 for beta in self.betas):
+            mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas)}")
         if mistakes:
             raise OptionsError(mistakes)
+
+
+MOST_THREADS = 1024
+"""Threads that a stage process may have: as many as the largest machines have cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +357,8 @@ class TrainingOptions:
             )
             if value is not None and value < least
         ]
+        if self.threads > MOST_THREADS:
+            mistakes.append(f"training.threads must be at most {MOST_THREADS}, got {self.threads}")
         mistakes += _misspelt("training.evaluate_every", self.evaluate_every)
         if mistakes:
             raise OptionsError(mistakes)

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.bits import pack, packed_size, unpack
 
 _BLOCK = 1 << 17
@@ -101,7 +102,7 @@ def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
 
 
 def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
-    """The indices [samples, k] among `n` that pack_indices wrote."""
+    """The indices [samples, k] among `n` that pack_indices wrote; CodecError if it cannot have written them."""
     count, total = samples * k, samples * n
     if not len(payload):
         indices = torch.arange(count, device=payload.device)
@@ -116,6 +117,8 @@ def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
             payload = payload[size:]
         indices = _unpack_ones(payload, count + ((total - 1) >> width), count)
         indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
+        if int(indices.max()) >= total:
+            raise CodecError(f"a payload's indices must lie below {total}, got {int(indices.max())}")
     return indices.view(samples, k)
 
 
@@ -249,5 +252,6 @@ def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
         indices = torch.from_numpy(np.flatnonzero(bits))
     else:
         indices = unpack(payload, 1, length).nonzero().squeeze(1)
-    assert len(indices) == count, f"a payload of {count} indices holds {len(indices)}"
+    if len(indices) != count:
+        raise CodecError(f"a payload must hold {count} indices, got {len(indices)}")
     return indices

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_w
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.pipeline.boundary import Observer
-from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
@@ -171,17 +169,6 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
             + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
         ),
     )
-
-
-def check_output(folder: Path) -> None:
-    """Raise OptionsError unless the run can write where it is told to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = error.strerror or error
-        raise OptionsError(f"output must name a folder that can be written, got {folder}: {reason}") from error
 
 
 def real_placement(recipe: Recipe) -> Placement:

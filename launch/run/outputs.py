@@ -4,7 +4,7 @@ runs/NAME/
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
   metrics.jsonl         one line a step
   tensorboard/          the same curves
-  weights/stage-I.safetensors
+  weights/              the newest weights, of all stages after the same step (`weights.py`)
   model/                what an export needs beside the weights
   evaluations.jsonl     one line an evaluation
   trace/stage-I.json    what a stage did in the last steps, where that was asked for
@@ -14,32 +14,44 @@ runs/NAME/
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from thinwire.models.file_mode import follow_umask
+from thinwire.launch.run.weights import write_whole
+from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
 
-def save_weights(folder: Path, stage_index: int, state: Mapping[str, Tensor], step: int) -> None:
-    """Write one stage's weights, named as in the unsplit model, in place of what was there."""
-    target = folder / "weights" / f"stage-{stage_index}.safetensors"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_suffix(".new")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, fresh, metadata={"step": str(step)})
-    follow_umask(fresh)
-    fresh.replace(target)
+class OutputError(FailedError):
+    """What a run has to write cannot be written."""
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Inside, the run writes to its folder: a disk that is full or takes nothing is an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise OutputError(
+            f"{folder} must have room for what the run writes, and its disk does not: {error.strerror}; free some "
+            f"space, or name another --output; the newest weights that were saved whole are still there"
+        ) from error
 
 
 class MetricsLog:
@@ -95,7 +107,7 @@ class MetricsLog:
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json."""
-    (folder / "summary.json").write_text(json.dumps(_without_nan(summary), indent=2) + "\n")
+    write_whole(folder / "summary.json", json.dumps(_without_nan(summary), indent=2) + "\n")
 
 
 def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:

@@ -20,6 +20,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.launch.run.spelling import dotted, unknown_options
+from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
 from thinwire.models.model import ModelOptions
@@ -36,6 +37,8 @@ from thinwire.pipeline.options import (
 )
 
 PACKAGED = files("thinwire.launch") / "recipes"
+
+_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 TRACED = 5
 """Steps that --trace records where it does not say how many."""
@@ -65,6 +68,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         mistakes = []
+        if not _NAME.fullmatch(self.name) or len(self.name.encode()) > 200 or not self.name.strip(". "):
+            mistakes.append(
+                f"name must be of at most 200 bytes without / or control characters, for it names a folder, got "
+                f"{self.name[:60]!r}"
+            )
+        if not self.output.isprintable():
+            mistakes.append(f"output must be a path without control characters, got {self.output[:60]!r}")
         if self.save_every < 0:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
         unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
@@ -127,6 +137,8 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         values = parser.parse_args(arguments, namespace=base)
     except ArgumentError as error:
         raise OptionsError(_sentence(error, prog)) from error
+    except RecursionError as error:
+        raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
     return _instantiate(parser, values)
 
 
@@ -162,11 +174,10 @@ def _load(named: str) -> dict[str, Any]:
             f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}; known: {', '.join(known)}"
         )
     try:
-        loaded = yaml.safe_load(path.read_text())
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise OptionsError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    loaded = load_yaml(text, str(path))
     if not isinstance(loaded, dict):
         raise OptionsError(f"{path} must hold the fields of a recipe, got {type(loaded).__name__}")
     if mistakes := _misfits(loaded, Recipe):
@@ -210,7 +221,8 @@ def _sentence(error: ArgumentError, prog: str) -> str:
         kind = get_type_hints(kind)[name]
     if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[2]):
         return f"there is no field {misfit[1]}.{beneath[1]}: {misfit[1]} must be {_words(kind)}, and has no fields"
-    return f"{misfit[1]} must be {_words(kind)}, got {misfit[2]}"
+    got = misfit[2] if len(misfit[2]) <= 200 else f"{misfit[2][:200]}..."
+    return f"{misfit[1]} must be {_words(kind)}, got {got}"
 
 
 def _words(kind: Any) -> str:

@@ -9,15 +9,17 @@ from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from thinwire.compress import Feedback, parse
 from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.model_files import save_model_files
-from thinwire.launch.run.outputs import MetricsLog, save_picture, save_summary, save_traces, save_weights
+from thinwire.launch.run.outputs import MetricsLog, OutputError, save_picture, save_summary, save_traces, writing
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.summary import end_report, module_of, stage_report, summarize
+from thinwire.launch.run.weights import Saving
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
@@ -86,7 +88,8 @@ class Run:
         if self._automatic is not None:
             self._automatic.end_step()
         if self._log is not None:
-            self._log.step(record)
+            with writing(self.recipe.folder):
+                self._log.step(record)
             self._line.step(record)
         if self.recipe.training.evaluates_after(done, self._steps_per_epoch):
             self._evaluate(done)
@@ -161,11 +164,31 @@ class Run:
         count = len(self._held_out)
         scores = evaluate(self.trainer, self._held_out, lambda: evaluation_batches(count, size), mask_padding)
         if self._log is not None and scores is not None:
-            self._log.evaluation(done, scores)
+            with writing(self.recipe.folder):
+                self._log.evaluation(done, scores)
 
     def _save(self, done: int) -> None:
+        """Save the weights of all stages as one set, or, where a stage cannot, keep the set before; collective."""
+        saving = Saving(self.recipe.folder, done, self.recipe.pipeline.num_stages)
+        mine = self._write_weights(saving)
+        if trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
+            saving.discard()
+            raise OutputError(trouble)
+        with writing(self.recipe.folder):
+            saving.complete()
+
+    def _write_weights(self, saving: Saving) -> str | None:
+        """Write the weights of this process's stages; what went wrong, in a sentence."""
         for stage in self.trainer.stages:
-            save_weights(self.recipe.folder, stage.stage_index, module_of(stage).full_state(), done)
+            try:
+                saving.write(stage.stage_index, module_of(stage).full_state())
+            except (OSError, SafetensorError) as error:
+                return (
+                    f"the weights of stage {stage.stage_index} cannot be saved in {self.recipe.folder}: "
+                    f"{getattr(error, 'strerror', None) or error}; free some space; what was saved before is still "
+                    f"there, for all stages"
+                )
+        return None
 
     def _stage_reports(self) -> list[dict[str, Any]] | None:
         """What every stage has to say of training; None except where the last stage lives."""

@@ -15,6 +15,7 @@ from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.model import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
@@ -39,7 +40,7 @@ def read_run(folder: Path, prog: str) -> Ended:
     if missing := [str(path) for path in needed if not path.is_file()]:
         raise OptionsError(f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing")
     found = recipe.parse([str(needed[0])], prog=prog)
-    summary = json.loads(needed[1].read_text())
+    summary = _read_summary(needed[1])
     weights = _read_weights(folder, found.pipeline.num_stages)
     if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
         raise OptionsError(
@@ -47,6 +48,18 @@ def read_run(folder: Path, prog: str) -> Ended:
             f"files of all stages from the same run"
         )
     return Ended(folder, found, summary, weights, read_facts(folder))
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(path.read_text())
+        summary["weights_digest"], summary["held_out"], summary["channels"], summary["steps"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise OptionsError(
+            f"{path} must be the summary of a run that has ended, and is damaged ({error!r}); copy it again, or train "
+            f"again"
+        ) from error
+    return dict(summary)
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
@@ -60,7 +73,10 @@ def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
 
 
 def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
-    files = [folder / "weights" / f"stage-{stage}.safetensors" for stage in range(num_stages)]
+    saved = newest(folder)
+    if saved is None:
+        raise OptionsError(f"{folder / 'weights'} must hold weights that were saved whole, and has no newest.json")
+    files = [weight_file(folder, saved, stage) for stage in range(num_stages)]
     if missing := [path.name for path in files if not path.is_file()]:
         raise OptionsError(
             f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "

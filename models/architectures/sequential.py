@@ -44,7 +44,7 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
     try:
         with parameters_on_meta():
             returned = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{path} failed with the config {dict(config)}: {type(error).__name__}: {error}") from error
     children = _children(path, returned)
     own_initialize: Initialize | None = getattr(module, "initialize", None)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from support.data_files import random_pixels, write_images
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate, summary
+from support.saved_weights import weights_of
 from thinwire.launch import cli
 
 pytestmark = pytest.mark.slow
@@ -114,7 +115,7 @@ def test_what_is_exported_is_the_head_of_its_own(copied, tmp_path):
     assert json.loads((exported / "config.json").read_text())["tie_word_embeddings"] is False
     state = loaded_as_its_readme_says(exported).state_dict()
     assert not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
-    stages = [load_file(copied / f"weights/stage-{index}.safetensors") for index in range(2)]
+    stages = [load_file(weights_of(copied, index)) for index in range(2)]
     torch.testing.assert_close(dict(state), stages[0] | stages[1], rtol=0, atol=0)
 
 
@@ -213,7 +214,7 @@ def test_every_file_follows_the_umask(copied, tmp_path):
 
 def test_weights_of_a_run_have_the_mode_of_its_other_files(folder):
     run = folder / "trained"
-    modes = [path.stat().st_mode for path in (run / "summary.json", *sorted(run.glob("weights/*")))]
+    modes = [path.stat().st_mode for path in (run / "summary.json", *(weights_of(run, index) for index in range(2)))]
     assert len(modes) == 3 and len(set(modes)) == 1, modes
 
 
@@ -231,14 +232,21 @@ def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     said = refused(capsys, "export", tmp_path, "--to", tmp_path / "export")
     assert said.startswith("RUN must be the folder of a run that has ended, and ")
     assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} is missing" in said
-    (copied / "weights/stage-1.safetensors").unlink()
+    weights_of(copied, 1).unlink()
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
     assert "must hold the weights of 2 stages, and stage-1.safetensors is missing; copy it from the machine" in said
     assert not (tmp_path / "export").exists()
 
 
+@pytest.mark.parametrize("text", ["", '{"name": "x", "weights_', "[]", "{}"])
+def test_a_damaged_summary_is_one_sentence(copied, tmp_path, capsys, text):
+    (copied / "summary.json").write_text(text)
+    said = refused(capsys, "export", copied, "--to", tmp_path / "export")
+    assert f"{copied / 'summary.json'} must be the summary of a run that has ended, and is damaged" in said
+
+
 def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
-    path = copied / "weights/stage-1.safetensors"
+    path = weights_of(copied, 1)
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
     assert "must be those that the run ended with, and their digest is another" in said

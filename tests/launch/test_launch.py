@@ -15,8 +15,10 @@ from safetensors import safe_open
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.saved_weights import weights_of
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
+from thinwire.launch.run.weights import newest
 
 pytestmark = pytest.mark.processes
 
@@ -48,8 +50,9 @@ FILES = [
     "tensorboard",
     "trace/stage-0.json",
     "trace/stage-1.json",
-    "weights/stage-0.safetensors",
-    "weights/stage-1.safetensors",
+    "weights/newest.json",
+    "weights/step-3/stage-0.safetensors",
+    "weights/step-3/stage-1.safetensors",
 ]
 
 
@@ -166,7 +169,7 @@ def test_weights_are_named_as_in_the_unsplit_model(trained, folder):
     expected = {name: tuple(tensor.shape) for name, tensor in GPT2LMHeadModel(config).state_dict().items()}
     found = {}
     for stage in range(2):
-        with safe_open(folder / f"trained/weights/stage-{stage}.safetensors", "pt") as weights:
+        with safe_open(weights_of(folder / "trained", stage), "pt") as weights:
             assert weights.metadata() == {"step": str(STEPS)}
             shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
         assert shapes and not shapes.keys() & found.keys()
@@ -246,8 +249,9 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
     assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr
     assert any(re.search("(was|were) waiting for", line) for line in others), command.stderr
     for stage in range(3):
-        with safe_open(folder / f"killed/weights/stage-{stage}.safetensors", "pt") as weights:
+        with safe_open(weights_of(folder / "killed", stage), "pt") as weights:
             step = int(weights.metadata()["step"])
+        assert step == newest(folder / "killed").step
         assert step % 2 == 0 and 2 <= step <= len(metrics(folder / "killed")) + 1
     assert not (folder / "killed/summary.json").exists()
 

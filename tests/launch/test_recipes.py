@@ -18,6 +18,7 @@ from support.recipe_runs import (
     simulate,
     summary,
 )
+from support.saved_weights import weights_of
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.models import checkpoint
@@ -82,7 +83,7 @@ def test_real_processes_have_the_numbers_of_the_simulation_where_stages_share_we
     assert summary(run)["held_out"] == summary(simulated)["held_out"]
     assert summary(run)["weights_digest"] == summary(simulated)["weights_digest"]
     shared = "deberta.encoder.rel_embeddings.weight"
-    copies = [load_file(run / f"weights/stage-{index}.safetensors").get(shared) for index in range(4)]
+    copies = [load_file(weights_of(run, index)).get(shared) for index in range(4)]
     assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.family_cases import CASES, LABELS, LENGTH, apart, inputs, library_side, split, state_of, whole
+from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage
 from thinwire.models.model import ModelOptions, blueprint
@@ -218,3 +219,10 @@ def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
         held, grown = map(int, line.split())
         assert 0.12 * whole_bytes < held < 0.4 * whole_bytes
         assert 0.95 * held <= grown < held + 0.1 * whole_bytes, (held, grown, whole_bytes)
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[]", "{", "[" * 100_000])
+def test_an_index_that_is_none_is_one_sentence(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"weight_map in .* must name the file of each tensor"):
+        open_checkpoint(str(tmp_path), base="", tied={}, always_tied=False)

@@ -80,6 +80,9 @@ SOURCE = """
     def one():
         return nn.Linear(4, 4)
 
+    def leaving():
+        raise SystemExit(0)
+
     def failing():
         raise RuntimeError("no")
 
@@ -189,6 +192,7 @@ def test_initialize_beside_the_factory_fills_everything(here):
         ("my_models:mlpp", {}, r"module my_models has no 'mlpp' \(did you mean mlp\?\)"),
         ("my_models:not_a_function", {}, "my_models:not_a_function must be a function, got int"),
         ("my_models:mlp", {"with": 4}, r"does not take the config \{'with': 4\}: got an unexpected keyword"),
+        ("my_models:leaving", {}, "failed with the config {}: SystemExit: 0"),
         ("my_models:failing", {}, "failed with the config {}: RuntimeError: no"),
         ("my_models:one", {}, "must return an nn.Sequential or a list of modules, got Linear"),
         ("my_models:empty", {}, "at least one module, got none"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from support.saved_weights import weights_of
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
@@ -52,7 +53,7 @@ def outputs_of(run: Path):
     with torch.no_grad():
         for index, cut in enumerate(prepared.cuts):
             stage = build_stage(prepared.blueprint, cut, seed=0).eval()
-            saved = load_file(run / f"weights/stage-{index}.safetensors")
+            saved = load_file(weights_of(run, index))
             for name, tensor in stage.full_state().items():
                 tensor.copy_(saved[name])
             x = stage(x, **side)

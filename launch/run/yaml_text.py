@@ -1,0 +1,56 @@
+"""YAML of a recipe, measured before it is built: a few hundred bytes of aliases can stand for more than a memory holds.
+
+Nothing is constructed until the text, the depth and the number of values that aliases stand for are known to be small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from thinwire.pipeline.errors import OptionsError
+
+MOST_CHARACTERS = 200_000
+MOST_LEVELS = 20
+MOST_VALUES = 20_000
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """The value that a YAML text describes; OptionsError where it is no YAML, or more than a recipe can be."""
+    try:
+        if len(text) > MOST_CHARACTERS:
+            raise OptionsError(f"{where} must have at most {MOST_CHARACTERS} characters, got {len(text)}")
+        _measure(text, where)
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, OptionsError):
+            raise
+        raise OptionsError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _measure(text: str, where: str) -> None:
+    """Raise OptionsError for a value that is too deep, too large once its aliases are followed, or part of itself."""
+    sizes: dict[str, int] = {}
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # the anchor and size of what surrounds the event
+    for event in yaml.parse(text):
+        size, anchor = 0, getattr(event, "anchor", None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            if len(open_) > MOST_LEVELS:
+                raise OptionsError(f"{where} must be nested at most {MOST_LEVELS} levels deep")
+            open_.append((anchor, 1))
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == surrounding for surrounding, _ in open_):
+                raise OptionsError(f"{where} must not hold a value that is part of itself, as *{anchor} is")
+            size = sizes.get(str(anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_.pop()
+        if size:
+            surrounding, before = open_[-1]
+            open_[-1] = (surrounding, before + size)
+            if anchor is not None:
+                sizes[anchor] = size
+        if open_[-1][1] > MOST_VALUES:
+            raise OptionsError(f"{where} must hold at most {MOST_VALUES} values, those of aliases counted each time")

@@ -1,0 +1,106 @@
+"""The folder of a run: held by one run at a time, and room in it."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from support.recipe_runs import SHORT, TINY
+from thinwire.launch import cli
+from thinwire.launch.run.folders import check_folders, held
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.weights import newest
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import CompressionOptions
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from thinwire.launch.shared import scratch
+held = scratch.lock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_is_held_until_its_holder_is_dead(tmp_path):
+    """Two runs wrote into one folder, both ended well, and the weights of one were gone."""
+    with subprocess.Popen([sys.executable, "-c", HOLDING, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(OptionsError, match=r"no other run writes to, and one writes to .* now; wait"):
+                held(tmp_path).__enter__()
+        finally:
+            holder.kill()
+    with held(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_inherits_the_folder_holds_it_too(tmp_path):
+    with held(tmp_path) as descriptor:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[descriptor])
+    with pytest.raises(OptionsError), held(tmp_path):
+        pass
+    child.communicate(b"\n")
+    with held(tmp_path):
+        pass
+
+
+def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
+    options = [*TINY["gpt2-tiny"], *SHORT, "--output", str(tmp_path)]
+    with held(tmp_path):
+        for command in ("train", "simulate"):
+            assert cli.main([command, "gpt2-tiny", *options]) == 2
+            said = capsys.readouterr().err
+            assert said.startswith("output must name a folder that no other run writes to") and said.count("\n") == 1
+
+
+@contextmanager
+def mounted(folder, options):
+    """A small file system at a folder."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"mounting takes rights that are missing here: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+
+
+@needs_root
+def test_a_folder_of_stores_that_takes_nothing_is_told_before_training(tmp_path):
+    with mounted(tmp_path / "disk", "ro") as disk:
+        wanted = Recipe(output=str(tmp_path / "run"), compression=CompressionOptions(store_folder=str(disk)))
+        with pytest.raises(OptionsError, match=r"compression\.store_folder must name a folder that can be written"):
+            check_folders(wanted)
+        with pytest.raises(OptionsError, match=r"^output must name") as caught:
+            check_folders(replace(wanted, output=str(disk / "run")))
+        assert len(caught.value.mistakes) == 2
+
+
+@needs_root
+def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys):
+    """The last save ended in a traceback, and two of four stages' new files stayed beside the others' old ones."""
+    saving = [*TINY["gpt2-tiny"], *SHORT, "--save_every", "1"]
+    assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(tmp_path / "free")]) == 0
+    taken = sum(path.stat().st_size for path in (tmp_path / "free/weights").rglob("*.safetensors"))
+    capsys.readouterr()
+    with mounted(tmp_path / "disk", f"size={int(1.7 * taken) // 1024}k") as disk:
+        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk)]) == 1
+        said = capsys.readouterr().err
+        assert "the weights of stage" in said and "cannot be saved in" in said and "Traceback" not in said
+        assert newest(disk).step == 1
+        assert sorted(path.name for path in (disk / "weights").iterdir()) == ["newest.json", "step-1"]
+        assert not list(disk.rglob("*.part"))
+        assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())

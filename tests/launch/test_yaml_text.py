@@ -1,0 +1,53 @@
+"""YAML that is no recipe, and would take the time or the memory of the machine to find out."""
+
+import pytest
+
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, MOST_LEVELS, load_yaml
+from thinwire.pipeline.errors import OptionsError
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("&a [*a]", "must not hold a value that is part of itself, as *a is"),
+        ("model: &m {config: *m}", "must not hold a value that is part of itself, as *m is"),
+        ("[" * 20_000, f"must be nested at most {MOST_LEVELS} levels deep"),
+        ("{a: " * 20_000, f"must be nested at most {MOST_LEVELS} levels deep"),
+        (BOMB, "must hold at most 20000 values, those of aliases counted each time"),
+        ("x" * (MOST_CHARACTERS + 1), f"must have at most {MOST_CHARACTERS} characters, got {MOST_CHARACTERS + 1}"),
+        ("a: 2001-99-99", "is not valid YAML"),
+        ("a: " + "9" * 10_000, "is not valid YAML"),
+        ("a: *nowhere", "is not valid YAML"),
+        ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
+    ],
+    ids=[
+        "part of itself",
+        "a field of itself",
+        "deep",
+        "deep fields",
+        "bomb",
+        "long",
+        "date",
+        "digits",
+        "alias",
+        "tag",
+    ],
+)
+def test_each_is_one_sentence(text, said):
+    with pytest.raises(OptionsError) as caught:
+        load_yaml(text, "mine.yaml")
+    assert str(caught.value).startswith("mine.yaml ") and said in str(caught.value)
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+def test_aliases_in_measure_are_followed():
+    assert load_yaml("a: &a [1, 2]\nb: [*a, *a]\nc: &s text\nd: *s", "mine.yaml") == {
+        "a": [1, 2],
+        "b": [[1, 2], [1, 2]],
+        "c": "text",
+        "d": "text",
+    }
