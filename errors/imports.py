@@ -33,7 +33,7 @@ def find_in(module_name: str, name: str, written: str, error: type[ThinwireError
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as raised:
+    except (Exception, SystemExit) as raised:
         raise error(
             f"module {module_name} of {written!r} cannot be imported, from {here} either: "
             f"{type(raised).__name__}: {raised}"
