@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch.distributed as dist
 
@@ -182,6 +183,15 @@ class Automatic:
         """A step is done whose compute counts."""
         self._laps.append({key: now - self._before[key] for key, now in self._computed().items()})
 
+    def state_dict(self) -> list[list[list[Any]]]:
+        """The steps measured so far, as JSON values."""
+        return [[[*key, seconds] for key, seconds in lap.items()] for lap in self._laps]
+
+    def load_state_dict(self, laps: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Go on from what `state_dict` returned in the process of the same stages."""
+        self._laps = [{(stage, channel): seconds for stage, channel, seconds in lap} for lap in laps]
+        self.begin_step()
+
     def switch(self) -> list[Choice]:
         """Measure the links, choose, and use what was chosen from the next step on; collective, between two steps.
 
@@ -191,11 +201,15 @@ class Automatic:
         compute = {channel: self._where.gather_numbers(self._medians(channel)) for channel in CHANNELS}
         measured = Measured(compute=compute, links=self._probe())
         choices = choose(self._gather_frames(), measured, self._process_of, self._overlap)
+        self.use(choices)
+        return choices
+
+    def use(self, choices: Sequence[Choice]) -> None:
+        """Use what was chosen from the next step on; collective, between two steps."""
         chosen = {(choice.boundary, choice.channel): choice.codec for choice in choices}
         self._wire.switch(self._compression.chosen(chosen))
         for stage in self._stages:
             stage.reconnect()
-        return choices
 
     def _computed(self) -> dict[tuple[int, ChannelName], float]:
         return {

@@ -378,6 +378,9 @@ class CheckpointOptions:
     """How many checkpoints stay; an older one goes once a newer one is whole."""
     folder: str = ""
     """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
+    resume: Literal["auto", "always", "never"] = "auto"
+    """Whether to go on from the newest whole checkpoint: if there is one, always (without one the run stops), or never
+    (it starts anew, and checkpoints that are there go)."""
 
     def __post_init__(self) -> None:
         mistakes = _misspelt("checkpoint.every", self.every)

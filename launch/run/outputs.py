@@ -17,15 +17,17 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, get_args
 
 from torch.utils.tensorboard import SummaryWriter
 
+from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.evaluation import Compression, Score
@@ -55,16 +57,24 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class MetricsLog:
-    """One line of JSON and a set of TensorBoard points for every step; evaluations likewise."""
+    """One line of JSON and a set of TensorBoard points for every step; evaluations likewise.
 
-    def __init__(self, folder: Path) -> None:
+    A run that goes on from step `first` keeps the lines before it.
+    """
+
+    def __init__(self, folder: Path, first: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
-        self._lines = (folder / "metrics.jsonl").open("w")
-        self._evaluation_lines = (folder / "evaluations.jsonl").open("w")
-        self._events = SummaryWriter(str(folder / "tensorboard"))
-        self.losses: list[tuple[int, float]] = []
-        self.evaluations: list[tuple[int, dict[Compression, Score]]] = []
+        if not first:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
+        steps, self._lines = _reopened(folder / "metrics.jsonl", lambda line: line["step"] < first)
+        evaluations, self._evaluation_lines = _reopened(
+            folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= first
+        )
+        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first or None)
+        self.losses: list[tuple[int, float]] = [(line["step"], _with_nan(line["loss"])) for line in steps]
+        self.evaluations: list[tuple[int, dict[Compression, Score]]] = [
+            (line["step"], {kind: _score(line[kind]) for kind in get_args(Compression)}) for line in evaluations
+        ]
 
     def recipe(self, text: str) -> None:
         """Put the recipe, as YAML, beside the curves."""
@@ -98,11 +108,43 @@ class MetricsLog:
             for name, value in {"loss": score.loss, **score.metrics}.items():
                 self._events.add_scalar(f"held-out/{name} compression {mode}", value, step)
 
+    def sync(self) -> None:
+        """Wait until the disk has every line."""
+        for lines in (self._lines, self._evaluation_lines):
+            lines.flush()
+            os.fsync(lines.fileno())
+
     def close(self) -> None:
         """Write out what is buffered."""
         self._lines.close()
         self._evaluation_lines.close()
         self._events.close()
+
+
+def _reopened(path: Path, stays: Callable[[dict[str, Any]], bool]) -> tuple[list[dict[str, Any]], TextIO]:
+    """The lines of a file that stay, and the file opened behind them."""
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    kept = [line for line in lines if stays(line)]
+    file = path.open("w")
+    file.writelines(json.dumps(line) + "\n" for line in kept)
+    return kept, file
+
+
+def _score(values: Mapping[str, Any]) -> Score:
+    """The score that a line holds."""
+    metrics = {name: _with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
+    return Score(_with_nan(values["loss"]), values["num_targets"], metrics)
+
+
+def _with_nan(value: float | None) -> float:
+    """What `_without_nan` made null."""
+    return math.nan if value is None else value
+
+
+def save_recipe(recipe: Recipe) -> None:
+    """Write recipe.yaml. Every process does, when the run begins: on its own host a stage must find it to go on."""
+    recipe.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(recipe.folder / "recipe.yaml", dump(recipe))
 
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:

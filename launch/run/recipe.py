@@ -27,6 +27,7 @@ from thinwire.models.model import ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import (
+    CheckpointOptions,
     CompressionOptions,
     DebugOptions,
     OptimizerOptions,
@@ -64,6 +65,7 @@ class Recipe:
     wire: WireOptions = field(default_factory=WireOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     debug: DebugOptions = field(default_factory=DebugOptions)
 
     def __post_init__(self) -> None:
@@ -112,7 +114,8 @@ def make_parser(prog: str) -> ArgumentParser:
         description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
         "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
         "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
-        f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}.",
+        f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
+        "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint.",
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -236,7 +239,7 @@ def _words(kind: Any) -> str:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--codec A/G` and `--trace` replaced by the full options."""
+    """The arguments, with `--codec A/G`, `--trace` and `--resume RUN` replaced by the full options."""
     arguments: list[str] = []
     rest = iter(argv)
     for argument in rest:
@@ -245,9 +248,19 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
             arguments += _both_channels(given if equals else next(rest, ""))
         elif option == "--trace":
             arguments.append(f"--debug.trace={given if equals else TRACED}")
+        elif option == "--resume":
+            arguments += _resuming(given if equals else next(rest, ""))
         else:
             arguments.append(argument)
     return arguments
+
+
+def _resuming(run: str) -> list[str]:
+    """The recipe of a run and its folder as the output."""
+    recipe = Path(run, "recipe.yaml")
+    if not recipe.is_file():
+        raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
+    return [str(recipe), "--output", run, "--checkpoint.resume", "always"]
 
 
 def _both_channels(pair: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -16,8 +17,17 @@ from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.model_files import save_model_files
-from thinwire.launch.run.outputs import MetricsLog, OutputError, save_picture, save_summary, save_traces, writing
+from thinwire.launch.run.outputs import (
+    MetricsLog,
+    OutputError,
+    save_picture,
+    save_recipe,
+    save_summary,
+    save_traces,
+    writing,
+)
 from thinwire.launch.run.recipe import dump
+from thinwire.launch.run.resume import Course
 from thinwire.launch.run.summary import end_report, module_of, stage_report, summarize
 from thinwire.launch.run.weights import Saving
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
@@ -46,8 +56,10 @@ class Run:
         if self.recipe.compression.automatic:
             self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, self.recipe.pipeline)
         self._choices: list[Choice] = []
-        self._started = time.perf_counter()
-        self._log = MetricsLog(self.recipe.folder) if self.trainer.has_last else None
+        self._course = Course(prepared, where, self.trainer)
+        self._resume()
+        self._started = time.perf_counter() - self._course.saved.get("seconds", 0.0)
+        self._log = MetricsLog(self.recipe.folder, self._course.first) if self.trainer.has_last else None
 
     @property
     def doing(self) -> str:
@@ -57,22 +69,26 @@ class Run:
 
     def go(self) -> None:
         """Train, evaluate both ways, save, report."""
+        with writing(self.recipe.folder):
+            save_recipe(self.recipe)
+            if self._log is not None:
+                save_model_files(self.recipe.folder, self.assembly.prepared)
         if self._log is not None:
-            save_model_files(self.recipe.folder, self.assembly.prepared)
             self._log.recipe(dump(self.recipe))
         self._show_notes()
         self._show_stores()
-        training_started = time.perf_counter()
+        self._training_started = time.perf_counter() - self._course.saved.get("training_seconds", 0.0)
         if self._log is None:
-            self.trainer.train(self._after_step)
+            self.trainer.train(self._after_step, self._course.first)
         else:
             with ProgressLine(self.recipe.training.steps) as self._line:
-                self.trainer.train(self._after_step)
-        training_seconds = time.perf_counter() - training_started
+                self.trainer.train(self._after_step, self._course.first)
+        training_seconds = time.perf_counter() - self._training_started
         stages = self._stage_reports()
         if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
             self._evaluate(self.recipe.training.steps)
         self._save(self.recipe.training.steps)
+        self._course.finish(self.recipe.training.steps, self._said())
         for stage in self.trainer.stages:
             stage.close()
         self.discard_stores()
@@ -101,6 +117,32 @@ class Run:
             self._save(done)
         if self._automatic is not None:
             self._choose(self._automatic, done)
+        # last: a checkpoint holds what this step's evaluation and choice have changed
+        if self._course.is_due(done, self._steps_per_epoch):
+            self._course.save(done, self._said())
+
+    def _resume(self) -> None:
+        """Take up the codecs that were chosen, or what was measured so far, and then all that the checkpoint holds."""
+        saved = self._course.saved
+        if self._automatic is not None and saved.get("choices"):
+            self._choices = [Choice(**choice) for choice in saved["choices"]]
+            self._automatic.use(self._choices)
+            self._automatic = None
+        self._course.begin()
+        if self._automatic is not None and saved:
+            self._automatic.load_state_dict(saved["measured"])
+
+    def _said(self) -> dict[str, Any]:
+        """What a checkpoint holds of the run itself, as JSON values; what is in the log is on its disk by now."""
+        if self._log is not None:
+            self._log.sync()
+        now = time.perf_counter()
+        return {
+            "seconds": now - self._started,
+            "training_seconds": now - self._training_started,
+            "choices": [asdict(choice) for choice in self._choices],
+            "measured": [] if self._automatic is None else self._automatic.state_dict(),
+        }
 
     def _choose(self, automatic: Automatic, done: int) -> None:
         """Give automatic channels their codecs once it is time; until then, go on measuring."""
@@ -137,7 +179,8 @@ class Run:
         )
         if gathered is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
-            show_notes([*self.assembly.prepared.data.notes, *self._notes_on_auto(), *([warning] if warning else [])])
+            notes = [self._course.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning]
+            show_notes([note for note in notes if note])
 
     def _notes_on_auto(self) -> list[str]:
         steps = self.recipe.training.steps
@@ -217,7 +260,6 @@ class Run:
         )
         save_summary(self.recipe.folder, summary)
         save_traces(self.recipe.folder, traces)
-        (self.recipe.folder / "recipe.yaml").write_text(dump(self.recipe))
         save_picture(
             self.recipe.folder / "loss.png",
             self.recipe.name,

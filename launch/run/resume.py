@@ -1,0 +1,203 @@
+"""Where a run goes on: the newest checkpoint that every process has whole, and whether the recipe agrees with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.recipe import Recipe
+from thinwire.pipeline.checkpoint import Checkpoints, Manifest, SavedStage, StageState, is_whole, manifests
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.trainer import Trainer
+
+_MAY_CHANGE = (
+    "name",
+    "description",
+    "output",
+    "save_every",
+    "checkpoint.",
+    "wire.",
+    "debug.",
+    "compression.store_folder",
+    "optimizer.lr",
+    "optimizer.schedule",
+    "optimizer.warmup_steps",
+    "optimizer.cosine_steps",
+    "optimizer.weight_decay",
+    "optimizer.max_grad_norm",
+    "training.steps",
+    "training.epochs",
+    "training.evaluate_every",
+    "pipeline.schedule",
+    "pipeline.num_stages",
+    "pipeline.stages_per_process",
+    "pipeline.layers",
+)
+"""Fields of a recipe, or with a dot whole groups, that may be others than those of the checkpoint."""
+
+
+class Course:
+    """Where a run begins, and the checkpoints it leaves: one in every process, used alike by all.
+
+    Args:
+        prepared: the run.
+        where: where its stages live.
+        trainer: the stages of this process, connected.
+
+    Attributes:
+        first: the step that training begins with.
+        saved: what the run itself said in the checkpoint it goes on from; empty where it starts anew.
+        note: where it begins, in a sentence; None where it starts anew.
+    """
+
+    def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer) -> None:
+        recipe = prepared.recipe
+        self._options, self._trainer = recipe.checkpoint, trainer
+        self._last_saved: int | None = None
+        self._checkpoints = Checkpoints(
+            checkpoint_folder(recipe),
+            stages=[stage.stage_index for stage in trainer.stages],
+            num_stages=where.num_stages,
+            keep=recipe.checkpoint.keep,
+            header=header(prepared),
+            words=dist.distributed_c10d._get_default_store(),
+            timeout=recipe.wire.timeout,
+        )
+        self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
+        self._same_cut = self._manifest is not None and same_cut(self._manifest, prepared)
+        self.first = 0 if self._manifest is None else self._manifest.step
+        self.saved: Mapping[str, Any] = {}
+        if self._manifest is not None:
+            self.saved = SavedStage(self._checkpoints.folder, self.first, self._stages[0]).values["run"]
+
+    @property
+    def _stages(self) -> list[int]:
+        return [stage.stage_index for stage in self._trainer.stages]
+
+    @property
+    def note(self) -> str | None:
+        """Where the run begins, in a sentence; None where it starts anew."""
+        if self._manifest is None:
+            return None
+        anew = "" if self._same_cut else "; the cut is another one, so the buffers of feedback start anew"
+        return f"goes on from the checkpoint of step {self.first} in {self._checkpoints.folder}{anew}"
+
+    def begin(self) -> None:
+        """Bring the trainer to where the run begins; codecs that were chosen must be in place.
+
+        Raises:
+            CheckpointError, StoreError: the checkpoint is damaged.
+        """
+        if self._manifest is None:
+            self._checkpoints.discard_after(-1)
+        elif self._same_cut:
+            self._trainer.resume(self._checkpoints, self._manifest)
+        else:
+            self._trainer.resume_model(self._checkpoints.folder, self._manifest)
+            self._checkpoints.discard_after(-1)
+
+    def save(self, done: int, said: Mapping[str, Any]) -> None:
+        """Write a checkpoint beside training; `said` is what the run itself must know again, as JSON values."""
+        self._last_saved = done
+        self._checkpoints.save(done, lambda: self._collect(said))
+
+    def finish(self, done: int, said: Mapping[str, Any]) -> None:
+        """Write the last checkpoint, if any is wanted, and wait until it is whole."""
+        if self._options.wanted and self._last_saved != done:
+            self.save(done, said)
+        self._checkpoints.wait()
+
+    def is_due(self, done: int, steps_per_epoch: int) -> bool:
+        """Whether a checkpoint is written once `done` steps are."""
+        return self._options.due_after(done, steps_per_epoch)
+
+    def _collect(self, said: Mapping[str, Any]) -> dict[int, StageState]:
+        return {
+            stage: replace(state, values={**state.values, "run": said})
+            for stage, state in self._trainer.collect().items()
+        }
+
+
+def checkpoint_folder(recipe: Recipe) -> Path:
+    """Where the checkpoints of a run are kept."""
+    return Path(recipe.checkpoint.folder or recipe.folder / "checkpoints")
+
+
+def header(prepared: Prepared) -> dict[str, Any]:
+    """What a manifest says of a run, as JSON values: its recipe, its data, and its cut."""
+    fields = _dotted(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
+    header: dict[str, Any] = json.loads(
+        json.dumps({"fields": fields, "cuts": [[cut.start, cut.stop] for cut in prepared.cuts]})
+    )
+    return header
+
+
+def same_cut(manifest: Manifest, prepared: Prepared) -> bool:
+    """Whether a checkpoint has the same layers in the same stages."""
+    return bool(manifest.header["cuts"] == header(prepared)["cuts"])
+
+
+def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:
+    """The newest checkpoint that every process has whole; None where there is none. Collective.
+
+    A process needs the parts of its own stages; of another cut, those of all stages.
+
+    Raises:
+        OptionsError: there is one, and the recipe does not agree with it; every difference is in the message.
+    """
+    folder = checkpoint_folder(prepared.recipe)
+    told = where.everyone([manifest.text() for manifest in manifests(folder)])
+    known = {
+        manifest.step: manifest
+        for texts in told
+        for manifest in (Manifest.parse(text, "what another process has") for text in texts)
+    }
+    mine = [
+        step
+        for step, manifest in known.items()
+        if is_whole(folder, manifest, stages if same_cut(manifest, prepared) else [int(one) for one in manifest.files])
+    ]
+    common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
+    if not common:
+        if prepared.recipe.checkpoint.resume == "always":
+            raise OptionsError([f"--resume needs a whole checkpoint, and {folder} has none that all stages share"])
+        return None
+    newest = known[max(common)]
+    if differing := differences(newest.header["fields"], header(prepared)["fields"]):
+        raise OptionsError(
+            [
+                f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe it was made "
+                f"with, another --output, or --checkpoint.resume never to start anew. They differ in:",
+                *(f"  {name}: {old!r} there, {new!r} here" for name, (old, new) in differing.items()),
+            ]
+        )
+    return newest
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields that must agree and do not, with both values."""
+    return {
+        name: (saved.get(name), wanted.get(name))
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name) != wanted.get(name) and not _may_change(name)
+    }
+
+
+def _may_change(name: str) -> bool:
+    return any(name.startswith(free) if free.endswith(".") else name == free for free in _MAY_CHANGE)
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of nested groups by dotted name; what has no names of its own, such as `boundaries`, stays whole."""
+    dotted: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = value if isinstance(value, Mapping) and prefix == "" else None
+        dotted |= {f"{prefix}{name}": value} if inner is None else _dotted(inner, f"{name}.")
+    return dotted

@@ -1,0 +1,142 @@
+"""Runs that stop and go on, as a user starts them: they end as the run that never stopped."""
+
+import json
+import shutil
+
+import pytest
+
+from support.recipe_runs import losses, simulate, summary
+from thinwire.launch import cli
+from thinwire.launch.run.run import Run
+
+TINY = ["gpt2-tiny", "--data.limit", "4000", "--data.held_out", "0.3", "--training.steps", "7"]
+OFTEN = ["--training.evaluate_every", "2 steps", "--checkpoint.every", "2 steps"]
+SAME = ("train_loss", "held_out", "channels", "choices", "weights_digest", "bytes_sent", "steps")
+UNDROPPED = json.dumps(
+    {"vocab_size": 256, "n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 64}
+    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+)
+"""The recipe's model without dropout, which is drawn by the first layer of a stage."""
+CODECS = {
+    "plain": ["--codec", "q(4)/q(8)"],
+    "aqsgd on disk": ["--codec", 'aqsgd(q(3), store="disk", store_bits=8)/ef(topk(0.2))'],
+}
+
+
+class Stopped(BaseException):
+    """As Ctrl-C, but no signal handler sees it."""
+
+
+@pytest.fixture
+def stops(monkeypatch):
+    """Has the next run end behind a step."""
+
+    def stop_behind(done):
+        real = Run._after_step
+
+        def after_step(run, record):
+            real(run, record)
+            if record.step + 1 == done:
+                run._course._checkpoints.wait()
+                raise Stopped
+
+        monkeypatch.setattr(Run, "_after_step", after_step)
+        return lambda: monkeypatch.setattr(Run, "_after_step", real)
+
+    return stop_behind
+
+
+@pytest.fixture
+def stopped_run(stops, tmp_path):
+    """A run that stopped behind its fifth step, with checkpoints of steps 2 and 4."""
+    goes_on = stops(5)
+    with pytest.raises(Stopped):
+        cli.main(["simulate", *TINY, *OFTEN, "--output", str(tmp_path / "stopped")])
+    goes_on()
+    return tmp_path / "stopped"
+
+
+def evaluations(run):
+    return [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+
+
+def checkpoints(run):
+    return sorted(path.name for path in (run / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_run_that_stopped_ends_as_one_that_did_not(tmp_path, stops, codec):
+    options = [*TINY, *OFTEN, *CODECS[codec]]
+    whole = simulate(*options[:1], tmp_path / "whole", *options[1:])
+    goes_on = stops(5)
+    with pytest.raises(Stopped):
+        cli.main(["simulate", *options, "--output", str(tmp_path / "stopped")])
+    goes_on()
+    assert not (tmp_path / "stopped/summary.json").exists()
+    assert checkpoints(tmp_path / "stopped") == ["step-00000002", "step-00000004"]
+    assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0
+    wanted, got = summary(whole), summary(tmp_path / "stopped")
+    assert {name: got[name] for name in SAME} == {name: wanted[name] for name in SAME}
+    assert losses(tmp_path / "stopped") == losses(whole)
+    assert evaluations(tmp_path / "stopped") == evaluations(whole)
+    assert checkpoints(tmp_path / "stopped") == ["step-00000006", "step-00000007"]
+
+
+def test_the_same_command_goes_on_by_itself_and_says_so(stopped_run, capsys):
+    assert cli.main(["simulate", *TINY, *OFTEN, "--output", str(stopped_run)]) == 0
+    assert "goes on from the checkpoint of step 4" in capsys.readouterr().out
+    assert len(losses(stopped_run)) == 7
+
+
+def test_what_may_change_may_and_what_may_not_is_a_list(stopped_run, capsys):
+    again = ["simulate", "--resume", str(stopped_run)]
+    assert cli.main([*again, "--codec", "q(2)/q(8)", "--training.seed", "3"]) == 2
+    told = capsys.readouterr().err
+    assert "compression.activations: 'topk(0.3)' there, 'q(2)' here" in told
+    assert "training.seed: 0 there, 3 here" in told
+    assert cli.main([*again, "--training.steps", "9", "--optimizer.lr", "0.002", "--checkpoint.keep", "1"]) == 0
+    assert len(losses(stopped_run)) == 9 and checkpoints(stopped_run) == ["step-00000009"]
+
+
+def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stopped_run, capsys):
+    again = ["simulate", "--resume", str(stopped_run), "--pipeline.num_stages", "2", "--pipeline.layers", "null"]
+    assert cli.main(again) == 0
+    assert "the buffers of feedback start anew" in capsys.readouterr().out
+    assert len(losses(stopped_run)) == 7
+
+
+def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path, stops):
+    options = [*TINY, *OFTEN, "--codec", "none", "--model.config", UNDROPPED]
+    whole = simulate(*options[:1], tmp_path / "whole", *options[1:])
+    goes_on = stops(5)
+    with pytest.raises(Stopped):
+        cli.main(["simulate", *options, "--output", str(tmp_path / "stopped")])
+    goes_on()
+    assert (
+        cli.main(
+            [
+                "simulate",
+                "--resume",
+                str(tmp_path / "stopped"),
+                "--pipeline.num_stages",
+                "3",
+                "--pipeline.layers",
+                "null",
+            ]
+        )
+        == 0
+    )
+    assert losses(tmp_path / "stopped") == pytest.approx(losses(whole), abs=1e-4)
+
+
+def test_resume_never_starts_anew(stopped_run):
+    assert cli.main(["simulate", *TINY, "--output", str(stopped_run), "--checkpoint.resume", "never"]) == 0
+    assert checkpoints(stopped_run) == []
+
+
+def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
+    assert cli.main(["simulate", "--resume", str(tmp_path / "nowhere")]) == 2
+    assert "--resume must name the folder of a run" in capsys.readouterr().err
+    shutil.rmtree(stopped_run / "checkpoints")
+    assert cli.main(["simulate", "--resume", str(stopped_run)]) == 2
+    assert "--resume needs a whole checkpoint" in capsys.readouterr().err
