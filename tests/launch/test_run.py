@@ -8,6 +8,7 @@ from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
+from thinwire.launch.run.weights import Saving, newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 
 
@@ -27,7 +28,7 @@ def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
     summary = json.loads((folder / "summary.json").read_text())
     weights = {}
     for stage in range(2):
-        weights |= load_file(folder / "weights" / f"stage-{stage}.safetensors")
+        weights |= load_file(weight_file(folder, newest(folder), stage))
     assert summary["weights_digest"] == weights_digest(tensor_lines(weights))
     assert [row["frames"] for row in summary["channels"]] == [4, 4], "2 steps of 2 micro-batches"
     # 2 x 16 rows of 16: bits, a bf16 scale for each row, 64 bytes of header
@@ -52,15 +53,20 @@ def test_evaluations_follow_the_steps_of_the_recipe_and_the_last_step_once(optio
 
 
 def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
-    saved = []
-    monkeypatch.setattr("thinwire.launch.run.run.save_weights", lambda *given: saved.append((given[1], given[3])))
+    saved, write = [], Saving.write
+
+    def noted(saving, stage, state):
+        saved.append((stage, saving._set.step))
+        write(saving, stage, state)
+
+    monkeypatch.setattr(Saving, "write", noted)
     ran("--output", "run", "--training.steps", "3", "--save_every", "2")
     assert saved == [(0, 2), (1, 2), (0, 3), (1, 3)], "stage, step"
 
 
 def test_saved_weights_name_their_step():
     folder = ran("--output", "run").recipe.folder
-    with safe_open(folder / "weights" / "stage-1.safetensors", framework="pt") as opened:
+    with safe_open(weight_file(folder, newest(folder), 1), framework="pt") as opened:
         assert opened.metadata() == {"step": "2"}
 
 
