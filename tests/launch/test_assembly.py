@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, write_recipe
-from thinwire.launch.run.assembly import assemble, build_modules, check_output, real_placement, simulated_placement
+from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import OptionsError
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +54,6 @@ def test_a_batch_needs_as_many_samples():
     train, held_out = caught.value.mistakes
     assert "asks for 120 samples a step, there are 99 to train on" in train
     assert "a pass has 120 samples, there are 24 held out" in held_out
-
-
-def test_an_output_that_is_a_file_is_refused(here):
-    check_output(here / "runs" / "new")
-    with pytest.raises(OptionsError, match=r"output must name a folder that can be written, got .*text"):
-        check_output(here / "text")
 
 
 def test_a_process_builds_the_stages_of_its_rank_only():

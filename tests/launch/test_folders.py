@@ -79,6 +79,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a
 
 
 @needs_root
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    check_folders(Recipe(output=str(tmp_path / "runs" / "new")))
+    (tmp_path / "text").touch()
+    with pytest.raises(OptionsError, match=r"output must name a folder that can be written, got .*text"):
+        check_folders(Recipe(output=str(tmp_path / "text")))
+
+
 def test_a_folder_of_stores_that_takes_nothing_is_told_before_training(tmp_path):
     with mounted(tmp_path / "disk", "ro") as disk:
         wanted = Recipe(output=str(tmp_path / "run"), compression=CompressionOptions(store_folder=str(disk)))
