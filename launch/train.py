@@ -50,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
 def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
     """Start the stage processes on this machine, and wait until all have ended; they inherit `descriptor`.
 
+    Where one dies, all start again from the newest checkpoint, as often as the recipe allows.
+
     Raises:
         FailedError: a process failed; the message tells which, and what the others were waiting for.
         StoppedError: a signal came.
@@ -61,14 +63,21 @@ def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
 
     command = [sys.executable, "-m", "thinwire.launch.train", *arguments]
     scratch.remove_orphans()
-    with gathered_signals() as came, scratch.folder() as folder:
-        given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
-        end = local.run(command, given, came, [descriptor])
-        reports = failures.read_reports(folder)
-    if came:
-        raise StoppedError(f"stopped by {came[0].name}")
-    if end.failed:
-        raise FailedError(failures.tell(reports, end.failed, real_placement(wanted).stages_of, end.hung))
+    with gathered_signals() as came:
+        for left in reversed(range(wanted.checkpoint.restarts + 1)):
+            with scratch.folder() as folder:
+                given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
+                end = local.run(command, given, came, [descriptor])
+                reports = failures.read_reports(folder)
+            if came:
+                raise StoppedError(f"stopped by {came[0].name}")
+            if not end.failed:
+                return
+            told = failures.tell(reports, end.failed, real_placement(wanted).stages_of, end.hung)
+            if left == 0 or any(report.lasting for report in reports.values()):
+                raise FailedError(told)
+            print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
+            command = [*command, "--checkpoint.resume", "auto"]  # also where this run itself was to start anew
 
 
 if __name__ == "__main__":

@@ -381,11 +381,15 @@ class CheckpointOptions:
     resume: Literal["auto", "always", "never"] = "auto"
     """Whether to go on from the newest whole checkpoint: if there is one, always (without one the run stops), or never
     (it starts anew, and checkpoints that are there go)."""
+    restarts: int = 0
+    """How often `thinwire train` starts the stages again from the newest checkpoint after one of them died."""
 
     def __post_init__(self) -> None:
         mistakes = _misspelt("checkpoint.every", self.every)
         if self.keep < 1:
             mistakes.append(f"checkpoint.keep must be at least 1, got {self.keep}")
+        if self.restarts < 0:
+            mistakes.append(f"checkpoint.restarts must be at least 0, got {self.restarts}")
         if mistakes:
             raise OptionsError(mistakes)
 

@@ -19,12 +19,17 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.launch.run.parent import STOPPED
 from thinwire.launch.shared.exit_codes import ended
-from thinwire.pipeline.errors import PeerError
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import MismatchError, NonFiniteError, OptionsError, PeerError
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
+
+_LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, NonFiniteError)
+"""Errors that a restart does not mend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class Report:
     stages: list[int]
     kind: str
     text: str
+    lasting: bool = False
+    """Whether it would fail the same way again, were the run to go on from its newest checkpoint."""
 
     def save(self) -> None:
         """Leave the report for the launcher; without one, print it."""
@@ -66,7 +73,7 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
     """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = "peer" if isinstance(error, PeerError) else "own"
-    return Report(rank=rank, stages=list(stages), kind=kind, text=text)
+    return Report(rank=rank, stages=list(stages), kind=kind, text=text, lasting=isinstance(error, _LASTING))
 
 
 def read_reports(folder: Path) -> dict[int, Report]:

@@ -115,7 +115,8 @@ def make_parser(prog: str) -> ArgumentParser:
         "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
         "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
         f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
-        "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint.",
+        "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
+        "--max-restarts N is short for --checkpoint.restarts N.",
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -239,7 +240,7 @@ def _words(kind: Any) -> str:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--codec A/G`, `--trace` and `--resume RUN` replaced by the full options."""
+    """The arguments, with `--codec A/G`, `--trace`, `--resume` and `--max-restarts` replaced by the full options."""
     arguments: list[str] = []
     rest = iter(argv)
     for argument in rest:
@@ -248,6 +249,8 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
             arguments += _both_channels(given if equals else next(rest, ""))
         elif option == "--trace":
             arguments.append(f"--debug.trace={given if equals else TRACED}")
+        elif option == "--max-restarts":
+            arguments += ["--checkpoint.restarts", given if equals else next(rest, "")]
         elif option == "--resume":
             arguments += _resuming(given if equals else next(rest, ""))
         else:
