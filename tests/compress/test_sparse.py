@@ -194,25 +194,37 @@ def test_topk_keeps_exactly_k_of_each_sample_and_its_first_among_equals(data, fr
 
 
 @pytest.mark.parametrize("percent", [50, 30, 20, 10, 5, 2])
-@pytest.mark.parametrize("shape", [(9999,), (1, 3, 32, 32)])
-def test_topk_is_the_peers_formula_on_one_sample(percent, shape):
-    """2401.07788: what is smaller than the k-th largest |x| of the whole tensor becomes zero."""
+@pytest.mark.parametrize("shape", [(1, 9999), (1, 3, 32, 32), (5, 3, 32, 32)])
+def test_topk_of_their_count_is_the_code_of_2401_07788(percent, shape):
     x = gaussian(*shape)
-    assert_identical(roundtrip(TopK(percent / 100), x), peers(x, percent / 100))
+    samples, n = samples_of(shape)
+    theirs = peers(x, percent / 100)
+    kept = n - int(n * (1 - percent / 100))
+    assert (theirs != 0).sum() == samples * kept and TopK(percent / 100).count(n) in (kept, kept - 1)
+    assert_identical(roundtrip(TopK(kept / n), x), theirs)
 
 
 def peers(x, fraction):
-    least = x.abs().flatten().topk(max(1, round(fraction * x.numel()))).values[-1]
-    return torch.where(x.abs() >= least, x, 0)
+    """The notebooks of 2401.07788: int(n(1-K)) elements of a sample become 0, and all ties with the largest of them."""
+    magnitudes = x.abs().flatten(1)
+    pivot = magnitudes.kthvalue(int(magnitudes.shape[1] * (1 - fraction)), dim=1, keepdim=True).values
+    return torch.where(magnitudes > pivot, x.flatten(1), 0).view(x.shape)
 
 
-def test_topk_differs_from_the_peers_formula_in_ties_and_in_what_a_sample_gets():
-    ties = torch.tensor([2.0, 1.0, 1.0, 1.0])
-    assert_identical(peers(ties, 0.5), ties)
-    assert_identical(roundtrip(TopK(0.5), ties), torch.tensor([2.0, 1.0, 0.0, 0.0]))
+def test_topk_differs_from_the_code_of_2401_07788_in_ties_and_in_the_count():
+    ties = torch.tensor([[2.0, 1.0, 1.0, 1.0]])
+    assert_identical(peers(ties, 0.5), torch.tensor([[2.0, 0.0, 0.0, 0.0]]))
+    assert_identical(roundtrip(TopK(0.5), ties), torch.tensor([[2.0, 1.0, 0.0, 0.0]]))
+    five = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]])
+    assert_identical(peers(five, 0.25), torch.tensor([[5.0, 4.0, 0.0, 0.0, 0.0]]))
+    assert_identical(roundtrip(TopK(0.25), five), torch.tensor([[5.0, 0.0, 0.0, 0.0, 0.0]]))
+
+
+def test_topk_chooses_in_each_sample():
     loud_and_quiet = torch.tensor([[9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 3.0, 4.0]])
-    assert_identical(peers(loud_and_quiet, 0.5), torch.tensor([[9.0, 8.0, 7.0, 6.0], [0.0, 0.0, 0.0, 0.0]]))
-    assert_identical(roundtrip(TopK(0.5), loud_and_quiet), torch.tensor([[9.0, 8.0, 0.0, 0.0], [0.0, 0.0, 3.0, 4.0]]))
+    chosen = torch.tensor([[9.0, 8.0, 0.0, 0.0], [0.0, 0.0, 3.0, 4.0]])
+    assert_identical(roundtrip(TopK(0.5), loud_and_quiet), chosen)
+    assert_identical(peers(loud_and_quiet, 0.5), chosen)
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5])
