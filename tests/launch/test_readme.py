@@ -27,7 +27,8 @@ def test_the_python_example_runs_as_written(tmp_path):
 def test_every_command_the_readme_names_exists():
     from thinwire.launch.cli import COMMANDS
 
-    named = set(re.findall(r"thinwire (\w+)", "\n".join(blocks(README, "sh"))))
+    code = [*blocks(README, "sh"), *re.findall(r"`[^`\n]+`", README.read_text())]
+    named = set(re.findall(r"thinwire (\w+)", "\n".join(code)))
     assert named
     assert named <= set(COMMANDS)
 

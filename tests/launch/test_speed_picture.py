@@ -1,0 +1,50 @@
+"""The README's first picture is drawn from measured numbers: those of the page, through the script in docs/measured."""
+
+import json
+import runpy
+
+from support.pages import DOCS
+
+MEASURED = DOCS / "measured"
+draw = runpy.run_path(str(MEASURED / "speed.py"))["draw"]
+
+
+def _cells(line: str) -> list:
+    """The cells of a row of the page, as the file holds them."""
+    texts = [text.strip().strip("`") for text in line.strip("|").split(" | ")]
+    return [_number(text) for text in texts]
+
+
+def _number(text: str) -> float | str | None:
+    try:
+        return float(text.replace(",", "")) if text else None
+    except ValueError:
+        return text
+
+
+def test_every_number_of_the_picture_is_on_the_page():
+    lines = [line for line in (MEASURED / "bench-links.md").read_text().splitlines() if line.startswith("| ")]
+    page = [_cells(line) for line in lines]
+    tables = json.loads((MEASURED / "bench-links.json").read_text())["tables"]
+    rows = [row for table in tables for row in table["rows"]]
+    assert len(rows) == 6 * 8 + 6
+    assert [row for row in rows if row not in page] == []
+
+
+def test_the_picture_has_a_line_for_each_contender_and_its_limit():
+    (axes,) = draw((MEASURED / "bench-links.json").read_text()).axes
+    lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
+    assert list(lines) == [
+        "plain torch, fp32", "Thinwire, uncompressed", "Thinwire, q(4)/q(8)", "Thinwire, q(3)/q(6)", "LIMIT of each",
+    ]  # fmt: skip
+    assert list(lines["Thinwire, q(4)/q(8)"].get_xdata()) == [6.25, 18.51, 31.36, 62.35, 495, 1923]
+    assert list(lines["Thinwire, q(4)/q(8)"].get_ydata()) == [4.45, 6.17, 5.89, 6.67, 6.28, 6.86]
+    assert len(axes.get_lines()) == 4 + 3 + 1
+
+
+def test_a_bench_without_a_contender_draws_the_others():
+    document = json.loads((MEASURED / "bench-links.json").read_text())
+    speeds = document["tables"][0]
+    speeds["rows"] = [row for row in speeds["rows"] if row[1] in ("none", "torch fp32")]
+    (axes,) = draw(json.dumps(document)).axes
+    assert len(axes.get_lines()) == 2 + 1 + 1
