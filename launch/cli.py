@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 from thinwire.errors import ThinwireError
 from thinwire.launch.shared.exit_codes import MISTAKE, OK, StoppedError, status_of
 
-Command = Callable[[Sequence[str]], int]
+Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""
 
 COMMAND_GROUP = "thinwire.commands"
-"""The entry points by which another package brings a command: name = module:function, a `Command`."""
+"""The entry points by which another package brings a command: name = module:function, a `Main`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(lambda rest: _load(command)(rest), arguments[1:])
 
 
-def run(command: Command, arguments: Sequence[str]) -> int:
+def run(command: Main, arguments: Sequence[str]) -> int:
     """Run a command and return its exit status. A `ThinwireError` is printed as a sentence, without a traceback."""
     try:
         return command(arguments)
@@ -69,11 +69,11 @@ def _installed() -> dict[str, EntryPoint]:
     return {found.name: found for found in entry_points(group=COMMAND_GROUP)}
 
 
-def _load(command: str) -> Command:
+def _load(command: str) -> Main:
     if command not in COMMANDS:
-        own: Command = _installed()[command].load()
+        own: Main = _installed()[command].load()
         return own
-    found: Command = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
+    found: Main = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
     return found
 
 

@@ -31,7 +31,7 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
 PROG = "thinwire partition"
-CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
+SIZED_CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
 _COPIES = {"adamw": 4, "sgd": 3}
 """Tensors of the parameters' size that training holds: themselves, gradients, moments."""
 
@@ -190,6 +190,8 @@ def _parser() -> Parser:
         "--bandwidth", default="none", help="of the links, such as 100mbit, for boundaries to cost what they take"
     )
     parser.add_argument("--memory", type=float, help="the most that one stage may take, in GB")
-    parser.add_argument("--codec", nargs="+", default=list(CODECS), help="activations/gradients, whose bytes are shown")
+    parser.add_argument(
+        "--codec", nargs="+", default=list(SIZED_CODECS), help="activations/gradients, whose bytes are shown"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

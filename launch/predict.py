@@ -41,7 +41,7 @@ from thinwire.pipeline.schedules import SCHEDULES
 
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
-CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
+COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 """Compared where nobody asks for others, beside none and the recipe's own."""
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     if wanted.pipeline.num_stages < 2:
         raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
-    given = [codec_pair(text) for text in options.codec or CODECS]
+    given = [codec_pair(text) for text in options.codec or COMPARED_CODECS]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule

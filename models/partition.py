@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from thinwire.models.errors import ModelError, require
 
-Seconds = NDArray[np.float64]
+CostTable = NDArray[np.float64]
 
 
 def partition(
@@ -137,7 +137,7 @@ def _position(cut: str, names: Sequence[str]) -> int:
     raise ModelError(f"a cut must name one of the layers {', '.join(names)}, got {cut!r}{meant}")
 
 
-def _span_sums(values: Sequence[float], most: int) -> Seconds:
+def _span_sums(values: Sequence[float], most: int) -> CostTable:
     """[start, stop]: the sum of `values` from start to stop, 1 to `most` of them; infinite for all other spans."""
     count = len(values)
     sums = np.full((count, count + 1), math.inf)
@@ -148,7 +148,7 @@ def _span_sums(values: Sequence[float], most: int) -> Seconds:
     return sums
 
 
-def _least_dearest(stage_cost: Seconds, num_stages: int) -> tuple[float, tuple[range, ...]]:
+def _least_dearest(stage_cost: CostTable, num_stages: int) -> tuple[float, tuple[range, ...]]:
     """The least cost of the dearest stage, and the cut that has it, its last cuts as late as they can be.
 
     Dynamic programming over the place of the last cut: best(s, j) = min over i < j of max(best(s - 1, i),

@@ -138,12 +138,12 @@ Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
 
 def lay_out(sizes: Sequence[int]) -> Layout:
     """Place payloads of these sizes one after the other behind the header, each at a multiple of 16 bytes."""
-    ranges, end = [], HEADER_BYTES
+    ranges, stop = [], HEADER_BYTES
     for size in sizes:
-        start = math.ceil(end / ALIGNMENT) * ALIGNMENT
-        end = start + size
-        ranges.append((start, end))
-    return Layout(tuple(ranges), end)
+        start = math.ceil(stop / ALIGNMENT) * ALIGNMENT
+        stop = start + size
+        ranges.append((start, stop))
+    return Layout(tuple(ranges), stop)
 
 
 def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
@@ -155,7 +155,7 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
         activations: what the activations of the same boundary go through.
 
     Raises:
-        CodecError: `reuse` without positions on the activation.
+        CodecError: `reuse` beside activations that share no indices.
     """
     return lay_out(
         [
@@ -291,8 +291,8 @@ class Sender(ChannelEnd):
         """Write every payload into the frame; what is still to be settled."""
         parts = zip(self._encoders, tensors, plan.messages, plan.layout.ranges, strict=True)
         return [
-            (encoder, encoder.encode(tensor.detach(), frame[start:end], self.channel.key(microbatch, index), message))
-            for index, (encoder, tensor, message, (start, end)) in enumerate(parts)
+            (encoder, encoder.encode(tensor.detach(), frame[start:stop], self.channel.key(microbatch, index), message))
+            for index, (encoder, tensor, message, (start, stop)) in enumerate(parts)
             if tensor is not None
         ]
 
@@ -351,13 +351,13 @@ class Receiver(ChannelEnd):
                 raise self._refused(what, error) from error
             tensors: list[Tensor | None] = []
             parts = zip(channel.examples, self._decoders, plan.messages, plan.layout.ranges, strict=True)
-            for index, (example, decoder, message, (start, end)) in enumerate(parts):
+            for index, (example, decoder, message, (start, stop)) in enumerate(parts):
                 if header.nones >> index & 1:
                     tensors.append(None)
                     continue
                 tensor = torch.empty(example.shape, dtype=example.dtype)
                 try:
-                    decoder.decode(frame[start:end], tensor, channel.key(microbatch, index), message)
+                    decoder.decode(frame[start:stop], tensor, channel.key(microbatch, index), message)
                 except CodecError as error:
                     raise self._refused(what, error) from error
                 tensors.append(tensor)

@@ -41,7 +41,7 @@ from thinwire.compress.stores.saved import SavedRows, fold, restored
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.pipeline.errors import CheckpointError
 
-FORMAT = 1
+MANIFEST_FORMAT = 1
 _MANIFEST, _RETIRED = "manifest.json", "retired.json"
 _TENSORS = "model-00001-of-00001.safetensors"
 _POLL_SECONDS = 0.02
@@ -68,7 +68,7 @@ class Manifest:
     """What it was made with, as JSON values."""
     files: Mapping[str, Mapping[str, str]]
     """For each stage, "0" the first, the SHA-256 of its files by name."""
-    format: int = FORMAT
+    format: int = MANIFEST_FORMAT
 
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
@@ -77,8 +77,10 @@ class Manifest:
             manifest = cls(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{where} is not the manifest of a checkpoint: {error}") from error
-        if manifest.format != FORMAT:
-            raise CheckpointError(f"{where} must be of format {FORMAT}, got {manifest.format}: use the same release")
+        if manifest.format != MANIFEST_FORMAT:
+            raise CheckpointError(
+                f"{where} must be of format {MANIFEST_FORMAT}, got {manifest.format}: use the same release"
+            )
         return manifest
 
     def text(self) -> str:

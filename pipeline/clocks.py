@@ -61,20 +61,20 @@ def read_clock(reference: int) -> Reading:
     """
     mine = dist.get_rank()
     if mine == reference:
-        for peer in range(dist.get_world_size()):
-            if peer != reference:
-                _answer(peer)
+        for other in range(dist.get_world_size()):
+            if other != reference:
+                _answer(other)
         return Reading(time.perf_counter(), 0.0, 0.0)
     return min((_ask(reference) for _ in range(ROUNDS)), key=lambda reading: reading.error)
 
 
-def _answer(peer: int) -> None:
+def _answer(other: int) -> None:
     message = torch.zeros(1, dtype=torch.float64)
-    with reaching(f"process {dist.get_rank()} was telling process {peer} the time"):
+    with reaching(f"process {dist.get_rank()} was telling process {other} the time"):
         for _ in range(ROUNDS):
-            dist.recv(message, peer)
+            dist.recv(message, other)
             message[0] = time.perf_counter()
-            dist.send(message, peer)
+            dist.send(message, other)
 
 
 def _ask(reference: int) -> Reading:

@@ -20,7 +20,7 @@ from thinwire.pipeline.trainer import Trainer
 
 Compression = Literal["on", "off"]
 """What a score is called by in reports: whether the boundaries compressed."""
-KINDS: Mapping[Compression, PassKind] = {"on": "eval-on", "off": "eval-off"}
+PASS_KINDS: Mapping[Compression, PassKind] = {"on": "eval-on", "off": "eval-off"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def evaluate(
         batches: makes the batches, each of the training shape, padding marked by `valid`.
         mask: takes padding out of targets: (targets, valid) -> targets.
     """
-    scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in KINDS.items()}
+    scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in PASS_KINDS.items()}
     return scores if trainer.has_last else None
 
 

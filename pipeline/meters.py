@@ -15,7 +15,7 @@ from thinwire.pipeline.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "wait", "decode"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-UNKNOWN = Work()
+NO_WORK = Work()
 
 Route = tuple[int, str, str]
 """Boundary, channel, phase."""
@@ -70,7 +70,7 @@ class Meter:
     _since: float = 0.0
 
     @contextmanager
-    def section(self, name: Section, what: str = "", work: Work = UNKNOWN) -> Iterator[None]:
+    def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> Iterator[None]:
         """Charge the time inside to `name`, and to nothing that surrounds it.
 
         `what` says it in words, `work` in the terms of a trace.

@@ -16,7 +16,7 @@ from thinwire.pipeline.clocks import Clock, Reading, read_clock
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.spans import Departure, Recording, Span
 
-FORMAT = 1
+TRACE_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class StageTrace:
             for step in self.steps
         ]
         return {
-            "format": FORMAT,
+            "format": TRACE_FORMAT,
             "stage": self.stage,
             "clock_error": self.clock_error,
             "clock_drift": self.clock_drift,
@@ -75,8 +75,8 @@ class StageTrace:
     @classmethod
     def from_json(cls, value: Any) -> StageTrace:
         """The trace that `to_json` described; ValueError when it is none."""
-        if not isinstance(value, Mapping) or value.get("format") != FORMAT:
-            raise ValueError(f"a stage's trace must be of format {FORMAT}")
+        if not isinstance(value, Mapping) or value.get("format") != TRACE_FORMAT:
+            raise ValueError(f"a stage's trace must be of format {TRACE_FORMAT}")
         try:
             return cls(
                 value["stage"],

@@ -19,8 +19,8 @@ from thinwire.compress.codec import Codec, Key, require_choice, require_floating
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import blocks_per
 
-Values = Literal["fp16", "bf16", "fp32"]
-_FORMATS: Mapping[Values, torch.dtype] = MappingProxyType(
+FactorFormat = Literal["fp16", "bf16", "fp32"]
+_FORMATS: Mapping[FactorFormat, torch.dtype] = MappingProxyType(
     {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 )
 _SCALE_BYTES = 4
@@ -54,12 +54,12 @@ class LowRank(Codec):
 
     rank: int
     """Columns of P and Q, 1 to 512."""
-    values: Values = field(default="fp16", kw_only=True)
+    values: FactorFormat = field(default="fp16", kw_only=True)
     """How elements of P and Q are sent."""
 
     def __post_init__(self) -> None:
         require_int(self, "rank", self.rank, 1, 512)
-        require_choice(self, "values", self.values, get_args(Values))
+        require_choice(self, "values", self.values, get_args(FactorFormat))
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of the scale, P and Q; 0 for a tensor without elements."""

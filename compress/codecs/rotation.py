@@ -114,10 +114,10 @@ def _sums_and_differences(x: Tensor) -> Tensor:
     return _rounds(columns.t().contiguous().view(x.shape), narrow, x.shape[1])
 
 
-def _rounds(x: Tensor, distance: int, end: int) -> Tensor:
-    """`x` after each round from that of elements `distance` apart to that of `end` / 2; overwrites it."""
+def _rounds(x: Tensor, distance: int, stop: int) -> Tensor:
+    """`x` after each round from that of elements `distance` apart to that of `stop` / 2; overwrites it."""
     out = torch.empty_like(x)
-    while distance < end:
+    while distance < stop:
         upper, lower = x.view(-1, 2, distance).unbind(1)
         sums, differences = out.view(-1, 2, distance).unbind(1)
         torch.add(upper, lower, out=sums)

@@ -29,7 +29,7 @@ class MemoryStore(Store):
         indices = self._check(slots)
         if self._values is None or not self._known.index_select(0, slots).all() or len(set(indices)) < len(indices):
             return super().borrow(slots)
-        return Loan(slots, tuple(self._values[first:end] for first, end in _runs(indices)), live=True)
+        return Loan(slots, tuple(self._values[start:stop] for start, stop in _runs(indices)), live=True)
 
     def flush(self) -> None:
         """Nothing is ever on its way."""

@@ -22,7 +22,7 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.links import Links
 from thinwire.launch.shared.probes import probe_namespace
 
-PREFIX = "thinwire-cluster"
+NETWORK_PREFIX = "thinwire-cluster"
 _serial = itertools.count()
 
 
@@ -53,7 +53,7 @@ class Cluster:
 
     def __init__(self, links: Links) -> None:
         self.links = links
-        self._prefix = f"{PREFIX}-{scratch.owner()}-{next(_serial)}"
+        self._prefix = f"{NETWORK_PREFIX}-{scratch.owner()}-{next(_serial)}"
 
     def __enter__(self) -> list[Host]:
         if reason := missing(self.links):
@@ -116,7 +116,7 @@ _ADVICE = {
 
 def remove_orphans() -> list[str]:
     """Remove the namespaces of processes that are gone, with all that runs there; their names."""
-    orphans = [name for name in _namespaces() if name.startswith(f"{PREFIX}-") and not _in_use(name)]
+    orphans = [name for name in _namespaces() if name.startswith(f"{NETWORK_PREFIX}-") and not _in_use(name)]
     for name in orphans:
         with suppress(ClusterError):  # another process may be removing it as well
             _remove(name)
@@ -142,7 +142,7 @@ def _namespaces() -> set[str]:
 
 
 def _in_use(name: str) -> bool:
-    pid, started = name.removeprefix(f"{PREFIX}-").split("-")[:2]
+    pid, started = name.removeprefix(f"{NETWORK_PREFIX}-").split("-")[:2]
     return scratch.is_alive(f"{pid}-{started}")
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from thinwire.launch.report.numbers import (
     bits,
-    byte_positions,
     codecs,
     held_out_losses,
     is_uncompressed,
     losses,
+    progress_in_megabytes,
+    progress_in_seconds,
+    progress_in_steps,
     ratio,
     score,
-    second_positions,
     speed,
-    step_positions,
     training_bytes,
 )
 from thinwire.launch.report.plots import Curve, curves, running_mean
@@ -37,7 +37,7 @@ SEED = "training.seed"
 
 
 @dataclass(frozen=True)
-class Picture:
+class Chart:
     """A plot, and what must be known to read it."""
 
     title: str
@@ -50,7 +50,7 @@ class Comparison:
     """Runs side by side."""
 
     tables: Sequence[Table]
-    pictures: Sequence[Picture]
+    charts: Sequence[Chart]
     warning: str
     """What makes the runs differ beside compression and seed, in a sentence; empty where nothing does."""
 
@@ -81,7 +81,7 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence
         *([_predicted(runs, names, links)] if links else []),
         *([_recipes(names, differing)] if differing else []),
     ]
-    return Comparison(tables, _pictures(runs, names, links), _warning(differing))
+    return Comparison(tables, _charts(runs, names, links), _warning(differing))
 
 
 def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
@@ -192,28 +192,28 @@ def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Ta
     return Table("What differs between the recipes", ["field", *names], rows)
 
 
-def _pictures(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> list[Picture]:
+def _charts(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> list[Chart]:
     """The losses over steps, bytes, seconds, and seconds predicted for each link."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
     told = f"Training loss{smoothed}; points are held out, with compression on."
     axes: list[tuple[str, str, Callable[[RunFiles], list[float]], str]] = [
-        ("Loss over steps", "optimizer step", step_positions, told),
-        ("Loss over bytes sent", "MB over all boundaries, in training", byte_positions, told),
-        ("Loss over time, measured", "seconds of training steps", second_positions, told),
+        ("Loss over steps", "optimizer step", progress_in_steps, told),
+        ("Loss over bytes sent", "MB over all boundaries, in training", progress_in_megabytes, told),
+        ("Loss over time, measured", "seconds of training steps", progress_in_seconds, told),
         *(
             (
                 f"Loss over time, predicted at {link.name}",
                 f"seconds of training steps at {link.name}",
-                lambda run, link=link: _predicted_positions(run, link),
+                lambda run, link=link: _predicted_progress(run, link),
                 f"{told} Steps are all taken to be as long as the average one.",
             )
             for link in links
         ),
     ]
     return [
-        Picture(title, _losses_over(runs, names, window, f"{title} of {', '.join(names)}", label, positions), caption)
-        for title, label, positions, caption in axes
+        Chart(title, _losses_over(runs, names, window, f"{title} of {', '.join(names)}", label, progress), caption)
+        for title, label, progress, caption in axes
     ]
 
 
@@ -223,17 +223,17 @@ def _losses_over(
     window: int,
     title: str,
     label: str,
-    positions: Callable[[RunFiles], list[float]],
+    progress: Callable[[RunFiles], list[float]],
 ) -> str:
     lines = []
     for name, run in zip(names, runs, strict=True):
-        places = positions(run)
+        places = progress(run)
         lines.append(Curve(f"{name}: training", running_mean(losses(run, places), window)))
         lines.append(Curve(f"{name}: held out", held_out_losses(run, "on", places), "o"))
     return curves(lines, title, x_label=label)
 
 
-def _predicted_positions(run: RunFiles, link: PredictedLink) -> list[float]:
+def _predicted_progress(run: RunFiles, link: PredictedLink) -> list[float]:
     seconds = step_seconds(run, link)
     return [seconds * step for step in range(len(run.steps) + 1)]
 

@@ -55,32 +55,32 @@ def score(run: RunFiles, mode: str, name: str = "loss") -> float | None:
     return found
 
 
-def step_positions(run: RunFiles) -> list[float]:
+def progress_in_steps(run: RunFiles) -> list[float]:
     """How many steps are done after each of them, from 0."""
     return [0.0, *(step["step"] + 1.0 for step in run.steps)]
 
 
-def second_positions(run: RunFiles) -> list[float]:
+def progress_in_seconds(run: RunFiles) -> list[float]:
     """Seconds of training that have passed after each step, from 0; evaluations are between steps."""
     return [*accumulate((float(step["seconds"]) for step in run.steps), initial=0.0)]
 
 
-def byte_positions(run: RunFiles) -> list[float]:
+def progress_in_megabytes(run: RunFiles) -> list[float]:
     """MB that all boundaries have sent after each step, from 0: their total, shared out as the last process saw it."""
     seen = [float(step["bytes"]) for step in run.steps]
     scale = training_bytes(run.summary["channels"]) / max(1.0, math.fsum(seen)) / 1e6
     return [*accumulate((scale * count for count in seen), initial=0.0)]
 
 
-def losses(run: RunFiles, positions: Sequence[float] | None = None) -> Points:
-    """The training loss of each step, over the position after it; steps by default."""
-    places = positions or step_positions(run)
+def losses(run: RunFiles, progress: Sequence[float] | None = None) -> Points:
+    """The training loss of each step, over the progress after it; in steps by default."""
+    places = progress or progress_in_steps(run)
     return [(places[i + 1], _or_nan(step["loss"])) for i, step in enumerate(run.steps)]
 
 
-def held_out_losses(run: RunFiles, mode: str, positions: Sequence[float] | None = None) -> Points:
-    """The held-out loss of each evaluation, over the position when it took place; steps by default."""
-    places = positions or step_positions(run)
+def held_out_losses(run: RunFiles, mode: str, progress: Sequence[float] | None = None) -> Points:
+    """The held-out loss of each evaluation, over the progress at that time; in steps by default."""
+    places = progress or progress_in_steps(run)
     scored = [line for line in run.evaluations if mode in line]
     return [(places[min(line["step"], len(places) - 1)], _or_nan(line[mode]["loss"])) for line in scored]
 

@@ -22,15 +22,15 @@ Event = dict[str, Any]
 
 STEPS, STAGE = 0, 1
 WIRE = {
-    (side, channel): 2 + index
-    for index, (side, channel) in enumerate(
-        (side, channel) for channel in ("activations", "gradients") for side in ("out", "in")
+    (way, channel): 2 + index
+    for index, (way, channel) in enumerate(
+        (way, channel) for channel in ("activations", "gradients") for way in ("out", "in")
     )
 }
 LANES = {
     STEPS: "steps",
     STAGE: "stage",
-    **{lane: f"wire, {channel} {side}" for (side, channel), lane in WIRE.items()},
+    **{lane: f"wire, {channel} {way}" for (way, channel), lane in WIRE.items()},
 }
 
 
@@ -123,8 +123,8 @@ def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]
     }
     ends = {"out": transfer.source, "in": transfer.destination}
     wire = [
-        _complete(name, "wire", (stage, WIRE[side, channel]), transfer.start - zero, transfer.end - zero, **facts)
-        for side, stage in ends.items()
+        _complete(name, "wire", (stage, WIRE[way, channel]), transfer.start - zero, transfer.end - zero, **facts)
+        for way, stage in ends.items()
     ]
     arrow = {"name": name, "cat": "frame", "id": index, "tid": STAGE}
     return [

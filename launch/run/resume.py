@@ -43,7 +43,7 @@ _MAY_CHANGE = (
 """Fields of a recipe, or with a dot whole groups, that may be others than those of the checkpoint."""
 
 
-class Course:
+class Resumption:
     """Where a run begins, and the checkpoints it leaves: one in every process, used alike by all.
 
     Args:

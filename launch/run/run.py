@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from thinwire.compress import Feedback, parse
+from thinwire.compress import parse
 from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
@@ -27,7 +27,7 @@ from thinwire.launch.run.outputs import (
     writing,
 )
 from thinwire.launch.run.recipe import dump
-from thinwire.launch.run.resume import Course
+from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.summary import end_report, module_of, stage_report, summarize
 from thinwire.launch.run.weights import Saving
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
@@ -56,10 +56,10 @@ class Run:
         if self.recipe.compression.automatic:
             self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, self.recipe.pipeline)
         self._choices: list[Choice] = []
-        self._course = Course(prepared, where, self.trainer)
+        self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()
-        self._started = time.perf_counter() - self._course.saved.get("seconds", 0.0)
-        self._log = MetricsLog(self.recipe.folder, self._course.first) if self.trainer.has_last else None
+        self._started = time.perf_counter() - self._resumption.saved.get("seconds", 0.0)
+        self._log = MetricsLog(self.recipe.folder, self._resumption.first) if self.trainer.has_last else None
 
     @property
     def doing(self) -> str:
@@ -77,18 +77,18 @@ class Run:
             self._log.recipe(dump(self.recipe))
         self._show_notes()
         self._show_stores()
-        self._training_started = time.perf_counter() - self._course.saved.get("training_seconds", 0.0)
+        self._training_started = time.perf_counter() - self._resumption.saved.get("training_seconds", 0.0)
         if self._log is None:
-            self.trainer.train(self._after_step, self._course.first)
+            self.trainer.train(self._after_step, self._resumption.first)
         else:
             with ProgressLine(self.recipe.training.steps) as self._line:
-                self.trainer.train(self._after_step, self._course.first)
+                self.trainer.train(self._after_step, self._resumption.first)
         training_seconds = time.perf_counter() - self._training_started
         stages = self._stage_reports()
         if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
             self._evaluate(self.recipe.training.steps)
         self._save(self.recipe.training.steps)
-        self._course.finish(self.recipe.training.steps, self._said())
+        self._resumption.finish(self.recipe.training.steps, self._said())
         for stage in self.trainer.stages:
             stage.close()
         self.discard_stores()
@@ -118,17 +118,17 @@ class Run:
         if self._automatic is not None:
             self._choose(self._automatic, done)
         # last: a checkpoint holds what this step's evaluation and choice have changed
-        if self._course.is_due(done, self._steps_per_epoch):
-            self._course.save(done, self._said())
+        if self._resumption.is_due(done, self._steps_per_epoch):
+            self._resumption.save(done, self._said())
 
     def _resume(self) -> None:
         """Take up the codecs that were chosen, or what was measured so far, and then all that the checkpoint holds."""
-        saved = self._course.saved
+        saved = self._resumption.saved
         if self._automatic is not None and saved.get("choices"):
             self._choices = [Choice(**choice) for choice in saved["choices"]]
             self._automatic.use(self._choices)
             self._automatic = None
-        self._course.begin()
+        self._resumption.begin()
         if self._automatic is not None and saved:
             self._automatic.load_state_dict(saved["measured"])
 
@@ -154,7 +154,7 @@ class Run:
         if self._log is not None:
             for choice in self._choices:
                 self._line.say(str(choice))
-        if any(isinstance(parse(choice.codec), Feedback) for choice in self._choices):
+        if any(parse(choice.codec).feedback is not None for choice in self._choices):
             self._check_space()
             self._show_stores()
 
@@ -179,7 +179,7 @@ class Run:
         )
         if gathered is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
-            notes = [self._course.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning]
+            notes = [self._resumption.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning]
             show_notes([note for note in notes if note])
 
     def _notes_on_auto(self) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
-UNKNOWN = "unrecognized arguments: "
+UNRECOGNIZED = "unrecognized arguments: "
 """How argparse begins what it says of options that it does not know."""
 
 
@@ -22,8 +22,8 @@ def dotted(group: type[Any], prefix: str = "") -> Iterator[str]:
 
 def unknown_options(text: str, known: Sequence[str]) -> str | None:
     """A sentence for the options that argparse did not know, each with what was meant; None where it names none."""
-    given = [word.partition("=")[0] for word in text.removeprefix(UNKNOWN).split() if word.startswith("--")]
-    if not text.startswith(UNKNOWN) or not given:
+    given = [word.partition("=")[0] for word in text.removeprefix(UNRECOGNIZED).split() if word.startswith("--")]
+    if not text.startswith(UNRECOGNIZED) or not given:
         return None
     return "; ".join(f"there is no option {option}{_meant(option.removeprefix('--'), known)}" for option in given)
 

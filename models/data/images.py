@@ -28,7 +28,7 @@ from thinwire.models.seed import derive_seed
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MODES = {1: "L", 3: "RGB"}
+PILLOW_MODES = {1: "L", 3: "RGB"}
 """Channels -> Pillow's name for such images."""
 _MEASURED = 1000
 
@@ -141,7 +141,7 @@ def decode(picture: Picture, form: Format) -> Tensor:
     from PIL.Image import Resampling
 
     try:
-        image = _open(picture).convert(MODES[form.channels])
+        image = _open(picture).convert(PILLOW_MODES[form.channels])
     except OSError as error:
         raise ModelError(f"each image must be one that Pillow can decode: {error}") from error
     if form.resized:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinwire.models.data.images import MODES
+from thinwire.models.data.images import PILLOW_MODES
 from thinwire.models.data.parts import Columns, Kind
 from thinwire.models.data.sampler import Shuffle
 from thinwire.models.data.sources import BUNDLED, RULE
@@ -71,7 +71,7 @@ class DataOptions:
         }
         misplaced = ", ".join(name for name, value in for_images.items() if value and kind != "images")
         most = 2 if kind == "pairs" else 1
-        fitting = (0, self.channels) if self.channels else (0, *MODES)
+        fitting = (0, self.channels) if self.channels else (0, *PILLOW_MODES)
         sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
         require(
             (bool(self.name), f"{RULE}, got ''"),
@@ -83,7 +83,7 @@ class DataOptions:
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (not misplaced, f"{misplaced} must be left out for kind {kind}: only images have them"),
             (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
-            (self.channels in (None, *MODES), f"channels must be 1 or 3, got {self.channels}"),
+            (self.channels in (None, *PILLOW_MODES), f"channels must be 1 or 3, got {self.channels}"),
             (
                 sized and all(value > 0 for value in self.std),
                 f"mean and std must have a value for each channel, std's above 0, got {self.mean} and {self.std}",

@@ -55,11 +55,11 @@ class Bytes:
             place = 1
             tokens[row, 0] = self.vocab_size
             for kind, part in enumerate(fitting):
-                end = place + len(part)
-                tokens[row, place:end] = torch.tensor(list(part), dtype=torch.int32)
-                tokens[row, end] = self.vocab_size + 1
-                kinds[row, place : end + 1] = kind
-                place = end + 1
+                stop = place + len(part)
+                tokens[row, place:stop] = torch.tensor(list(part), dtype=torch.int32)
+                tokens[row, stop] = self.vocab_size + 1
+                kinds[row, place : stop + 1] = kind
+                place = stop + 1
         mask = (tokens != self.padded_vocab_size - 1).to(torch.uint8)
         return Padded(tokens, {"attention_mask": mask, "token_type_ids": kinds}, num_truncated)
 

@@ -8,7 +8,7 @@ import yaml
 
 from thinwire.launch import cli
 from thinwire.launch.report.comparison import compare, differences, find_baseline
-from thinwire.launch.report.numbers import byte_positions, held_out_losses, losses, second_positions
+from thinwire.launch.report.numbers import held_out_losses, losses, progress_in_megabytes, progress_in_seconds
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.report.replay import PredictedLink, parse_link, step_seconds
 from thinwire.pipeline.errors import OptionsError
@@ -116,12 +116,12 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
 
 def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     run = made(tmp_path, "four", codec="q(4)")
-    assert second_positions(run) == [0, 1, 3, 6, 10]
+    assert progress_in_seconds(run) == [0, 1, 3, 6, 10]
     total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
-    assert byte_positions(run) == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
-    assert losses(run, second_positions(run)) == [(1, 5), (3, 4), (6, 3), (10, 2)]
-    assert held_out_losses(run, "on", second_positions(run)) == [(3, 3.5), (10, 3.0)]
-    titles = [picture.title for picture in compare([run, run], run, [parse_link("1mbit")]).pictures]
+    assert progress_in_megabytes(run) == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
+    assert losses(run, progress_in_seconds(run)) == [(1, 5), (3, 4), (6, 3), (10, 2)]
+    assert held_out_losses(run, "on", progress_in_seconds(run)) == [(3, 3.5), (10, 3.0)]
+    titles = [chart.title for chart in compare([run, run], run, [parse_link("1mbit")]).charts]
     assert titles == [
         "Loss over steps",
         "Loss over bytes sent",
@@ -156,4 +156,4 @@ def test_the_numbers_are_json_values_for_the_page(tmp_path):
     runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")]
     found = compare(runs, runs[0], [parse_link("10mbit,20ms")])
     assert json.loads(json.dumps([table.to_json() for table in found.tables])) is not None
-    assert all("<svg" in picture.svg for picture in found.pictures)
+    assert all("<svg" in chart.svg for chart in found.charts)

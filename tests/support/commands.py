@@ -13,7 +13,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from thinwire.launch.hosts.namespaces import PREFIX
+from thinwire.launch.hosts.namespaces import NETWORK_PREFIX
 
 THINWIRE = [str(Path(sys.executable).with_name("thinwire"))]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -121,4 +121,4 @@ def free_port():
 def hosts_of(pid):
     """The namespaces that a process made."""
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-    return {name for name in listed.split() if name.startswith(f"{PREFIX}-{pid}-")}
+    return {name for name in listed.split() if name.startswith(f"{NETWORK_PREFIX}-{pid}-")}

@@ -70,8 +70,7 @@ def default_codecs() -> list[str]:
 def parse_method(expression: str) -> Codec | Feedback:
     """The codec or feedback of an expression; CodecError if there is none, or if it cannot be measured by itself."""
     method = parse(expression)
-    codec = method.codec if isinstance(method, Feedback) else method
-    codec.nbytes((1, 1), torch.float32)
+    method.codec.nbytes((1, 1), torch.float32)
     return method
 
 
@@ -180,8 +179,8 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
     methods = [parse_method(expression) for expression in wanted]
-    codecs = [method for method in methods if isinstance(method, Codec)]
-    rules = [method for method in methods if isinstance(method, Feedback)]
+    codecs = [method.codec for method in methods if method.feedback is None]
+    rules = [method.feedback for method in methods if method.feedback is not None]
     found = environment(shlex.join([*PROG.split(), *argv]))
     aside = Console(stderr=True)
     with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
