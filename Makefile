@@ -6,7 +6,7 @@ LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
 PACKAGES = errors compress models pipeline launch
 
-.PHONY: help quickstart test test-fast lint format types docs clean
+.PHONY: help quickstart test test-fast drill lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -19,6 +19,9 @@ test: lint types ## Install what development needs, then check style and types a
 
 test-fast: $(VENV)/installed-dev ## Run the tests that need no processes and little time: under two minutes.
 	$(BIN)/pytest -m "not processes and not namespaces and not slow"
+
+drill: $(VENV)/installed-dev ## Kill KILLS (20) stages of one run at random; it must end as an undisturbed one.
+	THINWIRE_KILLS=$(or $(KILLS),20) $(BIN)/pytest tests/launch/test_restarts.py
 
 lint: $(VENV)/installed-dev ## Check the code's style and format.
 	$(BIN)/ruff check
