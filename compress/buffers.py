@@ -16,13 +16,13 @@ from thinwire.compress.microbatch import Microbatch, PassKind
 from thinwire.compress.stores.store import Store, StoreLayout
 
 Purpose = Literal["train", "eval"]
-"""A tensor has a store for training, and another where evaluation remembers on its own."""
+"""What a store is for. Where evaluation has buffers of its own, they are in a second store."""
 MakeStore = Callable[[StoreLayout, Purpose], Store]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotCounts:
-    """How many slots there are of each kind: the bound on every store."""
+    """How many slots there are of each kind: the size of every store."""
 
     positions: int
     """Rows of a batch, all accumulation passes together."""
@@ -41,7 +41,7 @@ class Buffers:
         sends: whether this is the sending end.
         counts: how many slots there are.
         make_store: called at first use of a store.
-        warmup_fill: whether warm-up writes what is sent in full into the buffers.
+        warmup_fill: whether warm-up writes the rows sent in full into the buffers.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Buffers:
         return (None if purpose is None else self.store(purpose)), writes
 
     def slots(self, microbatch: Microbatch) -> Tensor:
-        """Each row's slot, int64 [R]; CodecError where it is the sample and nobody said which."""
+        """Each row's slot, int64 [R]; CodecError if slots are samples and the micro-batch has no sample ids."""
         if self._kept is None or self._kept.slot == "position":
             return torch.arange(microbatch.positions.start, microbatch.positions.stop)
         if microbatch.sample_ids is None:
@@ -102,7 +102,7 @@ class Buffers:
         if purpose not in self._stores:
             if purpose not in self.layouts:
                 raise CodecError(
-                    f"{self._method} has no slot to keep anything in: tell the wire how many samples there are, with "
+                    f"{self._method} needs a slot for each sample, got none: give the number of samples with "
                     f"Wire(slots=SlotCounts(...))"
                 )
             self._stores[purpose] = self._make_store(self.layouts[purpose], purpose)
@@ -117,7 +117,7 @@ class Buffers:
             store.prefetch(self.slots(microbatch))
 
     def digests(self) -> dict[str, str]:
-        """A hash of every buffer that both ends keep, by purpose and slot."""
+        """A hash of each buffer that both ends keep, by purpose and slot."""
         if self._kept is None or not self._kept.receiver_keeps:
             return {}
         return {
@@ -131,24 +131,24 @@ class Buffers:
         return {purpose: store.state_dict() for purpose, store in self._stores.items()}
 
     def load_state_dict(self, state: Mapping[Purpose, Any]) -> None:
-        """Hold what `state_dict` returned, exactly."""
+        """Set every store to the content that `state_dict` returned."""
         for purpose in self._stores.keys() - state.keys():
             self._stores.pop(purpose).close()
         for purpose, saved in state.items():
             self.store(purpose).load_state_dict(saved)
 
     def flush(self) -> None:
-        """Wait until every buffer written has reached its medium; StoreError if one could not."""
+        """Wait until all written buffers are in their medium; StoreError if one is not."""
         for store in self._stores.values():
             store.flush()
 
     def drop_cache(self) -> None:
-        """Have stores on disk be read from there again, as if memory were full of other things."""
+        """Empty the system's cache of the files, so that the next reads come from the disk."""
         for store in self._stores.values():
             store.drop_cache()
 
     def close(self) -> None:
-        """Give up the stores."""
+        """Close the stores."""
         for store in self._stores.values():
             store.close()
 

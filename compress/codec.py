@@ -1,8 +1,8 @@
-"""What a codec is: the one interface through which tensors become bytes and come back.
+"""What a codec is: the interface that turns tensors into bytes and back.
 
 A codec is a frozen description with pure functions. It never sees a rank, a socket or a stream, it keeps no state, and
-its only randomness comes from the Key of the message at hand: schedules order micro-batches differently, so
-a running generator would make two runs of one recipe differ.
+its only randomness comes from the Key of the message. Schedules order micro-batches differently, so with a
+running generator two runs of one recipe would differ.
 """
 
 import dataclasses
@@ -64,23 +64,23 @@ class Key:
 class Described(ABC):
     """A frozen dataclass that an expression describes: a codec, or feedback around one.
 
-    What it can do is asked of it, never found by its type; `codec`, `inner` and `feedback` are asked of both kinds
-    alike. `str` and `repr` are the expression.
+    Callers ask what it can do, and do not look at its type. Both kinds have `codec`, `inner` and `feedback`. `str` and
+    `repr` are the expression.
     """
 
     name: ClassVar[str]
-    """The name in expressions; left out, the path the class is imported by, such as `my_codecs.Sign`."""
+    """The name in expressions; by default the import path of the class, such as `my_codecs.Sign`."""
     channels: ClassVar[tuple[str, ...]] = ("activations", "gradients")
     """The channels it can be used on."""
     instead: ClassVar[str] = ""
-    """What a user can take on a channel that is not one of these."""
+    """What to use on the other channels, for the error."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
             cls.name = f"{cls.__module__}.{cls.__qualname__}"
 
     def check_channel(self, channel: str) -> None:
-        """Raise CodecError unless it can be used on a channel."""
+        """Raise CodecError if it cannot be used on this channel."""
         if channel not in self.channels:
             allowed = " and ".join(self.channels)
             raise CodecError(f"{self.name} is for {allowed} only, got {self} for {channel}; {self.instead}")
@@ -94,24 +94,24 @@ class Described(ABC):
 class Codec(Described):
     """A frozen description of how a tensor becomes bytes.
 
-    Subclasses are frozen dataclasses with `repr=False`, whose fields are the arguments of the expression: those
-    without a default come first and are written by position, the others by name and only where they differ.
+    Subclasses are frozen dataclasses with `repr=False`. Their fields are the arguments of the expression. Fields
+    without a default come first and are written by position. The others are written by name, if not the default.
     """
 
     takes_feedback: ClassVar[bool] = True
     """Whether feedback can go around it."""
     shares_indices: ClassVar[bool] = False
-    """Whether its payloads hold values at some indices only, where `reuse` can send the gradient's values too."""
+    """Whether it sends values at some indices only, so that `reuse` can send the gradient's values at the same ones."""
     takes_indices: ClassVar[bool] = False
-    """Whether it sends values at any indices it is given, so that efmixed can choose them."""
+    """Whether it can send values at given indices, so that efmixed can choose them."""
     reuses_indices: ClassVar[bool] = False
     """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
     warm_starts: ClassVar[bool] = False
-    """Whether a message starts from the last one in its place: keep `next_shared` of each for the next."""
+    """Whether a message starts from the last one in its place: the caller keeps `next_shared` for it."""
 
     @property
     def codec(self) -> "Codec":
-        """Itself; for feedback, the codec that it goes around."""
+        """Itself; for feedback, the codec inside."""
         return self
 
     @property
@@ -125,14 +125,14 @@ class Codec(Described):
         return None
 
     def bound_to(self, activations: "Codec") -> "Codec":
-        """The codec for gradients beside this codec of the same boundary's activations.
+        """The codec for gradients, given the codec of the same boundary's activations.
 
-        Raises CodecError for a codec that reuses indices, if the activations' has none to share.
+        Raises CodecError if this one reuses indices and the other has none to share.
         """
         return self
 
     def unscaled(self) -> "Codec":
-        """The codec without the scaling that makes it unbiased by itself: what feedback goes around."""
+        """The codec without the scaling that makes it unbiased: feedback uses this one."""
         return self
 
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor | None:
@@ -140,28 +140,28 @@ class Codec(Described):
         return None
 
     def next_shared(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """What both ends share for the next message in this one's place; None unless the codec warm-starts."""
+        """What both ends share for the next message in the same place; None unless the codec warm-starts."""
         return None
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The bits below which no code that looks at one symbol at a time can carry what a payload holds.
+        """The least bits for this payload with any code that looks at one symbol at a time.
 
-        For codes of up to 8 bits, the entropy of how often each is there; for K indices among T elements, T*H(K/T), H
-        the binary entropy. Scales, and values beside codes and indices, count as they are sent.
+        For codes of up to 8 bits: the entropy of their counts. For K of T indices: T*H(K/T), where H is the binary
+        entropy. Scales, and values sent beside indices, count in full.
         """
         return 8.0 * len(payload)
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The exact payload size in bytes of a tensor; both ends know it in advance.
+        """The exact size in bytes of a tensor's payload; both ends know it in advance.
 
-        Raises CodecError for a dtype that the codec does not take.
+        Raises CodecError if the codec does not take the dtype.
         """
 
     def encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
-        """Write the payload of `x` (any strides, never written to) into `out`.
+        """Write the payload of `x` into `out`. `x` may have any strides and is not changed.
 
-        `out` is uint8, one-dimensional, contiguous, exactly `nbytes(x.shape, x.dtype)` long, at any alignment.
+        `out` is uint8 [nbytes(x.shape, x.dtype)], contiguous, at any alignment.
         `shared` is a tensor that both ends hold already: the indices of the activation for `reuse`, the last Q for
         `lowrank`; most codecs need none.
         """
@@ -170,7 +170,7 @@ class Codec(Described):
             self._encode(x.detach(), out, key, shared)
 
     def decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
-        """Write the decoded tensor into `out`: contiguous, of the sender's shape and dtype."""
+        """Write the decoded tensor into `out`, which is contiguous and has the sender's shape and dtype."""
         self._check_payload(payload, out)
         assert out.is_contiguous(), "a tensor is decoded into contiguous memory"
         if out.numel():
@@ -178,7 +178,7 @@ class Codec(Described):
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
-        """How far from `x` its decoded elements can be, as float32 that broadcasts to the shape of `x`."""
+        """The largest error of each decoded element, as float32 that broadcasts to the shape of `x`."""
 
     @abstractmethod
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None: ...
@@ -205,14 +205,14 @@ def expression_of(described: Described) -> str:
 
 
 def require_floating(codec: Codec, dtype: torch.dtype) -> None:
-    """Raise CodecError unless `dtype` is a floating one of at least 16 bits: all that lossy codecs take."""
+    """Raise CodecError unless `dtype` is floating and has at least 16 bits: lossy codecs take nothing else."""
     if not dtype.is_floating_point or dtype.itemsize < 2:
         wanted = "floating-point tensors of at least 16 bits"
         raise CodecError(f"{codec} compresses {wanted}, got {dtype}; send this tensor with none")
 
 
 def require_int(codec: Codec, argument: str, value: object, low: int, high: int | None) -> None:
-    """Raise CodecError unless `value` is an int (not a bool) from `low` to `high`; None is no limit."""
+    """Raise CodecError unless `value` is an int (not a bool) from `low` to `high`; `high=None` is no limit."""
     allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
     if type(value) is not int or value < low or (high is not None and value > high):
         raise CodecError(f"{codec.name}'s {argument} must be {allowed}, got {_literal(value)}")

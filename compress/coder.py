@@ -5,8 +5,9 @@ compression off) and the others through the method:
 
     payload = | full rows, in the tensor's own dtype | codec's payload of the other rows as one tensor |
 
-Both ends make the same plan of a message, from the micro-batch and the slots they have seen, and hand it on through
-what they do with it. Buffers are written from the decoded payload at both ends, never from the encoder's intermediates.
+Both ends make the same plan of a message, from the micro-batch and the slots they have seen. Encoding, decoding and
+the update of the buffers all follow it. Both ends write buffers from the decoded payload, never from the encoder's
+intermediates.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 
 
 class Coder:
-    """What both ends of a tensor's channel have in common: how they plan a message, and what they remember.
+    """The part that both ends of a tensor's channel share: the plan of a message, and the state.
 
     Args:
         method: the codec, or feedback around one.
         example: shape [R, ..] and dtype of the tensor.
         counts: how many slots there are.
         make_store: called at first use of a store.
-        warmup_fill: whether warm-up writes what is sent in full into the buffers.
+        warmup_fill: whether warm-up writes the rows sent in full into the buffers.
         activation: for a codec that reuses indices, the coder of the activation at this same end.
 
     Raises:
-        CodecError: `reuse` without topk or randk on the activation.
+        CodecError: the method is `reuse`, and the activation has neither topk nor randk.
     """
 
     sends: ClassVar[bool]
@@ -72,7 +73,7 @@ class Coder:
         self._reused: Traces | None = None
         if self._codec.reuses_indices:
             self._codec = self._codec.bound_to(activation.method.codec if activation else Uncompressed())
-            assert activation is not None, "what has no activation is bound to nothing"
+            assert activation is not None, "bound_to raises without an activation"
             self._reused = activation.traced()
         self.warm_starts = WarmStarts() if self._codec.warm_starts else None
         self.buffers = Buffers(
@@ -85,12 +86,12 @@ class Coder:
         )
 
     def traced(self) -> Traces:
-        """Where this activation's values go in training, recorded from now on."""
+        """Record the indices of this activation's values in training from now on, for `reuse`."""
         self._traces = Traces()
         return self._traces
 
     def plan(self, microbatch: Microbatch) -> MessagePlan:
-        """What happens to a micro-batch; both ends make the same plan, before either updates its buffers."""
+        """The plan of a micro-batch; both ends make the same one, before either updates its buffers."""
         store, writes = self.buffers.used_by(microbatch.kind)
         slots = _NO_SLOTS if store is None else self.buffers.slots(microbatch)
         rows, shared = self._none, None
@@ -108,23 +109,23 @@ class Coder:
 
     @property
     def capacity(self) -> int:
-        """Bytes of the largest payload there can be."""
+        """Bytes of the largest possible payload."""
         return max(self._sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything remembered, for a checkpoint."""
+        """The whole state, for a checkpoint."""
         warm_starts = {} if self.warm_starts is None else self.warm_starts.state_dict()
         return {"stores": self.buffers.state_dict(), "warm_starts": warm_starts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` returned, exactly."""
+        """Set the state to what `state_dict` returned."""
         if self.warm_starts is not None:
             self.warm_starts.load_state_dict(state["warm_starts"])
         self.buffers.load_state_dict(state["stores"])
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """The payload's size, by how many rows go in full."""
+        """The payload's size for each number of rows in full."""
         rest = self._shape[1:]
         shapes = [(self.rows - full, *rest) if self._shape else () for full in range(self.rows)]
         sizes = [
@@ -140,13 +141,13 @@ class Coder:
         return (rows, *self._shape[1:])
 
     def _fill(self, plan: MessagePlan, x: Tensor) -> None:
-        """A row that goes in full is what the next difference is taken against."""
+        """Write rows that go in full into the buffers: the next difference is taken against them."""
         if plan.store is not None and plan.writes and plan.rows.num_full:
             rows = plan.rows.in_full(x).reshape(self._shape_of(plan.rows.num_full))
             plan.store.write(plan.rows.in_full(plan.slots), rows.float())
 
     def _remember(self, plan: MessagePlan, coded: Tensor, key: Key) -> None:
-        """Keep what later messages need of the coded rows' payload, and let go of what this one needed."""
+        """Keep from the payload what later messages need, and drop what only this one needed."""
         if self._reused is not None:
             self._reused.forget(plan.microbatch)
         if plan.microbatch.kind != "train":
@@ -162,7 +163,7 @@ class Coder:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What `Encoder.encode` leaves for `Encoder.settle`."""
+    """What `Encoder.encode` hands to `Encoder.settle`."""
 
     x: Tensor
     payload: Tensor
@@ -171,16 +172,16 @@ class Encoded:
     message: Tensor | None = None
     """What feedback gave the codec; None without feedback."""
     loan: Loan | None = None
-    """The buffers it was made from."""
+    """The buffers that `message` was made from."""
 
 
 class Encoder(Coder):
-    """The end that a tensor leaves from: `encode` makes the payload, `settle` does what can wait until it is sent."""
+    """The sending end: `encode` makes the payload, `settle` updates the state once it is sent."""
 
     sends = True
 
     def encode(self, x: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> Encoded:
-        """Write the payload of `x` into `out`, uint8 [plan.nbytes]; `settle` what is returned before the next plan."""
+        """Write the payload of `x` into `out`, uint8 [plan.nbytes]; then call `settle`, before the next plan."""
         rows, coded = plan.rows, out[plan.full_bytes :]
         if rows.num_full:
             out[: plan.full_bytes] = tensor_bytes(rows.in_full(x))
@@ -195,13 +196,13 @@ class Encoder(Coder):
         return Encoded(x, out, key, plan, self._feedback.encode(given, loan, coded, key, plan.shared), loan)
 
     def settle(self, encoded: Encoded) -> None:
-        """Update what this end remembers; the payload is read, never written: it may be on its way already."""
+        """Update the state. The payload is only read: the transport may be sending it."""
         plan, message, loan = encoded.plan, encoded.message, encoded.loan
         coded = encoded.payload[plan.full_bytes :]
         self._fill(plan, encoded.x)
         if message is not None and loan is not None and plan.writes:
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
-            # What both ends compute needs no more than the payload says, so the decoded takes the message's place.
+            # Where the receiver keeps the buffer too, `advance` does not read u, so c may overwrite it.
             decoded = message if self._feedback.receiver_keeps else torch.empty_like(message)
             self._codec.decode(coded, decoded, encoded.key, plan.shared)
             for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
@@ -211,12 +212,12 @@ class Encoder(Coder):
 
 
 class Decoder(Coder):
-    """The end that a tensor arrives at."""
+    """The receiving end."""
 
     sends = False
 
     def decode(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> None:
-        """Write the tensor that a payload stands for into `out`, contiguous, and update what is remembered."""
+        """Write the decoded tensor into `out`, which is contiguous, and update the state."""
         rows, coded = plan.rows, payload[plan.full_bytes :]
         if rows.num_full:
             self._put_full(payload[: plan.full_bytes], out, rows)
@@ -242,7 +243,7 @@ class Decoder(Coder):
         _put(values, out, None if not rows.num_coded else rows.full)
 
     def _receive(self, values: Tensor, plan: MessagePlan) -> None:
-        """Turn decoded rows into what the receiver uses, in place, and remember it."""
+        """Turn decoded rows into what the receiver uses, in place, and keep it in the buffers."""
         if plan.store is None:
             return
         assert self._feedback is not None, "only feedback has a store"
@@ -257,13 +258,13 @@ class Decoder(Coder):
 
 
 def _require_finite(values: Tensor) -> None:
-    """Raise CodecError where values that a buffer would keep for ever hold NaN or infinity; they may overflow a sum."""
+    """Raise CodecError if values have NaN or infinity, because a buffer would keep it. A finite sum is a fast check."""
     if not isfinite(values.sum(dtype=torch.float32).item()) and not bool(values.isfinite().all()):
-        raise CodecError("a payload that feedback remembers must stand for finite numbers, and holds NaN or infinity")
+        raise CodecError("a payload that feedback adds to its buffer must hold finite numbers, got NaN or infinity")
 
 
 def _put(values: Tensor, out: Tensor, mask: Tensor | None) -> None:
-    """Write rows into those of `out` that the mask names, all of them without one."""
+    """Write rows into the masked rows of `out`, or into all if there is no mask."""
     if mask is None:
         saturating_copy(values.view(out.shape), out)
         return

@@ -1,4 +1,4 @@
-"""How much of a tensor a codec loses: what feedback needs to know of the codec inside.
+"""How much of a tensor a codec loses: feedback by differences depends on it.
 
 Feedback that sends differences (EF21, AQ-SGD) converges only around a contractive codec, |x - C(x)| <= c |x| with c
 below 1; the theorem of 2206.01299 asks for c below sqrt(1/2).
@@ -13,9 +13,9 @@ _KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, mic
 
 
 def contraction(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
-    """The measured c = |x - C(x)| / |x| in the Euclidean norm for this `x`; 0 where both are 0, and NaN if not finite.
+    """The measured c = |x - C(x)| / |x| in the Euclidean norm for this `x`; 0 if both are 0, NaN if not finite.
 
-    A measurement: a codec may do worse on another tensor, and one that rounds by chance with another key.
+    Another tensor, or another key for a codec that rounds by chance, may give a larger c.
     """
     payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
     decoded = torch.empty_like(x, memory_format=torch.contiguous_format)

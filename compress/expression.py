@@ -3,10 +3,10 @@
     expression = NAME | NAME(argument, ..)          none   q(4)   q(2, scale="minmax", per="tensor")   ef(topk(0.1))
     argument   = value | NAME=value                 value: a number, a quoted string, or an expression
 
-    NAME       = a codec's or a feedback rule's, or the path of a class of one's own: my_codecs.Sign(2)
+    NAME       = the name of a codec or a feedback rule, or the path of your own class: my_codecs.Sign(2)
 
-The text is parsed into a syntax tree and never evaluated; the dataclass behind the name checks the arguments. A path
-imports its module, from the current directory too, as `module:factory` does for models.
+The text is parsed into a syntax tree and never evaluated. The dataclass of that name checks the arguments. The module
+of a path is imported, from the current directory too, as for `module:factory` of models.
 """
 
 import ast
@@ -44,19 +44,19 @@ FEEDBACK: Mapping[str, type[Feedback]] = MappingProxyType(
 )
 """Every feedback rule by its name in expressions."""
 
-_NO_CODEC = " is no codec: write a name or a call, such as none or q(4)"
+_NO_CODEC = " is not a codec: write a name or a call, such as none or q(4)"
 
 _KNOWN: Mapping[str, type[Codec] | type[Feedback]] = MappingProxyType({**CODECS, **FEEDBACK})
 
 
 LONGEST = 500
-"""Characters of an expression: several times what any that makes sense has."""
+"""The most characters of an expression, several times what a useful one needs."""
 
 
 def parse(expression: str) -> Method:
     """The codec or feedback that `expression` describes; `parse(str(method)) == method` for all of them.
 
-    Raises CodecError for anything that is not such a name, alone or called with arguments it takes.
+    Raises CodecError if the text is not a known name, alone or with arguments that it takes.
     """
     if not isinstance(expression, str):
         raise CodecError(f'a codec is written as text, such as "q(4)", got {expression!r}')
@@ -88,12 +88,12 @@ def _method(node: ast.expr, expression: str) -> Method:
         bound = parameters.bind(*arguments, **values)
     except TypeError as error:
         usage = f"{name}({', '.join(parameters.parameters)})" if parameters.parameters else name
-        raise CodecError(f"{expression!r}: {error}; it is {usage}") from None
+        raise CodecError(f"{expression!r}: {error}; write {usage}") from None
     return described(*bound.args, **bound.kwargs)
 
 
 def _path(node: ast.expr) -> str | None:
-    """The name, or the dotted path, that a node is; None for all else."""
+    """The name or dotted path of a node; None for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := _path(node.value)):
@@ -113,7 +113,7 @@ def _described(name: str, expression: str) -> type[Codec] | type[Feedback]:
 
 
 def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
-    """The class of one's own that a path leads to, its module imported from the current directory too."""
+    """The user's class at a path; its module is imported from the current directory too."""
     module_name, _, class_name = path.rpartition(".")
     found = find_in(module_name, class_name, expression, CodecError)
     if not isinstance(found, type):
@@ -121,7 +121,7 @@ def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
     if not issubclass(found, Codec | Feedback):
         raise CodecError(f"{expression!r}: {path} must be a class that extends thinwire.compress.Codec or Feedback")
     if found.name != path:
-        raise CodecError(f"{expression!r}: {path} is called {found.name} in expressions; write that")
+        raise CodecError(f"{expression!r}: the name of {path} in expressions is {found.name}; write that")
     if inspect.isabstract(found):
         raise CodecError(f"{expression!r}: {path} must define {', '.join(sorted(found.__abstractmethods__))}")
     if not getattr(vars(found).get("__dataclass_params__"), "frozen", False):
@@ -130,7 +130,7 @@ def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
 
 
 def _value(node: ast.expr, expression: str) -> object:
-    """An argument's value: a literal, or an expression of its own."""
+    """An argument's value: a literal or an expression."""
     named = node.func if isinstance(node, ast.Call) else node
     name = _path(named)
     if name is not None and (isinstance(node, ast.Call) or "." in name or name in _KNOWN):
@@ -138,4 +138,6 @@ def _value(node: ast.expr, expression: str) -> object:
     try:
         return ast.literal_eval(node)
     except (TypeError, ValueError):
-        raise CodecError(f"an argument in {expression!r} is neither a number nor a quoted string") from None
+        raise CodecError(
+            f"each argument of {expression!r} must be a number, a quoted string or an expression"
+        ) from None

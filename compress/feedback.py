@@ -1,10 +1,10 @@
-"""Feedback: rules around a codec that remember what was sent, so that what one message loses a later one brings.
+"""Feedback: rules around a codec that keep what was sent, so that a later message makes up for what one loses.
 
 Each rule is three formulas over a message's input x, the buffer b kept for its slot, and the decoded payload c = C(u):
 
                 u, what the codec sees     what the receiver uses     the next b        who keeps b
     ef          x + b                      c                          u - c             the sender
-    efmixed     x + b, at chosen places    c                          u - c             the sender
+    efmixed     x + b, at mixed indices    c                          u - c             the sender
     ef21        x - b                      b + c                      b + c             both ends
     aqsgd       x - b                      b + c                      S(b + c)          both ends
 
@@ -42,7 +42,7 @@ class Feedback(Described):
     """Whether a slot's first visit sends the tensor as it is."""
 
     codec: Codec
-    """What turns u into a payload."""
+    """The codec that turns u into a payload."""
     slot: Slot = field(default="position", kw_only=True)
     """What a buffer is kept for: a position in the batch, or a sample id."""
     store: Medium = field(default="memory", kw_only=True)
@@ -52,7 +52,7 @@ class Feedback(Described):
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec):
-            raise CodecError(f"{self.name} goes around a codec, got {self.codec}; write {self.name}(q(4)), say")
+            raise CodecError(f"{self.name} goes around a codec, got {self.codec}; write {self.name}(q(4)), for example")
         if not self.codec.takes_feedback:
             raise CodecError(f"{self.name} cannot go around {self.codec}; drop {self.name}")
         require_choice(self, "slot", self.slot, get_args(Slot))
@@ -63,7 +63,7 @@ class Feedback(Described):
 
     @property
     def inner(self) -> Codec:
-        """The codec as it is used here: without the scaling that makes it unbiased by itself."""
+        """The codec as feedback uses it: without the scaling that makes it unbiased."""
         return self.codec.unscaled()
 
     @property
@@ -82,11 +82,11 @@ class Feedback(Described):
 
     @abstractmethod
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
-        """Turn `decoded` into what the receiver uses, in place, which is its next buffer if it keeps any."""
+        """Turn `decoded` into what the receiver uses, in place: also its next buffer, if it keeps one."""
 
     @abstractmethod
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
-        """Turn the sender's `buffer` into the next, in place."""
+        """Turn the sender's `buffer` into the next one, in place."""
 
     def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
         """Write the payload of C(u) and return u, new and contiguous."""
@@ -103,7 +103,7 @@ class Feedback(Described):
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Feedback):
-    """`ef(codec)`: what a message lost is added to the slot's next one."""
+    """`ef(codec)`: what one message loses is added to the slot's next one."""
 
     name: ClassVar[str] = "ef"
     receiver_keeps: ClassVar[bool] = False
@@ -122,7 +122,7 @@ class ErrorFeedback(Feedback):
 
 @dataclass(frozen=True, repr=False)
 class MixedErrorFeedback(ErrorFeedback):
-    """`efmixed(topk(..))`: half of what is sent is chosen by the input, half by the error (2401.07788, 2.4)."""
+    """`efmixed(topk(..))`: the input chooses half of the indices, the error the other half (2401.07788, 2.4)."""
 
     name: ClassVar[str] = "efmixed"
 
@@ -163,7 +163,7 @@ class DifferenceFeedback(Feedback):
 
 @dataclass(frozen=True, repr=False)
 class ActivationDifference(DifferenceFeedback):
-    """`aqsgd(codec)`: EF21 whose slot is the sample, its first visit in full precision; activations only."""
+    """`aqsgd(codec)`: EF21 with a slot for each sample; the first visit goes in full. Activations only."""
 
     name: ClassVar[str] = "aqsgd"
     channels: ClassVar[tuple[str, ...]] = ("activations",)
@@ -173,7 +173,7 @@ class ActivationDifference(DifferenceFeedback):
     slot: Slot = field(default="sample", kw_only=True)
     """What a buffer is kept for."""
     eval_history: bool = field(default=True, kw_only=True)
-    """Whether evaluation sends differences to the last evaluation; else it applies the codec to x itself."""
+    """Whether evaluation sends differences to the last evaluation; if not, it applies the codec to x itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,4 +187,4 @@ class ActivationDifference(DifferenceFeedback):
 
 
 Method = Codec | Feedback
-"""What the tensors of a channel go through."""
+"""What a channel applies to its tensors."""

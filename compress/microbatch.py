@@ -1,4 +1,4 @@
-"""The words for what crosses a boundary when: the kinds of pass, and one micro-batch of a pass.
+"""The kinds of pass, and one micro-batch of a pass.
 
 Both ends of every boundary know these without a message, because every stage walks the same samples in the same order.
 """
@@ -11,9 +11,13 @@ from typing import Literal
 from torch import Tensor
 
 PassKind = Literal["train", "warmup", "eval-on", "eval-off"]
-"""A pass through the schedule: `train` through the method; `warmup` trains too, with everything sent in full, filling
-buffers; `eval-on` evaluates through the method, training's buffers untouched; `eval-off` evaluates with everything sent
-in full, nothing touched."""
+"""The kind of a pass through the schedule:
+
+- `train` uses the method.
+- `warmup` trains too, but sends everything in full and fills the buffers.
+- `eval-on` evaluates with the method, and does not change training's buffers.
+- `eval-off` evaluates with everything in full, and changes nothing.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +29,7 @@ class Microbatch:
     positions: range
     """Each row's position in the batch: (accumulation pass * micro-batches + micro-batch) * R + row."""
     sample_ids: Tensor | None = None
-    """Each row's sample id, int64 [R]; None where nobody said."""
+    """Each row's sample id, int64 [R]; None if not given."""
     step: int = 0
     """Index of the pass, counted from 0 in each phase."""
     index: int = 0

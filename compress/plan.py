@@ -1,4 +1,4 @@
-"""The plan of one message: decided once, alike at both ends, before a byte is sent; then only carried out."""
+"""The plan of one message. Both ends make the same one before a byte is sent, and follow it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Rows:
         return self.full.shape[0] - self.num_full
 
     def in_full(self, rows: Tensor) -> Tensor:
-        """Those of `rows` [R, ..] that go in full."""
+        """The rows of `rows` [R, ..] that go in full."""
         return rows[self.full] if self.num_coded else rows
 
     def coded(self, rows: Tensor) -> Tensor:
-        """Those of `rows` [R, ..] that go through the codec."""
+        """The rows of `rows` [R, ..] that go through the codec."""
         return rows[~self.full] if self.num_full else rows
 
 
@@ -44,14 +44,14 @@ class MessagePlan:
     rows: Rows
     """Which rows go in full."""
     full_bytes: int
-    """Bytes of the rows in full, with which the payload begins."""
+    """Bytes of the rows in full, at the start of the payload."""
     nbytes: int
     """Bytes of the whole payload."""
     slots: Tensor
-    """int64 [R]: each row's slot in the store; empty without one."""
+    """Each row's slot in the store, int64 [R]; empty without a store."""
     store: Store | None
-    """The buffers of the coded rows; None where the codec works without any."""
+    """The buffers of the coded rows; None if the codec needs none."""
     writes: bool
     """Whether the buffers are updated."""
     shared: Tensor | None
-    """What the codec is told beside the tensor, because both ends hold it already."""
+    """A tensor for the codec that both ends hold already."""

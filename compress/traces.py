@@ -1,7 +1,7 @@
-"""Where an activation's values went, for a gradient that comes back at the same indices (`reuse`).
+"""The indices of an activation's values, for a gradient sent at the same indices (`reuse`).
 
-The two ends of a boundary's activations each record what they sent or received; the coder of the gradient at the same
-end reads it, and lets go of it. No index crosses the wire a second time.
+Each end of a boundary's activations records what it sent or received. The coder of the gradient at the same end reads
+the record, then drops it. No index crosses the wire a second time.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from thinwire.compress.plan import Rows
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Where the values of one micro-batch of an activation went."""
+    """The rows and indices of the values of one micro-batch of an activation."""
 
     rows: Rows
-    """Which rows went in full."""
+    """Which rows were sent in full."""
     indices: Tensor | None
-    """The indices of the other rows' values, int64 [rows, k]; None if there were none."""
+    """The indices of the other rows' values, int64 [rows, k]; None if all rows went in full."""
 
 
 class Traces:
-    """Traces of one activation at one end, from its message until the gradient has been coded."""
+    """Traces of one activation at one end, kept from its message until the gradient is coded."""
 
     def __init__(self) -> None:
         self._by_position: dict[int, Trace] = {}
 
     def record(self, microbatch: Microbatch, trace: Trace) -> None:
-        """Keep where a micro-batch's values went, until `forget`."""
+        """Keep a micro-batch's trace until `forget`."""
         self._by_position[microbatch.positions.start] = trace
 
     def of(self, microbatch: Microbatch) -> Trace:
-        """Where a micro-batch's values went."""
+        """The trace of a micro-batch."""
         return self._by_position[microbatch.positions.start]
 
     def forget(self, microbatch: Microbatch) -> None:
-        """Let go of a micro-batch, if it was recorded."""
+        """Drop a micro-batch's trace, if there is one."""
         self._by_position.pop(microbatch.positions.start, None)

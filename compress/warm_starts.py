@@ -1,6 +1,6 @@
-"""What a codec starts from: something of the last message in the same place (the Q of `lowrank`).
+"""What a codec starts from: a part of the last message in the same place (the Q of `lowrank`).
 
-It is read from the payload alone, so both ends hold the same; it goes from one training pass to the next, by position
+It is read from the payload alone, so both ends hold the same. It goes from one training pass to the next, by position
 in the batch.
 """
 
@@ -20,11 +20,11 @@ class WarmStarts:
         self._by_position: dict[int, Tensor] = {}
 
     def of(self, microbatch: Microbatch) -> Tensor | None:
-        """What the next message of this place starts from; None before its first."""
+        """What the next message in this place starts from; None before the first."""
         return self._by_position.get(microbatch.positions.start)
 
     def keep(self, microbatch: Microbatch, start: Tensor | None) -> None:
-        """Start the next message of this place from here; None changes nothing."""
+        """Keep what the next message in this place starts from; None changes nothing."""
         if start is not None:
             self._by_position[microbatch.positions.start] = start
 
@@ -33,5 +33,5 @@ class WarmStarts:
         return dict(self._by_position)
 
     def load_state_dict(self, state: Mapping[int, Tensor]) -> None:
-        """Hold what `state_dict` returned, exactly."""
+        """Set the starts to what `state_dict` returned."""
         self._by_position = dict(state)

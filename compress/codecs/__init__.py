@@ -1,1 +1,1 @@
-"""The codecs, a file each, and what they share."""
+"""The codecs, one file each, and the code they share."""

@@ -6,9 +6,9 @@ bit k % 8 of byte k // 8. So eight codes fill exactly b bytes, and n codes fill 
     3-bit codes      | c0 | c1 | c2 | c3 | c4 | c5 | c6 | c7 |      c0 holds the lowest bits of byte 0
     bytes            |   byte 0   |   byte 1   |   byte 2    |      c2 lies across bytes 0 and 1
 
-Both directions join or part codes two by two. Pairs of up to 4 bits fit a byte, so packing 1, 2 and 4 bits is nothing
-else, and 3 bits become 6; wider codes lie eight to a 64-bit word, whose lanes are all handled at once. Words are read
-and written as bytes in the machine's own order, which has to be little-endian.
+Both directions join or part codes two by two. Pairs of up to 4 bits fit a byte, so that alone packs 1, 2 and 4
+bits, and turns 3 bits into 6. Of wider codes eight lie in a 64-bit word, and all its lanes are handled at once. Words
+are read and written as bytes in the machine's own order, which has to be little-endian.
 """
 
 from collections.abc import Callable
@@ -65,35 +65,35 @@ def unpack(payload: Tensor, bits: int, n: int) -> Tensor:
 
 
 def entropy(counts: Tensor) -> float:
-    """The bits a symbol, of symbols that occur `counts` times each."""
+    """Bits a symbol, for symbols that occur `counts` times each."""
     shares = counts[counts > 0].double() / counts.sum()
     return -float((shares * shares.log2()).sum())
 
 
 def entropy_with_codes(payload: Tensor, bits: int, n: int) -> float:
-    """The bits of a payload that ends with `n` codes: their entropy, and all before them as it is sent."""
+    """Bits of a payload that ends with `n` codes: their entropy, and the full size of what is before them."""
     codes = unpack(payload[len(payload) - packed_size(n, bits) :], bits, n)
     return 8 * (len(payload) - packed_size(n, bits)) + n * entropy(codes.long().bincount())
 
 
 class ValueTable:
-    """What codes stand for, looked up several codes at a time: 2 to 4 times as fast as one by one.
+    """The values of codes, looked up several codes at a time: 2 to 4 times as fast as one by one.
 
     Args:
         bits: of a code, 1 to 8.
-        evaluate: turns codes, given as float32 of any shape, into what they stand for, in place.
-        device: where payloads will be.
+        evaluate: turns codes, float32 of any shape, into their values, in place.
+        device: the device of the payloads.
     """
 
     def __init__(self, bits: int, evaluate: Callable[[Tensor], object], device: torch.device) -> None:
         self._bits, self._evaluate = bits, evaluate
-        # As many codes as a byte holds, or else 2, or 4 of 3 bits: tables of at most 128 KB, which caches hold.
+        # As many codes as fill a byte; if none do, 2 codes, or 4 of 3 bits. Tables of at most 128 KB fit a cache.
         self._codes = {3: 4, 5: 2, 6: 2, 7: 2}.get(bits, 8 // bits)
         groups = torch.arange(1 << self._width, dtype=torch.int32, device=device)
         shifts = torch.arange(0, self._width, bits, dtype=torch.int32, device=device)
         values = (groups.unsqueeze(1) >> shifts).bitwise_and_((1 << bits) - 1).float()
         evaluate(values)
-        # One element per row where that can be: torch gathers rows of two or four floats four times slower.
+        # One element a row if possible: torch gathers rows of two or four floats four times slower.
         self._wide = {1: torch.float32, 2: torch.float64}.get(self._codes, torch.complex128)
         self._rows = values.view(self._wide).squeeze(-1)
 
@@ -114,7 +114,7 @@ class ValueTable:
         return self._bits * self._codes
 
     def _indices(self, payload: Tensor, count: int) -> Tensor:
-        """`count` groups of codes in `payload`, the last one filled up with anything, as int32."""
+        """`count` groups of codes in `payload`, as int32; the last one may end in any bits."""
         if self._width == 8:
             return payload.int()
         if self._width == 12:
@@ -137,15 +137,15 @@ def _paired(codes: Tensor, bits: int) -> Tensor:
 
 
 def _words(payload: Tensor, size: int, count: int, dtype: torch.dtype) -> Tensor:
-    """`count` pieces of `size` bytes, each in the lowest bytes of an integer; what lies above is anything.
+    """`count` pieces of `size` bytes, each in the lowest bytes of an integer.
 
-    So is what lies beyond the end of `payload`.
+    The upper bytes, and all beyond the end of `payload`, are undefined.
     """
     words = torch.empty(count, dtype=dtype, device=payload.device)
     stream = torch.empty(count * size + dtype.itemsize - size, dtype=torch.uint8, device=payload.device)
     stream[: len(payload)] = payload
     if payload.device.type == "cpu":
-        # NumPy reads integers that begin at any byte, torch does not: one pass, where that takes one a byte.
+        # NumPy reads integers that begin at any byte, in one pass. torch cannot, and takes one pass a byte.
         target = words.numpy()
         np.copyto(target, np.ndarray(count, target.dtype, stream.numpy(), strides=(size,)))
         return words

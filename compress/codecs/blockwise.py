@@ -1,4 +1,4 @@
-"""Codecs that send a code for each element and a scale for each block, and the two options that say what a block is."""
+"""Codecs that send a code for each element and a scale for each block, and the two options that define a block."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
 
 
 class Blockwise(Codec):
-    """A codec whose codes count in units of their block's scale: a quantizer, and the options of q, fp8 and dither."""
+    """A codec whose codes are in units of their block's scale: a quantizer, and the options of q, fp8 and dither."""
 
     per: Per | None
     """What shares one scale; `row` if neither this nor `group` is given."""
@@ -35,13 +35,13 @@ class Blockwise(Codec):
         return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The entropy of the codes, and all beside them as it is sent."""
+        """The entropy of the codes, and the full size of the rest."""
         return entropy_with_codes(payload, self._grid.bits, prod(shape))
 
     @property
     @abstractmethod
     def _grid(self) -> Grid:
-        """What the codes stand for."""
+        """The values of the codes."""
 
     @property
     def _quantizer(self) -> Quantizer:

@@ -13,7 +13,7 @@ from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
 
 @dataclass(frozen=True, repr=False)
 class Uncompressed(Codec):
-    """`none`: the bytes of the tensor's own dtype, whatever it is, in row-major order."""
+    """`none`: the tensor's own bytes, of any dtype, in row-major order."""
 
     name: ClassVar[str] = "none"
 
@@ -44,7 +44,7 @@ class Cast(Codec):
         return prod(shape) * self.wire.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Half a unit in the last place of the wire format and of the tensor's own, and what saturates."""
+        """Half a unit in the last place of the wire format and of the tensor's dtype, and what saturation cuts off."""
         magnitude = x.detach().float().abs()
         excess = (magnitude - torch.finfo(self.wire).max).clamp(min=0)
         return excess + rounding_bound(magnitude, self.wire) + rounding_bound(magnitude, x.dtype)
@@ -81,12 +81,12 @@ def saturating_copy(source: Tensor, out: Tensor) -> None:
     if out.dtype == torch.float16 and source.dtype != torch.float16:
         limit = torch.finfo(torch.float16).max
         source = source.to(torch.promote_types(source.dtype, torch.float32))  # bf16 has no 65504
-        # x - x is 0, except that it is NaN where clamping would have hidden an infinity.
+        # x - x is 0, but NaN for an infinity, which clamping would hide.
         source = source.clamp(-limit, limit).add_(source - source)
     out.copy_(source)
 
 
 def rounding_bound(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far rounding to `dtype` moves finite values of at most `magnitude` that are in its range."""
+    """The largest error of rounding to `dtype`, for finite values of at most `magnitude` that are in its range."""
     info = torch.finfo(dtype)
     return (magnitude + info.tiny) * (info.eps / 2)

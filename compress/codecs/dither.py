@@ -1,4 +1,4 @@
-"""The codec dither: each element a sign and a power of two, up or down by chance."""
+"""The codec dither: each element becomes a sign and a power of two, rounded up or down by chance."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -21,17 +21,17 @@ _SMALLEST_SCALE = 2.0**-118
 class Dither(Blockwise):
     """`dither(bits)`: exponential dithering, in its plainest form natural compression (1905.10988).
 
-    The points of a block are 0 and +-s * 2**(c-m), c from 1 to m = 2**(bits-1) - 1, where s is max|x| of the block as
-    bf16, rounded up. A code is c, 0 standing for zero, with the sign as its highest bit. Of the two points around it, a
-    value becomes either by chance, so that its expectation is the value itself (as exactly as float32 holds x/s), and
+    The points of a block are 0 and +-s * 2**(c-m), with c from 1 to m = 2**(bits-1) - 1, and s = max|x| of the block as
+    bf16, rounded up. A code is c, or 0 for zero, with the sign as its highest bit. A value becomes either of the points
+    around it, by chance, so that the expectation is the value itself (as exactly as float32 holds x/s), and
 
-        E|x - C(x)|**2 <= |x|**2 / 8       for |x| at or above the least point that is not zero, p = s * 2**(1-m)
+        E|x - C(x)|**2 <= |x|**2 / 8       for |x| of at least the smallest nonzero point, p = s * 2**(1-m)
                        <= p**2 / 4         below
 
-    No element is off by more than |x|, or p if that is more. Decoded, a point is one that float32 holds exactly.
+    No element is off by more than |x|, or p if that is more. float32 holds every decoded point exactly.
 
     To stay clear of denormal numbers, m is less where p would be below 2**-126, and a block whose s would be below
-    2**-118 is decoded as zeros. With NaN or infinity in a block, nothing decoded from it is finite.
+    2**-118 is decoded as zeros. NaN or infinity makes its whole block not finite.
     """
 
     name: ClassVar[str] = "dither"
@@ -66,7 +66,7 @@ class DitherGrid(PointGrid):
         return bfloat16_above(largest_magnitude(values), _SMALLEST_SCALE)
 
     def units(self, scales: Tensor) -> Tensor:
-        """The scale, or more where m is less: the code _top stands for 1, and m must stand for s."""
+        """The scale, or more where m is less: code _top stands for 1, and code m must stand for s."""
         scales = scales.float()
         exponents = (scales.view(torch.int32) >> _MANTISSA_BITS) - _EXPONENT_BIAS
         unused = (self._top - 1 + _LEAST_NORMAL_EXPONENT - exponents).clamp_(0, self._top - 1)
@@ -83,13 +83,13 @@ class DitherGrid(PointGrid):
         assert noise is not None, "dither rounds by chance"
         units, least = self.units(scales), 2.0 ** (1 - self._top)
         ratios = (values / units.masked_fill(units == 0, torch.inf)).abs_()
-        # A float's exponent goes up if random bits added to its mantissa carry: as likely as the value is far from the
-        # power of two below it. Under the least point, where that is zero, the point itself is added before and after.
+        # Random bits are added to a float's mantissa. If they carry, the exponent goes up: the farther the value is from
+        # the power of two below, the likelier. Below the least point that is 0, so the point itself is added.
         below = ratios.clamp(max=least).add_(least).view(torch.int32).add_(noise).bitwise_right_shift_(_MANTISSA_BITS)
         above = ratios.clamp_(min=least).view(torch.int32).add_(noise).bitwise_right_shift_(_MANTISSA_BITS)
         codes = above.add_(below).sub_(2 * (_EXPONENT_BIAS - self._top) + 2)
         sign = (values.view(torch.int32) >> 31).bitwise_and_(1 << (self.bits - 1))
-        # Masked, because NaN becomes any integer, and must not run into the codes of another block.
+        # Masked: NaN becomes any integer, and must not change the codes of another block.
         return codes.bitwise_and_(self._top).bitwise_or_(sign).to(torch.uint8)
 
     def points(self) -> Tensor:
@@ -99,7 +99,7 @@ class DitherGrid(PointGrid):
         return torch.cat([positive, -positive])
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """|x|, or the least point that is not zero where that is more."""
+        """|x|, or the smallest nonzero point if that is more."""
         magnitude, least = values.abs(), self.units(scales) * 2.0 ** (1 - self._top)
         error = torch.maximum(magnitude, least) * (1 + 2.0**-20)
         return error, magnitude + error

@@ -1,4 +1,4 @@
-"""The codec fp8: each element in 8 bits with an exponent of its own, beside one scale for each block."""
+"""The codec fp8: each element in 8 bits with its own exponent, and one scale for each block."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -17,18 +17,17 @@ _LARGEST_SCALE = 145 * 2.0**112
 
 @dataclass(frozen=True, repr=False)
 class Float8(Blockwise):
-    """`fp8`: e4m3 (1 bit of sign, 4 of exponent, 3 of mantissa; 448 the largest), ties to even.
+    """`fp8`: e4m3 (1 bit of sign, 4 of exponent, 3 of mantissa; the largest value is 448), ties to even.
 
-    The scale is max|x|/448 of the block as bf16, rounded up, so that the largest value is sent as 448 or a little less
-    and no value lies outside. The decoded product, of 4 bits and 8, is one that float32 holds exactly. The largest
-    error, f being the scale, is
+    The scale f is max|x|/448 of the block as bf16, rounded up, so the largest value is sent as 448 or slightly less.
+    No value lies outside. float32 holds the decoded product, of 4 bits and 8, exactly. The largest error is
 
         |x|/17      for |x| >= 2**-6 * f, that is, down to about 1/28700 of the block's largest
         f/2**10     below
 
     plus the rounding of the tensor's dtype. A block whose f would be below 2**-117 (max|x| < 2.7e-33) is decoded as
     zeros, to stay clear of denormal numbers. Values beyond 3.37e38 are cut to that, by at most 1 %, to stay finite.
-    With NaN or infinity in a block, nothing decoded from it is finite.
+    NaN or infinity makes its whole block not finite.
     """
 
     name: ClassVar[str] = "fp8"
@@ -49,7 +48,7 @@ class Float8Grid(PointGrid):
     def measure(self, values: Tensor) -> Tensor:
         """max|x|/448 of each block, as bf16 rounded up: [count, 1]."""
         largest = largest_magnitude(values)
-        # x - x is 0, except that it is NaN where clamping would have hidden an infinity.
+        # x - x is 0, but NaN for an infinity, which clamping would hide.
         bounded = (largest / _LARGEST).clamp_(max=_LARGEST_SCALE).add_(largest - largest)
         return bfloat16_above(bounded, _SMALLEST_SCALE)
 
@@ -63,7 +62,7 @@ class Float8Grid(PointGrid):
         return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """|x|/17, or 2**-10 scales where that is more; a block of scale 0 loses all."""
+        """|x|/17, or 2**-10 scales if that is more; all of |x| in a block of scale 0."""
         magnitude, units = values.abs(), self.units(scales)
         error = torch.where(units == 0, magnitude, torch.maximum(magnitude / 17, units * 2.0**-10))
         return error, magnitude + error

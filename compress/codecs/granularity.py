@@ -1,14 +1,14 @@
-"""How far one scale reaches: every granularity is one three-dimensional view of the tensor.
+"""Which elements share a scale: every granularity is one three-dimensional view of the tensor.
 
-A tensor is seen as [outer, count, inner]: `count` blocks with a scale each, a block's elements being those of all outer
-and inner indices:
+The view is [outer, count, inner]: `count` blocks with a scale each. A block holds the elements of all outer and inner
+indices:
 
     shape       0-D [], n = 1   1-D [n]      2-D, 3-D [N, .., L]   4-D and above [N, M, ..]
     tensor      [1, 1, 1]       [1, 1, n]    [1, 1, n]             [1, 1, n]
     sample      [1, 1, 1]       [1, n, 1]    [1, N, n/N]           [1, N, n/N]
     row         [1, 1, 1]       [1, 1, n]    [1, n/L, L]           [1, N*M, n/(N*M)]   one sample's channel map
     channel     [1, 1, 1]       [1, n, 1]    [n/L, L, 1]           [N, M, n/(N*M)]
-    group=G     [1, ceil(n/G), G] of the flattened tensor, its last block filled up
+    group=G     [1, ceil(n/G), G] of the flattened tensor, with a padded last block
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,22 +41,22 @@ class Blocks:
         return self.outer * self.count * self.inner
 
     def view(self, x: Tensor) -> Tensor:
-        """`x` as [outer, count, inner], filled up with copies of its last element, which change no block's range."""
+        """`x` as [outer, count, inner], padded with copies of its last element, which change no block's range."""
         flat = x.reshape(-1)
         if self.padded > self.numel:
             flat = torch.cat([flat, flat[-1:].expand(self.padded - self.numel)])
         return flat.view(self.outer, self.count, self.inner)
 
     def spread(self, values: Tensor, shape: Sequence[int]) -> Tensor:
-        """`values`, which broadcast to the view, as a tensor of `shape`, without what was filled up."""
+        """`values`, which broadcast to the view, as a tensor of `shape`, without the padding."""
         spread = values.expand(self.outer, self.count, self.inner).reshape(-1)
         return spread[: self.numel].view(tuple(shape))
 
 
 def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:
-    """What `per` means beside `group`: `row` where neither is given.
+    """The value of `per`: `row` if neither is given, None if `group` is.
 
-    Raises CodecError for a value that is not allowed, or for both.
+    Raises CodecError if a value is not allowed, or both are given.
     """
     if group is not None:
         require_int(codec, "group", group, 1, None)

@@ -1,8 +1,8 @@
-"""Grids: which values a block's codes stand for, given the block's scale. fp8 and dither have grids in their own files.
+"""Grids: the values of a block's codes, given the block's scale. The grids of fp8 and dither are in their own files.
 
-Values come as float32 [outer, count, inner], `count` blocks (see granularity.py). An encoder may round as it likes;
-what a decoder computes is one multiplication, and for minmax one addition after it, never fused: every machine gets
-the same bits. With NaN or infinity in a block, its scale is not finite and neither is anything decoded from it.
+Values come as float32 [outer, count, inner], `count` blocks (see granularity.py). An encoder may round as it likes.
+A decoder does one multiplication, and for minmax one addition after it, never fused, so every machine gets the same
+bits. If a block has NaN or infinity, its scale is not finite, and no decoded element of it is.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ class Grid(ABC):
     scale_bytes: ClassVar[int] = 2
     """The size of one block's scale in a payload."""
     scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
-    """What a scale consists of: one or more numbers of this type."""
+    """The type of a scale's numbers, of which there are one or more."""
 
     @property
     def last(self) -> int:
@@ -43,10 +43,10 @@ class Grid(ABC):
         """The scales of `values` as sent: scale_dtype [count, numbers a scale]."""
 
     def noise(self, values: Tensor, key: Key) -> Tensor | None:
-        """What `codes` adds before rounding, in the shape of `values`; None where nothing happens by chance.
+        """What `codes` adds before rounding, in the shape of `values`; None without chance.
 
-        Uniform in (-1/2, 1/2), of 16 bits. Four numbers are cut from each 64-bit word: torch makes random floats on a
-        CPU one by one, six times as slowly.
+        Uniform in (-1/2, 1/2), of 16 bits. Each 64-bit word gives four numbers: on a CPU, torch makes random
+        floats one by one, six times slower.
         """
         if not self.stochastic:
             return None
@@ -59,26 +59,26 @@ class Grid(ABC):
 
     @abstractmethod
     def evaluate(self, codes: Tensor) -> None:
-        """Turn `codes`, given as float32 of any shape, into the levels they stand for before scaling, in place."""
+        """Turn `codes`, given as float32 of any shape, into their levels before scaling, in place."""
 
     @abstractmethod
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Turn `levels` [outer, count, inner] into the values they stand for in blocks of these scales, in place."""
+        """Turn `levels` [outer, count, inner] into values, given the blocks' scales, in place."""
 
     @abstractmethod
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest error of `values`, float32 arithmetic included, and the largest magnitude they can come back as.
+        """The largest error of `values`, with float32 arithmetic, and the largest decoded magnitude.
 
         Both are float32 and broadcast to [outer, count, inner].
         """
 
 
 class AbsMaxGrid(Grid):
-    """Mid-rise: [-s, s] cut into 2**b intervals, code k standing for the middle of the k-th.
+    """Mid-rise: [-s, s] cut into 2**b intervals; code k stands for the middle of the k-th.
 
     The scale is s = max|x| of the block as bf16, rounded up, so that no value lies outside. Decoded, code k is
     (2k + 1 - 2**b) * s/2**b, which float32 holds exactly. A block whose s would be below 2**-118 (3.0e-36) is sent
-    with s = 0 and decoded as zeros, to stay clear of denormal numbers.
+    with s = 0 and decoded as zeros, to avoid denormal numbers.
 
     Stochastic rounding keeps the expectation only between two points of the grid, so s is first multiplied by
     2**b/(2**b-1), which puts the outermost points at +-max|x|.
@@ -99,13 +99,13 @@ class AbsMaxGrid(Grid):
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The interval that each value lies in, 0 to 2**bits - 1."""
         half = (self.last + 1) // 2
-        # A hair more than s/half, so that x = s falls into the last interval and nothing needs clamping.
+        # Slightly more than s/half, so that x = s is in the last interval, and no clamping is needed.
         step = scales.float() * ((1 + 2**-22) / half)
         steps = values / step.masked_fill_(step == 0, torch.inf)
         if noise is not None:
             steps += noise
         signed = steps.floor_().to(torch.int8)
-        # Masked, because NaN becomes any integer, and must not run into the codes of another block.
+        # Masked: NaN becomes any integer, and must not change the codes of another block.
         return signed.view(torch.uint8).add_(half).bitwise_and_(self.last)
 
     def evaluate(self, codes: Tensor) -> None:
@@ -117,7 +117,7 @@ class AbsMaxGrid(Grid):
         levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Half a step of the grid, a whole one for stochastic rounding, and the scale."""
+        """Half a step of the grid, or a whole one for stochastic rounding, and the scale."""
         largest = scales.float()
         step = largest * 2.0 ** (1 - self.bits)
         error = (step if self.stochastic else step / 2) + _float32_slack(largest)
@@ -127,9 +127,9 @@ class AbsMaxGrid(Grid):
 class MinMaxGrid(Grid):
     """2**b points from min to max of the block, both ends included.
 
-    Encoded, code = round(z * (2**b-1)) with z = (x-min)/(max-min), ties to even; decoded, code/(2**b-1) * (max-min) +
-    min. The scale is min and max-min, as float32. A block of equal values is decoded exactly; one whose max-min is
-    beyond float32 is not finite.
+    Encoding: code = round(z * (2**b-1)) with z = (x-min)/(max-min), ties to even. Decoding: code/(2**b-1) * (max-min) +
+    min. The scale is min and max-min, as float32. A block of equal values is decoded exactly. A block
+    whose max-min is beyond float32 is not finite.
     """
 
     scale_bytes = 8
@@ -150,7 +150,7 @@ class MinMaxGrid(Grid):
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into k / (2**bits - 1)."""
-        # By a tensor of the same device: CUDA multiplies by the reciprocal of a Python number instead.
+        # A tensor on the same device: for a Python number CUDA multiplies by the reciprocal.
         codes.div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
 
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
@@ -159,7 +159,7 @@ class MinMaxGrid(Grid):
         levels.mul_(extent).add_(lowest)
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Half a step of the grid, a whole one for stochastic rounding, and the largest magnitude."""
+        """Half a step of the grid, or a whole one for stochastic rounding, and the largest magnitude."""
         lowest, extent = scales[:, :1], scales[:, 1:]
         largest = torch.maximum(lowest.abs(), (lowest + extent).abs())
         step = extent / self.last
@@ -172,10 +172,10 @@ class PointGrid(Grid):
 
     @abstractmethod
     def points(self) -> Tensor:
-        """What each code stands for before scaling: float32 [2**bits]."""
+        """The value of each code before scaling: float32 [2**bits]."""
 
     def units(self, scales: Tensor) -> Tensor:
-        """What a point is multiplied by in blocks of these scales, both [count, 1]; float32."""
+        """The factor of the points in blocks of these scales, float32; both are [count, 1]."""
         return scales.float()
 
     def evaluate(self, codes: Tensor) -> None:
@@ -195,17 +195,17 @@ def _points(grid: PointGrid, device: torch.device) -> Tensor:
 
 
 def largest_magnitude(values: Tensor) -> Tensor:
-    """max|x| of each block, [count, 1]; NaN where there is one."""
+    """max|x| of each block, [count, 1]; NaN if the block has one."""
     return torch.maximum(values.amax(_OVER_BLOCK), values.amin(_OVER_BLOCK).neg_()).unsqueeze(1)
 
 
 def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
-    """`x`, float32 and not negative, rounded up to bf16; 0 where that is below `smallest`."""
+    """`x`, float32 and not negative, rounded up to bf16; 0 if that is below `smallest`."""
     nearest = x.bfloat16()
     above = torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
     return above.masked_fill_(above < smallest, 0.0)
 
 
 def _float32_slack(magnitude: Tensor) -> Tensor:
-    """More than a few float32 operations on numbers up to `magnitude` can be off."""
+    """A bound on the error of a few float32 operations on numbers up to `magnitude`."""
     return 8 * rounding_bound(magnitude, torch.float32)

@@ -1,18 +1,20 @@
-"""Indices: which k of a sample's n elements are sent, and the set of them in about as few bytes as it can take.
+"""Indices: which k of a sample's n elements are sent, and how a payload holds them in few bytes.
 
-Indices are int64 [N, k]: k of each of N samples, counted among the T = N*n elements of all and in ascending order.
-They are found by magnitude or drawn at random. In a payload they are one set of K = N*k, in the shorter of two forms,
-whose lengths follow from K and T alone:
+Indices are int64 [N, k]: k for each of N samples, counted among the T = N*n elements of all samples, ascending. They
+are chosen by magnitude or drawn at random. A payload holds them as one set of K = N*k, in the shorter of two forms. The
+lengths follow from K and T alone:
 
     bitmap         | T bits: bit p is 1 for each p |
     Elias-Fano     | w low bits of each p | K + ((T-1) >> w) bits: bit (p >> w) + i is 1 for the i-th p |
 
-with w = floor(log2(T / K)), and in no bytes where K = T. Low bits are packed codes (see bits.py), beyond 8 bits first
-the lowest 8 of each. At K/T = 50, 30, 20, 10, 5 and 2 % an index costs 2.00, 3.33, 4.25, 5.25, 6.25 and 7.56 bits;
-its entropy H(K/T) / (K/T) is 2.00, 2.94, 3.61, 4.69, 5.73 and 7.07.
+with w = floor(log2(T / K)). If K = T, the set takes no bytes. Low bits are packed as codes (see bits.py); if w is
+above 8, the lowest 8 of each come first.
 
-On a CPU the work is NumPy's, whose partition is 20 times as fast as torch's topk and whose bits are packed 20 times as
-fast as ours; on other devices it is torch's. Both give the same indices and bytes.
+At K/T = 50, 30, 20, 10, 5 and 2 % an index costs 2.00, 3.33, 4.25, 5.25, 6.25 and 7.56 bits; its entropy
+H(K/T) / (K/T) is 2.00, 2.94, 3.61, 4.69, 5.73 and 7.07.
+
+On a CPU NumPy does the work: its partition is 20 times as fast as torch's topk, and it packs bits 20 times as fast as
+bits.py. On other devices torch does it. Both give the same indices and bytes.
 """
 
 from collections.abc import Iterator
@@ -27,13 +29,13 @@ from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.bits import pack, packed_size, unpack
 
 _BLOCK = 1 << 17
-"""Elements that are handled at a time: a copy of more leaves the cache, and takes memory that the system may clear and
-take back each time, which costs more than the partition."""
+"""Elements handled at a time. A larger copy does not fit the cache, and takes memory that the system may clear and take
+back each time, which costs more than the partition."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
-    """Integers ordered as `|x|`, for floating `x` of any shape: int32, or int64 for float64.
+    """Integers in the same order as `|x|`, for floating `x` of any shape: int32, or int64 for float64.
 
     They are the bits of `x` without its sign. NaN is larger than infinity; among NaNs, the mantissa decides.
     """
@@ -44,7 +46,7 @@ def magnitude_bits(x: Tensor) -> Tensor:
 
 
 def largest(integers: Tensor, k: int) -> Tensor:
-    """The indices [N, k] of the `k` largest of each row of integers [N, n]; of equals, the first."""
+    """The indices [N, k] of the `k` largest of each row of integers [N, n]; of equals the first."""
     return _largest_masked(integers, -1, k)
 
 
@@ -65,17 +67,17 @@ def put_values(values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
 
 
 def random_indices(seed: int, samples: int, n: int, k: int) -> Tensor:
-    """`k` of `n` indices for each sample, any k as likely as any others: int64 [samples, k].
+    """`k` of `n` indices for each sample, every set of k equally likely: int64 [samples, k].
 
-    They follow from the arguments alone, on every machine and with every version of NumPy, whose PCG64 is fixed.
+    They follow from the arguments alone, on every machine and in every version of NumPy: PCG64 never changes.
     """
-    # The largest of 32-bit numbers drawn for each element; equal ones tilt the odds by 2**-32 at most.
+    # Each element draws a 32-bit number, the k largest win; equal numbers change the odds by 2**-32 at most.
     draws = np.random.PCG64(seed).random_raw((samples * n + 1) // 2).view(np.int32)
     return largest(torch.from_numpy(draws[: samples * n]).view(samples, n), k)
 
 
 def indices_size(samples: int, n: int, k: int) -> int:
-    """How many bytes `k` of `n` indices take for each sample."""
+    """Bytes of the indices of all samples, `k` of `n` each."""
     count, total = samples * k, samples * n
     if count in (0, total):
         return 0
@@ -102,7 +104,7 @@ def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
 
 
 def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
-    """The indices [samples, k] among `n` that pack_indices wrote; CodecError if it cannot have written them."""
+    """The indices [samples, k] among `n` that pack_indices wrote; CodecError if it cannot have written this."""
     count, total = samples * k, samples * n
     if not len(payload):
         indices = torch.arange(count, device=payload.device)
@@ -118,7 +120,7 @@ def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
         indices = _unpack_ones(payload, count + ((total - 1) >> width), count)
         indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
         if int(indices.max()) >= total:
-            raise CodecError(f"a payload's indices must lie below {total}, got {int(indices.max())}")
+            raise CodecError(f"a payload's indices must be below {total}, got {int(indices.max())}")
     return indices.view(samples, k)
 
 
@@ -127,7 +129,7 @@ def _for_numpy(x: Tensor) -> bool:
 
 
 def _without_sign(x: Tensor) -> int:
-    """The mask of the bits of floating `x` but their sign."""
+    """The mask of all bits of floating `x` but the sign."""
     return (1 << (8 * x.itemsize - 1)) - 1
 
 
@@ -150,7 +152,7 @@ def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
     for block in _blocks(samples, n):
         masked = np.empty(rows[block].shape, least.dtype)
         np.bitwise_and(rows[block], mask, out=masked)
-        least[block] = _least_kept(masked, k)  # which leaves them in another order
+        least[block] = _least_kept(masked, k)  # this changes their order
         np.greater_equal(np.bitwise_and(rows[block], mask, out=masked), least[block], out=kept[block])
     indices = np.flatnonzero(padded)
     indices = indices[: len(indices) - (padded.size - kept.size)]
@@ -162,7 +164,7 @@ def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
 def _without_last_equals(
     indices: NDArray[np.int64], rows: NDArray[Any], mask: int, least: NDArray[Any], k: int
 ) -> NDArray[np.int64]:
-    """`indices` of all that is at least `least` [N, 1], but of each row's equals to it the last too many."""
+    """`indices` of the values at or above `least` [N, 1], cut to k a row: the last of those equal to `least` go."""
     samples, n = rows.shape
     ends = np.searchsorted(indices, n * np.arange(1, samples + 1))
     counts = np.diff(ends, prepend=0)
@@ -175,14 +177,14 @@ def _without_last_equals(
 
 
 def _blocks(samples: int, n: int) -> Iterator[slice]:
-    """Yield which rows are handled at a time, of `samples` with `n` elements each."""
+    """Yield the rows to handle at a time, of `samples` with `n` elements each."""
     step = max(1, _BLOCK // n)
     for start in range(0, samples, step):
         yield slice(start, min(start + step, samples))
 
 
 def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
-    """The k-th largest of each row: [N, 1]. What it leaves in `rows` is in no order."""
+    """The k-th largest of each row: [N, 1]. Changes the order in `rows`."""
     n = rows.shape[1]
     if repetitive(rows):
         rows.sort(axis=1)
@@ -192,10 +194,10 @@ def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
 
 
 def repetitive(rows: NDArray[Any]) -> bool:
-    """Whether one value is a quarter of a sample of `rows`, and so perhaps half of a row.
+    """Whether one value makes up a quarter of a sample of `rows`, and so perhaps half of a row.
 
-    On such a row, say with the zeros after a ReLU, NumPy's partition takes 40 times as long and more than sorting: its
-    vectorised form gets no further with a pivot that is the smallest value.
+    On such a row, for example with the zeros after a ReLU, NumPy's partition takes 40 times as long, more than sorting:
+    its vectorised form makes no progress with a pivot that is the smallest value.
     """
     sample = np.sort(rows.reshape(-1)[:: rows.size // 1024 + 1])
     quarter = len(sample) // 4
@@ -203,10 +205,10 @@ def repetitive(rows: NDArray[Any]) -> bool:
 
 
 def _padded(samples: int, n: int, k: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Room for a mask [N, n] with k ones to a row, and for the mask alone: the rest are ones.
+    """A mask [N, n] for k ones a row, and the longer array it is a view of: the rest are ones.
 
-    NumPy searches for ones with a method for sparse arrays where at most a tenth are, which takes three times as long
-    at a tenth. So many ones keep it from that.
+    If at most a tenth are ones, NumPy searches for them with a method for sparse arrays. At a tenth that takes three
+    times as long, so the rest keeps the share above it.
     """
     size, ones = samples * n, samples * k
     padded = np.empty(size + max(0, (size - 10 * ones) // 9 + 1), np.bool_)
@@ -229,7 +231,7 @@ def _elias_fano_is_shorter(count: int, total: int) -> bool:
 
 
 def _pieces(width: int) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that `width` low bits are packed as, the lowest first: where each begins, and its bits."""
+    """Yield the pieces of `width` low bits, the lowest first: the first bit and the number of bits of each."""
     for shift in range(0, width, 8):
         yield shift, min(8, width - shift)
 
@@ -246,7 +248,7 @@ def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
 
 
 def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
-    """Where the ones are among the first `length` bits of `payload`: int64 [count]."""
+    """The places of the ones among the first `length` bits of `payload`: int64 [count]."""
     if _for_numpy(payload):
         bits = np.unpackbits(payload.numpy(), count=length, bitorder="little").view(np.bool_)
         indices = torch.from_numpy(np.flatnonzero(bits))

@@ -2,8 +2,8 @@
 
 payload     | scale, float32 | P [rows, r], row-major | Q [columns, r], row-major |
 
-A tensor is seen as the matrix whose rows are what `per="row"` means: [B, T, C] is [B*T, C], [N, C, H, W] is
-[N*C, H*W], a matrix is itself, and what has fewer than two dimensions is one row.
+The rows of the matrix are those of `per="row"`: [B, T, C] becomes [B*T, C], [N, C, H, W] becomes [N*C, H*W], a matrix
+stays as it is, and a tensor of fewer than two dimensions is one row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,20 +33,20 @@ class LowRank(Codec):
 
         P = orthonormal basis of M Q0,    Q = M^T P,    decoded P Q^T
 
-    Q0 is what the message shares: the Q of the last message in its place, which makes this one step of the power
-    iteration toward M's r strongest directions. Without one, or with one that is all zeros, not finite or of another
-    shape, Q0 is drawn from the key: Gaussian. Only the encoder needs it; `next_shared` reads it from the payload.
+    Q0 is `shared`: the Q of the last message in the same place. So each message is one step of the power iteration
+    toward M's r strongest directions. If there is none, or it is all zeros, not finite or of another shape, Q0 is
+    Gaussian, drawn from the key. Only the encoder needs it; `next_shared` reads it from the payload.
 
-    P Q^T is M projected on the basis, so the error is at most |M|, and nothing but rounding where M's rank is at most
-    r. A tensor with NaN or infinity is decoded without a finite element.
+    P Q^T is M projected on the basis. So the error is at most |M|, and only rounding if M's rank is at most r. If a
+    tensor has NaN or infinity, no decoded element is finite.
 
-    Arithmetic is in float32. Q is divided by the power of two above its largest element, so that no magnitude is lost
-    to fp16; if that element is below 2**-118, zeros are decoded, and nothing finite if it is 2**127 or more.
+    Arithmetic is in float32. Q is divided by the power of two above its largest element, so that fp16 loses no
+    magnitude. If that element is below 2**-118, zeros are decoded; if it is 2**127 or more, nothing finite.
 
     With `values="fp16"` the decoded tensor is the same on every machine: elements of both are multiples of 2**-24 and
-    at most 1, products multiples of 2**-48, and float64 holds every sum of them exactly, in any order, fused or not.
-    With the other formats sums depend on the order, and so on the machine, in float32's last bit. That is harmless
-    where only the receiver uses them, but a buffer kept by two unlike machines (ef21, aqsgd) would drift apart.
+    at most 1, products are multiples of 2**-48, and float64 holds every sum exactly, in any order, fused or not. With
+    the other formats the last bit in float32 depends on the order of sums, and so on the machine. That is harmless if
+    only the receiver uses them, but a buffer kept by two unlike machines (ef21, aqsgd) would drift apart.
     """
 
     name: ClassVar[str] = "lowrank"
@@ -70,7 +70,7 @@ class LowRank(Codec):
         return _SCALE_BYTES + (rows + columns) * rank * self._format.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """The norm of each column of M, and what rounding adds: no projection moves a column further."""
+        """The norm of each column of M, plus rounding: no projection moves a column further."""
         if not x.numel():
             return torch.zeros(x.shape, device=x.device)
         rows, columns, rank = self._sizes(x.shape)
@@ -80,7 +80,7 @@ class LowRank(Codec):
         # P's columns, once rounded, are orthonormal to sqrt(r) * eps; the computed P and Q add float32's own rounding.
         of_format = 2 * sqrt(rank) * torch.finfo(self._format).eps
         of_float32 = 4 * sqrt(rows + columns) * torch.finfo(torch.float32).eps
-        # Neither is any bound finite if any element is not.
+        # If one element is not finite, no bound is.
         bound: Tensor = norms + total * (of_format + of_float32) + (total - total)
         bound = bound + rounding_bound(2 * bound, x.dtype)
         return bound.float().expand(rows, columns).reshape(x.shape)
@@ -114,7 +114,7 @@ class LowRank(Codec):
         return aligned[:_SCALE_BYTES].view(torch.float32).squeeze(0).double(), values[:rows], values[rows:]
 
     def _start(self, shared: Tensor | None, matrix: Tensor, rank: int, key: Key) -> Tensor:
-        """Q0, float32 [columns, r], of a magnitude at which M Q0 overflows no sooner than M."""
+        """Q0, float32 [columns, r], scaled so that M Q0 does not overflow before M does."""
         shape = (matrix.shape[1], rank)
         if shared is not None and shared.shape == shape:
             largest = shared.abs().amax()
@@ -133,7 +133,7 @@ class LowRank(Codec):
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    """An orthonormal basis [rows, r] of the columns of `matrix`, each pointing as R's diagonal is positive."""
+    """An orthonormal basis [rows, r] of the columns of `matrix`, with the signs that make R's diagonal positive."""
     basis, triangle = torch.linalg.qr(matrix)
     oriented: Tensor = basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
     return oriented

@@ -1,14 +1,14 @@
-"""q's option outliers=F: the largest elements of each row kept apart, after LLM.int8 (2208.07339).
+"""q's option outliers=F: the largest elements of each row are sent apart, after LLM.int8 (2208.07339).
 
-payload     | outliers, bf16 | their indices | payload of the rest |        indices.py says how those are packed
+payload     | outliers, bf16 | their indices | payload of the rest |        packed as indices.py says
 
-A row is what `per="row"` means; of its n elements the max(1, round(F*n)) of largest magnitude are outliers, the first
-of equals. They are sent in bf16 and not in fp16 for its range: a gradient's outliers may lie below what fp16 can tell
-from zero, an activation's above 65504. Their places in the rest are filled with what widens no grid: the value nearest
-to zero between the least and the largest of the block's rest.
+Rows are those of `per="row"`. Of a row's n elements the max(1, round(F*n)) of largest magnitude are outliers; of equals
+the first. They are sent in bf16 for its range: in fp16 a gradient's outliers may become zero, an activation's may be
+above 65504. Their places in the rest get a value that does not widen the grid: the value nearest to zero between the
+least and the largest of the block's rest.
 
-NaN is larger than any number. So as long as a row has no more NaN and infinities than outliers, they come back as they
-are and spoil nothing around them.
+NaN counts as larger than any number. So if a row has no more NaN and infinities than outliers, they are decoded as they
+are, and change nothing around them.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ from thinwire.compress.codecs.quantizer import Wrapper
 
 @dataclass(frozen=True)
 class OutliersApart(Wrapper):
-    """A quantizer of what is left of each row without its outliers."""
+    """A quantizer of each row without its outliers."""
 
     fraction: float
     """The share of each row's elements that are outliers."""
     blocks: Callable[[Sequence[int]], Blocks]
-    """What shares one scale in the inner quantizer."""
+    """The blocks of the inner quantizer."""
 
     def count(self, n: int) -> int:
         """How many of a row's `n` elements are outliers."""
@@ -66,7 +66,7 @@ class OutliersApart(Wrapper):
         put_values(outliers.float(), indices, values)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """The inner quantizer's bound of the rest, and bf16's of outliers."""
+        """The inner quantizer's bound for the rest, and bf16's for outliers."""
         rest, indices, outliers = self._split(x)
         bound = self.inner.error_bound(rest.view(x.shape)).reshape(rest.shape)
         bound = put_values(rounding_bound(outliers.abs(), torch.bfloat16), indices, bound.clone())
@@ -74,7 +74,7 @@ class OutliersApart(Wrapper):
         return bound.view(x.shape)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The rest [R, n], outliers' places filled, and outliers' indices and values [R, k]."""
+        """The rest [R, n], with the outliers' places filled, and the outliers' indices and values [R, k]."""
         row, blocks = blocks_per("row", x.shape), self.blocks(x.shape)
         values = x.detach().reshape(row.count, row.inner).float().contiguous()
         indices = largest_magnitudes(values, self.count(row.inner))

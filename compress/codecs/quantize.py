@@ -4,7 +4,7 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes
 minmax        float32 min, float32 max-min
 
-The options rotate and outliers go around this; rotation.py and outliers.py say what they do and add.
+The options rotate and outliers are in rotation.py and outliers.py.
 """
 
 from collections.abc import Mapping
@@ -28,16 +28,16 @@ _GRIDS: Mapping[Scale, type[Grid]] = MappingProxyType({"absmax": AbsMaxGrid, "mi
 
 @dataclass(frozen=True, repr=False)
 class Quantize(Blockwise):
-    """`q(bits)`: each element a code of `bits` bits on its block's grid.
+    """`q(bits)`: each element becomes a code of `bits` bits on its block's grid.
 
-    Arithmetic is in float32 whatever the tensor's dtype, to which the result is rounded. The largest error, with the
-    block's own s, min and max, is
+    Arithmetic is in float32, and the result is rounded to the tensor's dtype. The largest error, with the block's own
+    s, min and max, is
 
         absmax, nearest    s/2**b,  s = max|x| rounded up to bf16: at most max|x| * (1 + 2**-7)
         minmax, nearest    (max-min) / (2 * (2**b-1))
 
-    and with stochastic rounding twice that (for absmax with s inflated, see AbsMaxGrid), plus float32's rounding and
-    that of the tensor's dtype; `error_bound` counts all of it. Turned rows share their errors, see Rotated.
+    and twice that with stochastic rounding (for absmax with a larger s, see AbsMaxGrid). The rounding of float32 and of
+    the tensor's dtype come on top; `error_bound` counts all. Rotated rows share their errors, see Rotated.
     """
 
     name: ClassVar[str] = "q"
@@ -54,9 +54,9 @@ class Quantize(Blockwise):
     """`stochastic`: up or down by chance, so that the expectation is the value itself."""
 
     rotate: Rotate | None = field(default=None, kw_only=True)
-    """`hadamard`: turn each row before, and back after, so that outliers are spread over it."""
+    """`hadamard`: rotate each row before, and back after, so that outliers are spread over it."""
     outliers: float | None = field(default=None, kw_only=True)
-    """The share of each row, its largest elements, kept apart in bf16, so that the rest has finer steps."""
+    """The share of each row's elements, the largest, that is sent apart in bf16, so that the rest has finer steps."""
 
     def __post_init__(self) -> None:
         require_int(self, "bits", self.bits, 1, 8)

@@ -1,10 +1,10 @@
-"""Quantizers: what q, fp8 and dither are made of. One works on a grid; others may be put around it.
+"""Quantizers: the parts of q, fp8 and dither. One works on a grid; others can go around it.
 
 payload of GridQuantizer     | scale of block 0 | .. | scale of the last block | codes, packed |
 
-q's options `rotate` and `outliers` are quantizers around quantizers. Each changes the tensor before the one inside
-sees it, puts what the inside cannot know in front of the inner payload, and undoes the change on what the inside
-decodes. So they combine with each other and with every grid, and a quantizer without them runs none of their code.
+q's options `rotate` and `outliers` are quantizers around quantizers. Each changes the tensor before the inner
+one encodes it, writes what decoding needs in front of the inner payload, and undoes the change after the inner one
+decodes. So they combine with each other and with every grid.
 """
 
 from abc import ABC, abstractmethod
@@ -28,11 +28,11 @@ class Quantizer(ABC):
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int]) -> int:
-        """The exact payload size in bytes, which no dtype changes."""
+        """The exact payload size in bytes, the same for every dtype."""
 
     @abstractmethod
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
-        """Write the payload of `x`, which is left as it is, into `out`."""
+        """Write the payload of `x` into `out`; `x` is not changed."""
 
     @abstractmethod
     def decode(self, payload: Tensor, out: Tensor) -> None:
@@ -40,23 +40,23 @@ class Quantizer(ABC):
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
-        """How far from `x` its decoded elements can be, as float32 in the shape of `x`."""
+        """The largest error of each decoded element, as float32 in the shape of `x`."""
 
 
 @dataclass(frozen=True)
 class GridQuantizer(Quantizer):
-    """Each element a code on its block's grid."""
+    """A quantizer that makes each element a code on its block's grid."""
 
     grid: Grid
     blocks: Callable[[Sequence[int]], Blocks]
-    """The blocks of a tensor of some shape."""
+    """Gives the blocks of a tensor of this shape."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The size of all scales and of the packed codes."""
         return self._scales_size(self.blocks(shape)) + packed_size(prod(shape), self.grid.bits)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """What the grid allows, and the rounding of the tensor's dtype."""
+        """The grid's largest error, plus the rounding of the tensor's dtype."""
         blocks = self.blocks(x.shape)
         values = blocks.view(x.float())
         error, largest = self.grid.bound(values, self.grid.measure(values))
@@ -76,7 +76,7 @@ class GridQuantizer(Quantizer):
         """Write the values of the codes, scaled, into `out`."""
         blocks, grid = self.blocks(out.shape), self.grid
         size = self._scales_size(blocks)
-        # Copied, because a payload's bytes may lie where no number of their type can.
+        # Copied, because a payload's bytes may not be aligned for their type.
         scales = torch.empty(size, dtype=torch.uint8, device=out.device).copy_(payload[:size])
         in_place = out.dtype == torch.float32 and blocks.padded == blocks.numel
         flat = out.view(-1) if in_place else torch.empty(blocks.padded, device=out.device)
@@ -92,7 +92,7 @@ class GridQuantizer(Quantizer):
 
 @cache
 def _levels(grid: Grid, device: torch.device) -> ValueTable:
-    """What the codes of a grid stand for before scaling; a run has few grids."""
+    """The values of a grid's codes before scaling; cached, because a run has few grids."""
     return ValueTable(grid.bits, grid.evaluate, device)
 
 
@@ -103,7 +103,7 @@ class Wrapper(Quantizer):
     inner: Quantizer
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Write the decoded tensor into `out`, by way of float32."""
+        """Write the decoded tensor into `out`, computed in float32."""
         values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
         self._decode_float32(payload, values)
         if values is not out:

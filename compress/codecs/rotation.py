@@ -1,17 +1,17 @@
-"""q's option rotate="hadamard": each row turned before it is quantized, so that outliers are spread over it.
+"""q's option rotate="hadamard": each row is rotated before it is quantized, so that outliers are spread over it.
 
-A grid must reach to the largest element of its block, so a few outliers leave coarse steps to all others. Turned, every
-element is a sum of all with random signs: about Gaussian, whatever the row was (2506.01352 does so, among others).
+A grid must reach the largest element of its block, so a few outliers give all others coarse steps. After the rotation
+every element is a sum of all with random signs: about Gaussian, whatever the row was (2506.01352 does so, too).
 
     row of n elements     cut into pieces of powers of two, the largest first: 768 = 512 + 256, 7 = 4 + 2 + 1
     piece of m elements   y = H (d * x) / sqrt(m),    x = d * (H y) / sqrt(m)
 
 H is the Walsh-Hadamard matrix of order m in natural order, [[H, H], [H, -H]] of the next smaller one, and d are signs.
-Both directions are orthonormal and change no size. The signs are the first n bits of SHAKE-256 of a constant, bit k
-being bit k % 8 of byte k // 8 and 1 meaning minus: the same for every row and message, so neither end remembers them.
+Both directions are orthonormal, so they change no norm. The signs are the first n bits of SHAKE-256 of a constant. Bit
+k is bit k % 8 of byte k // 8, and 1 means minus. Every row and message has the same signs, so neither end stores them.
 
-H is applied as log2(m) rounds of sums and differences of two, and decoding ends with one multiplication: every machine
-gets the same bits. A row is what `per="row"` means; every granularity of the scale then applies to turned elements.
+H is applied as log2(m) rounds of sums and differences of two, and decoding ends with one multiplication, so every
+machine gets the same bits. Rows are those of `per="row"`; the blocks of the scales are blocks of rotated elements.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ _NARROW = 64
 
 
 class Rotated(Wrapper):
-    """A quantizer of turned rows; its payload is the inner one's."""
+    """A quantizer of rotated rows; its payload is the inner one's."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The size of the inner payload."""
         return self.inner.nbytes(shape)
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
-        """Write the inner payload of the turned rows."""
+        """Write the inner payload of the rotated rows."""
         self.inner.encode(_turned(x), out, key)
 
     def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
@@ -48,8 +48,8 @@ class Rotated(Wrapper):
     def error_bound(self, x: Tensor) -> Tensor:
         """The bound of each piece of a row.
 
-        An element's error is the sum of those of its turned piece, with some signs, over sqrt(m). It is as large as the
-        sum of their bounds only if all conspire: typical errors are sqrt(m) times smaller.
+        An element's error is a sum of the errors of its rotated piece, with signs, over sqrt(m). The bound is the sum
+        of all their bounds over sqrt(m); typical errors are sqrt(m) times smaller.
         """
         turned = _turned(x)
         inner, turned = _rows(self.inner.error_bound(turned)), _rows(turned)
@@ -65,7 +65,7 @@ class Rotated(Wrapper):
 
 
 def turn(rows: Tensor) -> Tensor:
-    """The float32 `rows` [R, n], each turned."""
+    """The float32 `rows` [R, n], each rotated."""
     turned = torch.empty_like(rows, memory_format=torch.contiguous_format)
     for part, factors in _parts(rows.shape, rows.device):
         turned[part] = _sums_and_differences(rows[part] * factors)
@@ -79,7 +79,7 @@ def turn_back_(rows: Tensor) -> None:
 
 
 def pieces(n: int) -> Iterator[tuple[int, int]]:
-    """Yield where each piece of a row of `n` begins, and its size."""
+    """Yield the start and the size of each piece of a row of `n`."""
     start = 0
     for exponent in reversed(range(n.bit_length())):
         if n >> exponent & 1:
@@ -95,19 +95,19 @@ def signs(n: int) -> Tensor:
 
 
 def _parts(shape: Sequence[int], device: torch.device) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-    """Yield what is turned at once, a few rows of one piece, as indices, and its signs over sqrt(m)."""
+    """Yield the indices of a few rows of one piece, rotated at once, and their signs over sqrt(m)."""
     row_signs = signs(shape[1]).to(device)
     for start, size in pieces(shape[1]):
         columns = slice(start, start + size)
         factors = row_signs[columns] * size**-0.5
-        rows = max(1, _CHUNK // size)  # what lies in the cache is turned twice as fast
+        rows = max(1, _CHUNK // size)  # twice as fast if the rows fit the cache
         for first in range(0, shape[0], rows):
             yield (slice(first, first + rows), columns), factors
 
 
 def _sums_and_differences(x: Tensor) -> Tensor:
     """H x for each row of `x`, float32 [R, m]."""
-    # Neighbours are set far apart first: torch adds elements one by one where their distance is short.
+    # Neighbours are moved far apart first: torch adds elements one by one if their distance is short.
     narrow = min(_NARROW, x.shape[1])
     columns = x.reshape(-1, narrow).t().clone(memory_format=torch.contiguous_format)
     columns = _rounds(columns, columns.shape[1], columns.numel())
@@ -115,7 +115,7 @@ def _sums_and_differences(x: Tensor) -> Tensor:
 
 
 def _rounds(x: Tensor, distance: int, stop: int) -> Tensor:
-    """`x` after each round from that of elements `distance` apart to that of `stop` / 2; overwrites it."""
+    """`x` after the rounds of distance `distance`, twice that, and so on up to `stop` / 2; overwrites `x`."""
     out = torch.empty_like(x)
     while distance < stop:
         upper, lower = x.view(-1, 2, distance).unbind(1)

@@ -1,8 +1,8 @@
-"""The sparse codecs: topk, randk and reuse send k elements of each sample and let the others be zeros.
+"""The sparse codecs: topk, randk and reuse send k elements of each sample; the others are decoded as zeros.
 
-payload     | indices (topk only) | values |      indices.py says how indices are packed
+payload     | indices (topk only) | values |      indices are packed as in indices.py
 
-A sample is one index of the first dimension, flattened; a tensor of less than two dimensions is one sample.
+A sample is one index of the first dimension, flattened; a tensor of fewer than two dimensions is one sample.
 """
 
 from abc import abstractmethod
@@ -37,7 +37,7 @@ Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)"]
 
 @dataclass(frozen=True, repr=False)
 class _Float32(Cast):
-    """float32, which is no codec that one would ask for by itself."""
+    """float32, for values only: not a codec in expressions."""
 
     name: ClassVar[str] = "fp32"
     wire: ClassVar[torch.dtype] = torch.float32
@@ -50,14 +50,14 @@ _VALUES: Mapping[Values, Codec] = MappingProxyType(
 
 @dataclass(frozen=True, repr=False)
 class Sparse(Codec):
-    """Some elements of each sample; what `topk` and `randk` have in common, and what feedback asks of them."""
+    """A codec that sends some elements of each sample: the part that `topk` and `randk` share."""
 
     shares_indices: ClassVar[bool] = True
 
     fraction: float
     """The share of each sample's elements that is sent, above 0 and at most 1."""
     values: Values = field(default="fp32", kw_only=True)
-    """How their values are sent; a tensor whose own elements are no larger sends them as they are."""
+    """The format of the values; a tensor whose own elements are not larger sends them as they are."""
 
     def __post_init__(self) -> None:
         if type(self.fraction) not in (int, float) or not 0 < self.fraction <= 1:
@@ -66,7 +66,7 @@ class Sparse(Codec):
         require_choice(self, "values", self.values, get_args(Values))
 
     def count(self, n: int) -> int:
-        """How many of `n` elements are sent: round(fraction * n), half to even, and at least 1 of any."""
+        """How many of `n` elements are sent: round(fraction * n), half to even, and at least 1 unless n is 0."""
         return min(n, max(1, round(self.fraction * n)))
 
     @abstractmethod
@@ -75,12 +75,12 @@ class Sparse(Codec):
 
     @abstractmethod
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """The indices [N, k] of the values in a payload, or those that follow from `key`."""
+        """The indices [N, k] of the values in a payload, read from it or drawn from `key`."""
 
     def encode_at(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
         """Write a payload as `encode` does, with `indices` [N, k] instead of its own choice.
 
-        A codec that takes no indices sends none, so they must be those of `key`.
+        A codec that takes no indices sends none: the indices must be those of `key`.
         """
         self._check_payload(out, x)
         if x.numel():
@@ -112,7 +112,7 @@ class Sparse(Codec):
         put_values(kept, indices, out.zero_())
 
     def bound_at_any_indices(self, x: Tensor) -> Tensor:
-        """The largest error of each element, whichever indices are sent."""
+        """The largest error of each element, for any choice of indices."""
         samples, n = samples_of(x.shape)
         values, scale = x.detach().reshape(samples, n), self._scale(n)
         magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound(values)
@@ -148,8 +148,8 @@ class Sparse(Codec):
 class TopK(Sparse):
     """`topk(fraction)`: the elements of largest magnitude; of equals the first, and NaN before all others.
 
-    Exactly k = max(1, round(fraction * n)) of each sample's n. No element is off by more than the least magnitude kept,
-    or by the error of the values' own format, and |x - C(x)|**2 <= (1 - k/n) * |x|**2 where values are exact.
+    It sends exactly k = max(1, round(fraction * n)) of a sample's n. No element is off by more than the least magnitude
+    kept, or the error of the values' format. |x - C(x)|**2 <= (1 - k/n) * |x|**2 if values are exact.
     """
 
     name: ClassVar[str] = "topk"
@@ -161,12 +161,12 @@ class TopK(Sparse):
         return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
 
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """The indices [N, k] that the payload begins with."""
+        """The indices [N, k] at the start of the payload."""
         samples, n = samples_of(shape)
         return unpack_indices(payload[: self._indices_size(shape)], samples, n, self.count(n))
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """The least magnitude kept of each sample, or what the values' format adds if that is more."""
+        """The least magnitude kept of each sample, or the error of the values' format if that is more."""
         if not x.numel():
             return torch.zeros(x.shape, device=x.device)
         samples, n = samples_of(x.shape)
@@ -177,7 +177,7 @@ class TopK(Sparse):
         return put_values(torch.maximum(least, of_value), sent, least.repeat(1, n)).view(x.shape)
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The entropy of K indices among T elements, and the values as they are sent."""
+        """The entropy of K indices among T elements, and the full size of the values."""
         samples, n = samples_of(shape)
         of_index = entropy(torch.tensor([self.count(n), n - self.count(n)]))
         return samples * n * of_index + 8 * (len(payload) - self._indices_size(shape))
@@ -194,13 +194,13 @@ class TopK(Sparse):
 class RandK(Sparse):
     """`randk(fraction)`: elements drawn at random from the message's key, so that no index is sent.
 
-    Standing alone, what is sent counts n/k times: the expectation over keys is x, as exactly as the values are sent.
+    Without feedback, decoded values are multiplied by n/k: the expectation over keys is x, up to the values' rounding.
     """
 
     name: ClassVar[str] = "randk"
 
     scaled: bool = field(default=True, kw_only=True)
-    """Whether decoded values are multiplied by n/k; feedback asks for the codec without."""
+    """Whether decoded values are multiplied by n/k; feedback uses the codec without."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,7 +225,7 @@ class RandK(Sparse):
 
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
         samples, n = samples_of(shape)
-        # Drawn on the CPU whatever the device, so that both ends draw the same.
+        # Always drawn on the CPU, so that both ends draw the same.
         return random_indices(key.number, samples, n, self.count(n)).to(device)
 
     def _indices_size(self, shape: Sequence[int]) -> int:
@@ -242,7 +242,7 @@ class RandK(Sparse):
 class Reuse(Codec):
     """`reuse`: for gradients, the values at the indices of the activation of the same micro-batch.
 
-    It is usable once it is bound to the activations' codec; until then every use is a CodecError.
+    It works only after `bound_to` the activations' codec; before that every use raises CodecError.
     """
 
     name: ClassVar[str] = "reuse"
@@ -274,10 +274,10 @@ class Reuse(Codec):
 
 @dataclass(frozen=True, repr=False)
 class BoundReuse(Codec):
-    """`reuse` at the indices of `activations`, which each message shares: int64 [N, k].
+    """`reuse` at the indices of the activation, which each message gets as `shared`: int64 [N, k].
 
-    Values have the format and the scale that they have there: this is the derivative of the activations' codec with
-    its indices held fixed, applied to the gradient.
+    Format and scale of the values are those of the activations' codec: this is the derivative of that codec, with fixed
+    indices, applied to the gradient.
     """
 
     name: ClassVar[str] = "reuse"
@@ -320,20 +320,20 @@ def samples_of(shape: Sequence[int]) -> tuple[int, int]:
 def mixed_indices(x: Tensor, error: Tensor, k: int) -> Tensor:
     """Which indices EF-mixed sends of `x + error`, two floating tensors of one shape: int64 [N, k].
 
-    P is the ceil(k/2) largest of |x| united with the floor(k/2) largest of |error|, filled up to k with the largest of
-    |x + error| outside P; of equals the first (after 2401.07788, which says no more than "at most k").
+    P is the union of the ceil(k/2) largest of |x| and the floor(k/2) largest of |error|, filled up to k with the
+    largest of |x + error| outside P; of equals the first (after 2401.07788, which says only "at most k").
     """
     grid = samples_of(x.shape)
     x, error = x.detach().reshape(grid), error.detach().reshape(grid)
     total = magnitude_bits(x + error)
     first = torch.iinfo(total.dtype).max
-    total.clamp_(max=first - 1)  # so that not even a NaN comes before P
+    total.clamp_(max=first - 1)  # so that P comes first, before NaN too
     for part, count in ((x, (k + 1) // 2), (error, k // 2)):
         total.view(-1)[largest_magnitudes(part, count).view(-1)] = first
     return largest(total, k)
 
 
 def _magnitude(x: Tensor) -> Tensor:
-    """`|x|` as float32, and not less for what float64 adds."""
+    """`|x|` as float32, rounded so that it is not below the float64 value."""
     magnitude = x.float().abs()
     return magnitude + rounding_bound(magnitude, torch.float32)

@@ -152,7 +152,7 @@ def test_lowrank_starts_from_the_last_training_message_of_the_same_place():
 def test_what_is_missing_is_told_with_what_to_say():
     with pytest.raises(CodecError, match=r"give the stages sample ids, with stage\.begin\(Pass\(sample_ids"):
         coder(Encoder, "aqsgd(q(4))").plan(microbatch())
-    with pytest.raises(CodecError, match=r"no slot to keep anything in: .* Wire\(slots=SlotCounts"):
+    with pytest.raises(CodecError, match=r"needs a slot for each sample, got none: .* Wire\(slots=SlotCounts"):
         coder(Encoder, "aqsgd(q(4))", samples=0).plan(microbatch(ids=[0, 1, 2, 3]))
     with pytest.raises(CodecError, match="reuse needs topk or randk"):
         coder(Encoder, "reuse", activation=coder(Encoder, "q(4)"))

@@ -59,8 +59,8 @@ def test_different_codecs_are_not_equal():
     assert len({parse(text) for text in ("fp16", "bf16", "none", "q(4)", "q(3)", "q(4, group=4)")}) == 6
 
 
-NO_CODEC = " is no codec: write a name or a call, such as none or q(4)"
-USAGE = "; it is q(bits, scale, per, group, round, rotate, outliers)"
+NO_CODEC = " is not a codec: write a name or a call, such as none or q(4)"
+USAGE = "; write q(bits, scale, per, group, round, rotate, outliers)"
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,19 @@ USAGE = "; it is q(bits, scale, per, group, round, rotate, outliers)"
         ("q(4) + 1", "'q(4) + 1'" + NO_CODEC),
         ("os.remove('x')", "\"os.remove('x')\"" + NO_CODEC),
         ("q(4)(2)", "'q(4)(2)'" + NO_CODEC),
-        ("q(b)", "an argument in 'q(b)' is neither a number nor a quoted string"),
-        ("q(4, scale=minmax)", "an argument in 'q(4, scale=minmax)' is neither a number nor a quoted string"),
-        ("q({[4]: 1})", "an argument in 'q({[4]: 1})' is neither a number nor a quoted string"),
-        ("q(*[4])", "an argument in 'q(*[4])' is neither a number nor a quoted string"),
+        ("q(b)", "each argument of 'q(b)' must be a number, a quoted string or an expression"),
+        (
+            "q(4, scale=minmax)",
+            "each argument of 'q(4, scale=minmax)' must be a number, a quoted string or an expression",
+        ),
+        ("q({[4]: 1})", "each argument of 'q({[4]: 1})' must be a number, a quoted string or an expression"),
+        ("q(*[4])", "each argument of 'q(*[4])' must be a number, a quoted string or an expression"),
         ("q", "'q': missing a required argument: 'bits'" + USAGE),
         ("q(4, 'minmax')", "\"q(4, 'minmax')\": too many positional arguments" + USAGE),
         ("q(4, bits=4)", "'q(4, bits=4)': multiple values for argument 'bits'" + USAGE),
         ("q(4, axis=1)", "'q(4, axis=1)': got an unexpected keyword argument 'axis'" + USAGE),
         ("q(4, **{'per': 'row'})", "\"q(4, **{'per': 'row'})\" must name each argument, and only once"),
-        ("fp16(1)", "'fp16(1)': too many positional arguments; it is fp16"),
+        ("fp16(1)", "'fp16(1)': too many positional arguments; write fp16"),
         ("q(0)", "q's bits must be an integer from 1 to 8, got 0"),
         ("q(-1)", "q's bits must be an integer from 1 to 8, got -1"),
         ("q(9)", "q's bits must be an integer from 1 to 8, got 9"),
@@ -201,7 +204,7 @@ def test_a_class_of_ones_own_is_written_by_its_path(expression):
         ("own_codecs.ClassVar", "'own_codecs.ClassVar'" + NO_CODEC),
         ("own_codecs.Other(4)", "own_codecs.Other must be a class that extends thinwire.compress.Codec or Feedback"),
         ("own_codecs.number", "'own_codecs.number'" + NO_CODEC),
-        ("own_codecs.Called(4)", "own_codecs.Called is called called in expressions; write that"),
+        ("own_codecs.Called(4)", "the name of own_codecs.Called in expressions is called; write that"),
         ("own_codecs.Plain(4)", "own_codecs.Plain must have the decorator @dataclass(frozen=True, repr=False)"),
         ("own_codecs.Unfinished", "own_codecs.Unfinished must define _decode, _encode, error_bound, nbytes"),
         ("no_codecs.Fine(4)", "module no_codecs of 'no_codecs.Fine(4)' cannot be imported, from "),

@@ -238,7 +238,7 @@ def test_tensors_in_a_graph_are_taken_and_left_as_they_are():
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ("lowrank", "'lowrank': missing a required argument: 'rank'; it is lowrank(rank, values)"),
+        ("lowrank", "'lowrank': missing a required argument: 'rank'; write lowrank(rank, values)"),
         ("lowrank(0)", "lowrank's rank must be an integer from 1 to 512, got 0"),
         ("lowrank(513)", "lowrank's rank must be an integer from 1 to 512, got 513"),
         ('lowrank(4, values="q(4)")', 'lowrank\'s values must be one of "fp16", "bf16", "fp32", got "q(4)"'),

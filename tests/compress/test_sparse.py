@@ -67,8 +67,8 @@ def test_writing(codec, written):
             "topk(0.1, values='q(2)')",
             'topk\'s values must be one of "fp32", "fp16", "bf16", "q(8)", "q(4)", got "q(2)"',
         ),
-        ("topk", "'topk': missing a required argument: 'fraction'; it is topk(fraction, values)"),
-        ("reuse(0.1)", "'reuse(0.1)': too many positional arguments; it is reuse"),
+        ("topk", "'topk': missing a required argument: 'fraction'; write topk(fraction, values)"),
+        ("reuse(0.1)", "'reuse(0.1)': too many positional arguments; write reuse"),
     ],
 )
 def test_every_mistake_has_its_sentence(expression, sentence):

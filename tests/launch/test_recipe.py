@@ -229,7 +229,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "must have at most 500 characters, got 10000: '(((",
         ),
         (["quickstart", "--compression.activations", "+".join(["1"] * 10_000)], "must have at most 500 characters"),
-        (["quickstart", "--compression.activations", f"q({'-' * 400}4)"], "is neither a number nor a quoted string"),
+        (
+            ["quickstart", "--compression.activations", f"q({'-' * 400}4)"],
+            "must be a number, a quoted string or an expression",
+        ),
         (["quickstart", "--model.config", "[" * 20_000], "[[[[..."),
         (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be tuple[float, float], got [1]"),
         (["quickstart", "--compression.boundaries.1.gradient", "none"], "Option 'gradient' is not accepted"),
