@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.compress import parse
-from thinwire.pipeline.boundary import frame_length
+from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
 from thinwire.pipeline.probe import LinkSpeed, probe

@@ -13,33 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import CodecError, Coder, Decoder, Encoder, Key, Method, Microbatch, parse
+from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.coder import Encoded
 from thinwire.compress.plan import MessagePlan
+from thinwire.pipeline.channel import Channel, Layout, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header, check, seal
+from thinwire.pipeline.frames import ChannelName, check, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.passes import phase_of
-from thinwire.pipeline.spans import Work
+from thinwire.pipeline.tracing.spans import Work
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
-
-AS_IT_IS = parse("none")
-"""What tensors that need no gradient go through."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where payloads lie in a frame: the byte range of each, and the frame's length."""
-
-    ranges: tuple[tuple[int, int], ...]
-    nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,125 +39,8 @@ class FramePlan:
     layout: Layout
 
 
-@dataclass(frozen=True)
-class Channel:
-    """One direction over one boundary.
-
-    `examples` (meta tensors) give shape and dtype of every tensor that crosses; those that need gradients go through
-    `method`, the others as they are.
-    """
-
-    boundary: int
-    name: ChannelName
-    examples: tuple[Tensor, ...]
-    method: Method
-    seed: int
-
-    def __post_init__(self) -> None:
-        self.method.check_channel(self.name)
-
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        """What each tensor goes through."""
-        return tuple(self.method if example.requires_grad else AS_IT_IS for example in self.examples)
-
-    @property
-    def source(self) -> int:
-        """The stage that sends."""
-        return self.boundary if self.name == "activations" else self.boundary + 1
-
-    @property
-    def destination(self) -> int:
-        """The stage that receives."""
-        return self.boundary + 1 if self.name == "activations" else self.boundary
-
-    @cached_property
-    def uncompressed(self) -> int:
-        """Bytes of the tensors as they are."""
-        return sum(example.numel() * example.element_size() for example in self.examples)
-
-    @cached_property
-    def compressed_elements(self) -> int:
-        """Elements of the tensors that go through the method."""
-        return sum(example.numel() for example in self.examples if example.requires_grad)
-
-    def header(self, microbatch: Microbatch, layout: Layout) -> Header:
-        """The planned header of one micro-batch's frame."""
-        return Header(
-            phase=phase_of(microbatch.kind),
-            channel=self.name,
-            boundary=self.boundary,
-            microbatch=microbatch.index,
-            step=microbatch.step,
-            length=layout.nbytes - HEADER_BYTES,
-        )
-
-    def key(self, microbatch: Microbatch, tensor: int) -> Key:
-        """The source of randomness of one tensor of one micro-batch."""
-        phase = phase_of(microbatch.kind)
-        return Key(self.seed, self.boundary, self.name, phase, microbatch.step, microbatch.index, tensor)
-
-    def configuration(self) -> dict[str, Any]:
-        """What both ends must agree on, as JSON values."""
-        return {
-            f"{self.name} codec": str(self.method),
-            f"{self.name} tensors": [
-                f"{str(example.dtype).removeprefix('torch.')}{list(example.shape)}"
-                + (" with gradient" if example.requires_grad else "")
-                for example in self.examples
-            ],
-            "seed": self.seed,
-        }
-
-    def work(self, microbatch: Microbatch) -> Work:
-        """A frame of this channel in the terms of a trace."""
-        return Work(self.name, microbatch.step, microbatch.index, self.boundary)
-
-    def describe(self, microbatch: Microbatch) -> str:
-        """A frame of this channel in words, for errors."""
-        return (
-            f"{self.name} of micro-batch {microbatch.index}, {phase_of(microbatch.kind)} step {microbatch.step}, "
-            f"over boundary {self.boundary}"
-        )
-
-
 Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
 """Told of every tuple that a stage sends, before it is encoded; it must not change the tensors."""
-
-
-def lay_out(sizes: Sequence[int]) -> Layout:
-    """Place payloads of these sizes one after the other behind the header, each at a multiple of 16 bytes."""
-    ranges, stop = [], HEADER_BYTES
-    for size in sizes:
-        start = math.ceil(stop / ALIGNMENT) * ALIGNMENT
-        stop = start + size
-        ranges.append((start, stop))
-    return Layout(tuple(ranges), stop)
-
-
-def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
-    """Bytes of one frame, header and padding included, once feedback has visited every row.
-
-    Args:
-        examples: the meta tensors that cross; those that need no gradient go as they are.
-        method: what the others go through.
-        activations: what the activations of the same boundary go through.
-
-    Raises:
-        CodecError: `reuse` beside activations that share no indices.
-    """
-    return lay_out(
-        [
-            _payload(method if example.requires_grad else AS_IT_IS, activations, tuple(example.shape), example.dtype)
-            for example in examples
-        ]
-    ).nbytes
-
-
-@lru_cache(maxsize=4096)
-def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    codec = method.codec.bound_to(activations.codec)
-    return codec.nbytes(shape, torch.float32 if method.feedback else dtype)
 
 
 class ChannelEnd:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from thinwire.pipeline.spans import Departure, Recording, Span, Work
+from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "wait", "decode"]
 SECTIONS: tuple[Section, ...] = get_args(Section)

@@ -22,7 +22,7 @@ from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.passes import Pass, phase_of
-from thinwire.pipeline.spans import Work
+from thinwire.pipeline.tracing.spans import Work
 from thinwire.pipeline.wire import BoundaryShape, Holder, Wire
 
 Tensors = Tensor | tuple[Tensor, ...]

@@ -25,10 +25,10 @@ from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, Trainin
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.shared import SharedWeights
-from thinwire.pipeline.spans import Work
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
-from thinwire.pipeline.tracer import Tracer
+from thinwire.pipeline.tracing.spans import Work
+from thinwire.pipeline.tracing.tracer import Tracer
 
 
 class Batches(Protocol):

@@ -22,7 +22,8 @@ from thinwire.compress.buffers import Purpose
 from thinwire.compress.contraction import contraction
 from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
-from thinwire.pipeline.boundary import BoundaryEnd, Channel, ChannelEnd, Observer, Receiver, Sender
+from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender
+from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.handshake import Handshake

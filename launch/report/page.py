@@ -15,7 +15,7 @@ from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.report.timeline import transfers
 from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.meters import SECTIONS
-from thinwire.pipeline.tracer import StageTrace
+from thinwire.pipeline.tracing.tracer import StageTrace
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from thinwire.launch.report.timeline import Transfer, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.spans import Span
-from thinwire.pipeline.tracer import StageTrace, StepTrace
+from thinwire.pipeline.tracing.spans import Span
+from thinwire.pipeline.tracing.tracer import StageTrace, StepTrace
 
 Event = dict[str, Any]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from thinwire.launch.report.timeline import Transfer
-from thinwire.pipeline.spans import Span
-from thinwire.pipeline.tracer import StepTrace
+from thinwire.pipeline.tracing.spans import Span
+from thinwire.pipeline.tracing.tracer import StepTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ import yaml
 from thinwire.launch.report.timeline import read_traces
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.tracer import StageTrace
+from thinwire.pipeline.tracing.tracer import StageTrace
 
 
 @dataclass(frozen=True)

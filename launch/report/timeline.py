@@ -17,8 +17,8 @@ from pathlib import Path
 import yaml
 
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.spans import Departure, Span
-from thinwire.pipeline.tracer import StageTrace
+from thinwire.pipeline.tracing.spans import Departure, Span
+from thinwire.pipeline.tracing.tracer import StageTrace
 
 WAITED = 1e-4
 """Seconds of waiting from which on a frame is taken to have arrived at the end of the wait: receiving one that is

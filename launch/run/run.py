@@ -36,7 +36,7 @@ from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.tracer import StageTrace
+from thinwire.pipeline.tracing.tracer import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.compress import Method
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
-from thinwire.pipeline.boundary import frame_length
+from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, placement

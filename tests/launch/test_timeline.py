@@ -4,8 +4,8 @@ import pytest
 
 from thinwire.launch.report.timeline import read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.spans import Departure, Span
-from thinwire.pipeline.tracer import StageTrace, StepTrace
+from thinwire.pipeline.tracing.spans import Departure, Span
+from thinwire.pipeline.tracing.tracer import StageTrace, StepTrace
 
 
 def stage(index, spans=(), departures=()):

@@ -6,7 +6,8 @@ import torch
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.timing.workload import Network, codec_pair, frame_bytes, label, uniform
-from thinwire.pipeline.boundary import Channel, ChannelEnd
+from thinwire.pipeline.boundary import ChannelEnd
+from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions

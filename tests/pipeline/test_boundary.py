@@ -5,7 +5,8 @@ import torch
 
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline.boundary import Channel, ChannelEnd, Receiver, Sender, lay_out
+from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.channel import Channel, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
 from thinwire.pipeline.meters import Meter

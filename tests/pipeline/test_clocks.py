@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from support import processes
-from thinwire.pipeline import clocks
-from thinwire.pipeline.clocks import Clock, Reading, read_clock
+from thinwire.pipeline.tracing import clocks
+from thinwire.pipeline.tracing.clocks import Clock, Reading, read_clock
 
 
 def test_times_lie_on_the_line_through_both_readings():

@@ -8,7 +8,8 @@ import torch
 
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline.boundary import Channel, ChannelEnd, Receiver, Sender
+from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import HEADER_BYTES, Header, seal
 from thinwire.pipeline.meters import Meter

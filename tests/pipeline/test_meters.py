@@ -2,7 +2,7 @@ import pytest
 
 from thinwire.pipeline import meters
 from thinwire.pipeline.meters import SECTIONS, Meter, Traffic, count
-from thinwire.pipeline.spans import Departure, Recording, Span, Work
+from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.spans import Departure, Span, Work
-from thinwire.pipeline.tracer import StageTrace, StepTrace, Tracer
+from thinwire.pipeline.tracing.spans import Departure, Span, Work
+from thinwire.pipeline.tracing.tracer import StageTrace, StepTrace, Tracer
 
 STEP = StepTrace(
     7,

@@ -14,7 +14,8 @@ from torch import Tensor
 from thinwire.compress import Microbatch
 from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.pipeline.boundary import Channel, Observer
+from thinwire.pipeline.boundary import Observer
+from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions

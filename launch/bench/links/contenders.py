@@ -21,7 +21,7 @@ from thinwire.launch.run.assembly import Prepared, assemble, build_modules
 from thinwire.models.data.sampler import Batch
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.spans import Recording
+from thinwire.pipeline.tracing.spans import Recording
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by what is on the wire."""

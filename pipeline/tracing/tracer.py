@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.pipeline.clocks import Clock, Reading, read_clock
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.spans import Departure, Recording, Span
+from thinwire.pipeline.tracing.clocks import Clock, Reading, read_clock
+from thinwire.pipeline.tracing.spans import Departure, Recording, Span
 
 TRACE_FORMAT = 1
 

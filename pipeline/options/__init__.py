@@ -1,0 +1,17 @@
+"""What a user can choose about the pipeline, as dataclasses: the fields of a recipe, with their checks."""
+
+from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions, split_pair
+from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
+from thinwire.pipeline.options.training import CheckpointOptions, DebugOptions, OptimizerOptions, TrainingOptions
+
+__all__ = [
+    "BoundaryOptions",
+    "CheckpointOptions",
+    "CompressionOptions",
+    "DebugOptions",
+    "OptimizerOptions",
+    "PipelineOptions",
+    "TrainingOptions",
+    "WireOptions",
+    "split_pair",
+]

@@ -1,0 +1,199 @@
+"""Which codec each channel uses: the fields of a recipe's `compression`, with their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Self
+
+from thinwire.compress import CodecError, Method, parse
+from thinwire.compress.stores.files import is_on_disk
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.options.durations import misspelt, read_duration
+
+AUTO = "auto"
+"""In a codec's place: chosen from the candidates once compute and links are measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundaryOptions:
+    """What one boundary does differently; a channel left out keeps the common codec."""
+
+    activations: str | None = None
+    """Codec of this boundary's activations."""
+    gradients: str | None = None
+    """Codec of this boundary's gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionOptions:
+    """Which codec each channel uses, as expressions such as q(4) or q(2, per="row"), or auto."""
+
+    activations: str = "q(4)"
+    """Codec of the activations, sent forward; auto takes one of the candidates once compute and links are measured."""
+    gradients: str = "q(8)"
+    """Codec of the gradients, sent back; or auto."""
+    boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
+    """Overrides by boundary index; boundary i is the cut between stages i and i+1."""
+    candidates: list[str] = field(default_factory=lambda: ["none", "bf16", "q(8)", "q(6)", "q(4)", "q(3)", "q(2)"])
+    """Codecs that auto chooses from, the mildest first."""
+    measure: str = "5 steps"
+    """How long auto sends everything as it is and measures, before it chooses: "5 steps" or "1 epoch"."""
+    warmup: str = "0 steps"
+    """How long nothing is compressed at first: "20 epochs" or "500 steps"."""
+    warmup_fill: bool = True
+    """Whether feedback fills its buffers while warming up; 2401.07788 starts with empty ones."""
+    store_folder: str = ""
+    """Folder on each stage's own disk for stores with store="disk", in which a run makes one of its own name; empty:
+    the run's output folder."""
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        for where, channel, expression in self._expressions():
+            if _is_auto(expression):
+                continue
+            try:
+                parse(expression).check_channel(channel)
+            except CodecError as error:
+                mistakes.append(f"{where}: {error}")
+        if not mistakes:
+            mistakes += self._mistakes_of_reuse()
+        mistakes += misspelt("compression.warmup", self.warmup)
+        mistakes += self._mistakes_of_auto()
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    def _mistakes_of_reuse(self) -> list[str]:
+        """To be asked where every expression names a codec or auto."""
+        mistakes = []
+        for where, pair in self._pairs().items():
+            gradients = _method(pair["gradients"]).codec
+            if not _is_auto(pair["activations"]):
+                try:
+                    gradients.bound_to(parse(pair["activations"]).codec)
+                except CodecError as error:
+                    mistakes.append(f"{where}.gradients: {error}")
+            elif gradients.reuses_indices:
+                mistakes.append(
+                    f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
+                )
+        return mistakes
+
+    def _mistakes_of_auto(self) -> list[str]:
+        mistakes = misspelt("compression.measure", self.measure)
+        if not mistakes and read_duration(self.measure)[0] < 1:
+            mistakes.append(f"compression.measure must be at least 1 step, got {self.measure!r}")
+        if not self.candidates:
+            mistakes.append("compression.candidates must name a codec at least, such as none, got []")
+        wanted = {channel for _, channel, expression in self._expressions() if _is_auto(expression)}
+        for index, expression in enumerate(self.candidates):
+            try:
+                method = parse(expression)
+                for channel in sorted(wanted):
+                    method.check_channel(channel)
+                if method.codec.reuses_indices:
+                    raise CodecError("reuse needs a topk or randk that was chosen before it; give gradients: reuse")
+            except CodecError as error:
+                mistakes.append(f"compression.candidates.{index}: {error}")
+        return mistakes
+
+    def _pairs(self) -> dict[str, dict[ChannelName, str]]:
+        """What both channels go through, in general and at each boundary of its own, by where that stands."""
+        own = {
+            f"compression.boundaries.{index}": {channel: self._expression(index, channel) for channel in CHANNELS}
+            for index in self.boundaries
+        }
+        return {"compression": {"activations": self.activations, "gradients": self.gradients}, **own}
+
+    def _expressions(self) -> list[tuple[str, ChannelName, str]]:
+        """Where each expression stands, its channel, and the expression."""
+        overrides = {f"compression.boundaries.{index}": override for index, override in self.boundaries.items()}
+        return [
+            (f"{where}.{channel}", channel, expression)
+            for where, group in {"compression": self, **overrides}.items()
+            for channel in CHANNELS
+            if (expression := getattr(group, channel)) is not None
+        ]
+
+    def warms_up(self, step: int, epoch: int) -> bool:
+        """Whether an optimizer step, counted from 0, belongs to the warm-up."""
+        number, in_epochs = read_duration(self.warmup)
+        return (epoch if in_epochs else step) < number
+
+    def method(self, boundary: int, channel: ChannelName) -> Method:
+        """What one channel of one boundary goes through; a codec that auto has not chosen yet is none."""
+        return _method(self._expression(boundary, channel))
+
+    def methods(self, num_boundaries: int, channel: ChannelName) -> list[Method]:
+        """What one channel of each boundary goes through, as `method` has it; every expression is read once."""
+        read = cache(_method)
+        return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
+
+    @property
+    def on_disk(self) -> list[str]:
+        """The fields whose method keeps its buffers on disk, by dotted name."""
+        return [where for where, _, expression in self._expressions() if is_on_disk(_method(expression))]
+
+    @property
+    def automatic(self) -> list[str]:
+        """The fields that say auto, by dotted name."""
+        return [where for where, _, expression in self._expressions() if _is_auto(expression)]
+
+    def is_automatic(self, boundary: int, channel: ChannelName) -> bool:
+        """Whether the codec of one channel of one boundary is still to be chosen."""
+        return _is_auto(self._expression(boundary, channel))
+
+    def steps_measured(self, steps_per_epoch: int) -> int:
+        """Steps after which auto chooses."""
+        number, in_epochs = read_duration(self.measure)
+        return number * steps_per_epoch if in_epochs else number
+
+    def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
+        """The same with a codec for every channel that was automatic, by boundary and channel."""
+        boundaries = dict(self.boundaries)
+        for (boundary, channel), expression in choices.items():
+            boundaries[boundary] = replace(boundaries.get(boundary, BoundaryOptions()), **{channel: expression})
+        pair = (self.activations, self.gradients)
+        activations, gradients = ("none" if _is_auto(common) else common for common in pair)  # no boundary's any more
+        return replace(self, activations=activations, gradients=gradients, boundaries=boundaries)
+
+    def before_choice(self) -> Self:
+        """The same with none for every channel that is still automatic: what is sent while auto measures."""
+        return self.chosen(
+            {
+                (index, channel): "none"
+                for index in self.boundaries
+                for channel in CHANNELS
+                if self.is_automatic(index, channel)
+            }
+        )
+
+    def without_auto(self, command: str) -> Self:
+        """Itself; OptionsError where a command that measures no links would have to choose."""
+        if not self.automatic:
+            return self
+        raise OptionsError(
+            f"{command} needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
+            f"{', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
+        )
+
+    def _expression(self, boundary: int, channel: ChannelName) -> str:
+        override: str | None = getattr(self.boundaries.get(boundary), channel, None)
+        common: str = getattr(self, channel)
+        return override if override is not None else common
+
+
+def split_pair(text: str) -> tuple[str, str]:
+    """The two expressions of `activations/gradients`, or the one that stands for both twice; unchecked."""
+    activations, _, gradients = text.partition("/")
+    return activations.strip(), (gradients or activations).strip()
+
+
+def _method(expression: str) -> Method:
+    return parse("none" if _is_auto(expression) else expression)
+
+
+def _is_auto(expression: str) -> bool:
+    return expression.strip() == AUTO

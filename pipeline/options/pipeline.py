@@ -1,0 +1,94 @@
+"""How the model is cut, in what order the work is done, and how frames travel, with their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.schedules import SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireOptions:
+    """How frames travel and how they are checked."""
+
+    timeout: float = 300.0
+    """Seconds that any wait on another stage may last."""
+    checksum: bool = True
+    """Protect whole frames with a CRC-32; false protects their headers alone."""
+    nonfinite: Literal["raise", "send"] = "raise"
+    """What to do with NaN or infinity in a tensor to be sent: stop and name it, or send it on."""
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.timeout <= 1e6:
+            raise OptionsError(f"wire.timeout must be from 0.01 to 1e6 seconds, got {self.timeout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """How the model is cut and in what order the work is done."""
+
+    num_stages: int = 4
+    """Stages the model is cut into."""
+    schedule: str = "gpipe"
+    """Order of the work: a schedule of torch.distributed.pipelining (gpipe, 1f1b, looped-bfs, interleaved-1f1b,
+    interleaved-zero-bubble, zbv-zero-bubble, dualpipev), 1f1b-wan, which is 1F1B for slow links, or module:name, a
+    schedule of your own."""
+    stages_per_process: int | None = None
+    """Stages each process holds; null takes the schedule's own number (1, or 2 where it interleaves)."""
+    layers: list[int] | list[str] | None = None
+    """Layers of each stage, or the names of the layers that all stages but the last end with (`thinwire partition`
+    lists them); null cuts where the stage with most to compute has least."""
+    num_microbatches: int = 4
+    """Micro-batches that flow through the pipeline in one go."""
+    microbatch_size: int = 4
+    """Samples in a micro-batch."""
+    accumulation: int = 1
+    """Passes through the pipeline before the optimizer steps."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"pipeline.{name} must be at least 1, got {value}"
+            for name, value in (
+                ("num_stages", self.num_stages),
+                ("num_microbatches", self.num_microbatches),
+                ("microbatch_size", self.microbatch_size),
+                ("accumulation", self.accumulation),
+            )
+            if value < 1
+        ]
+        try:
+            spec = SCHEDULES[self.schedule]
+        except OptionsError as error:
+            raise OptionsError([*mistakes, *error.mistakes, *self._layers_mistakes()]) from error
+        if not mistakes:
+            mistakes += spec.mistakes(self.num_stages, self.per_process, self.num_microbatches)
+        mistakes += self._layers_mistakes()
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    def _layers_mistakes(self) -> list[str]:
+        if self.layers is None:
+            return []
+        named = any(isinstance(entry, str) for entry in self.layers)
+        if len(self.layers) == self.num_stages - named:
+            return []
+        wanted = "a name for each stage but the last" if named else "one entry a stage"
+        return [f"pipeline.layers must have {wanted}, got {len(self.layers)} for {self.num_stages} stages"]
+
+    @property
+    def per_process(self) -> int:
+        """Stages a process holds."""
+        chosen = self.stages_per_process
+        return chosen if chosen is not None else SCHEDULES[self.schedule].stages_per_process
+
+    @property
+    def num_processes(self) -> int:
+        """Processes the pipeline needs."""
+        return self.num_stages // self.per_process
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.num_microbatches * self.microbatch_size * self.accumulation

@@ -1,0 +1,142 @@
+"""How long to train and with what numbers, what is kept of it, and what is watched, with their checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.durations import is_due, misspelt, read_duration
+
+MOST_THREADS = 1024
+"""Threads that a stage process may have: as many as the largest machines have cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """The optimizer of every stage, and the course of its learning rate."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """Which optimizer."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Weight decay (decoupled for adamw)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """adamw: decay rates of the two moments."""
+    eps: float = 1e-8
+    """adamw: added to the denominator."""
+    momentum: float = 0.9
+    """sgd: momentum."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Course of the learning rate after warm-up: flat, straight to zero, or half a cosine to zero."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from zero to its peak."""
+    cosine_steps: int | None = None
+    """Steps of the half cosine; null means it ends with training (2401.07788 uses twice its length)."""
+    max_grad_norm: float | None = None
+    """Clip gradients to this norm over all stages; null clips nothing."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"optimizer.{name} must be finite and not negative, got {value}"
+            for name, value in (
+                ("lr", self.lr),
+                ("weight_decay", self.weight_decay),
+                ("warmup_steps", self.warmup_steps),
+                ("max_grad_norm", self.max_grad_norm or 0.0),
+            )
+            if value < 0 or not math.isfinite(value)
+        ]
+        if not all(0 <= beta < 1 for beta in self.betas):
+            mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas)}")
+        if mistakes:
+            raise OptionsError(mistakes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How long to train, and with what numbers."""
+
+    steps: int = 100
+    """Optimizer steps."""
+    epochs: int | None = None
+    """Times through the training data, in place of steps; null counts steps."""
+    seed: int = 0
+    """Seed of weights, order of samples, dropout and stochastic rounding."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward pass: fp32, or bf16 by autocast."""
+    threads: int = 1
+    """CPU threads of each stage process; part of the recipe because sums depend on it."""
+    evaluate_every: str = "0 steps"
+    """How often held-out samples are scored: "1 epoch" or "500 steps"; "0 steps" scores at the end only."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"training.{name} must be at least {least}, got {value}"
+            for name, value, least in (
+                ("steps", self.steps, 0),
+                ("epochs", self.epochs, 0),
+                ("threads", self.threads, 1),
+            )
+            if value is not None and value < least
+        ]
+        if self.threads > MOST_THREADS:
+            mistakes.append(f"training.threads must be at most {MOST_THREADS}, got {self.threads}")
+        mistakes += misspelt("training.evaluate_every", self.evaluate_every)
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
+        """Whether held-out samples are scored once `done` steps are, the end aside."""
+        return is_due(self.evaluate_every, done, steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """What is kept so that a run that stopped goes on as if it never had."""
+
+    every: str = "0 steps"
+    """How often a checkpoint is written, beside training: "500 steps" or "1 epoch"; "0 steps" writes none."""
+    keep: int = 2
+    """How many checkpoints stay; an older one goes once a newer one is whole."""
+    folder: str = ""
+    """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
+    resume: Literal["auto", "always", "never"] = "auto"
+    """Whether to go on from the newest whole checkpoint: if there is one, always (without one the run stops), or never
+    (it starts anew, and checkpoints that are there go)."""
+    restarts: int = 0
+    """How often `thinwire train` starts the stages again from the newest checkpoint after one of them died."""
+
+    def __post_init__(self) -> None:
+        mistakes = misspelt("checkpoint.every", self.every)
+        if self.keep < 1:
+            mistakes.append(f"checkpoint.keep must be at least 1, got {self.keep}")
+        if self.restarts < 0:
+            mistakes.append(f"checkpoint.restarts must be at least 0, got {self.restarts}")
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether checkpoints are written at all."""
+        return read_duration(self.every)[0] > 0
+
+    def due_after(self, done: int, steps_per_epoch: int) -> bool:
+        """Whether a checkpoint is written once `done` steps are."""
+        return is_due(self.every, done, steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugOptions:
+    """Checks that cost time."""
+
+    check_buffers: bool = False
+    """Compare the buffers at both ends of every boundary after each epoch and at the end."""
+    trace: int = 0
+    """How many of the last training steps to record as a trace, for thinwire trace and thinwire report; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.trace < 0:
+            raise OptionsError(f"debug.trace must be at least 0 steps, got {self.trace}")
