@@ -83,7 +83,7 @@ class DitherGrid(PointGrid):
         assert noise is not None, "dither rounds by chance"
         units, least = self.units(scales), 2.0 ** (1 - self._top)
         ratios = (values / units.masked_fill(units == 0, torch.inf)).abs_()
-        # Random bits are added to a float's mantissa. If they carry, the exponent goes up: the farther the value is from
+        # Random bits are added to a float's mantissa. If they carry, the exponent goes up: the farther the value from
         # the power of two below, the likelier. Below the least point that is 0, so the point itself is added.
         below = ratios.clamp(max=least).add_(least).view(torch.int32).add_(noise).bitwise_right_shift_(_MANTISSA_BITS)
         above = ratios.clamp_(min=least).view(torch.int32).add_(noise).bitwise_right_shift_(_MANTISSA_BITS)
