@@ -4,7 +4,8 @@
     thinwire cluster run --hosts 3 --bandwidth 1gbit --link 1-2:20mbit -- sh my-own-script.sh
     thinwire cluster clean
 
-`thinwire train` becomes a torchrun node on each host; the output is labelled, and nothing of the network is left.
+`thinwire train` becomes a torchrun node on each host. Each line of output has a
+label. At the end, the network is removed.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Job:
     commands: Sequence[Sequence[str]]
     """The command of each host."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What is added to the environment on every host."""
+    """Variables added to the environment of every host."""
     num_processes: int = 0
-    """Of the training, where the command trains."""
+    """Number of processes of the training, if the command trains."""
     stages_of: Callable[[int], list[int]] | None = None
-    """The stages of a rank, where the command trains."""
+    """The stages of a rank, if the command trains."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
         raise ClusterError(reason)
     job = plan(command, links.num_hosts)
     with crew.gathered_signals() as came, scratch.folder() as folder:
-        # other commands tell their failures themselves; the agents of torchrun leave folders of logs in TMPDIR
+        # only a training leaves reports, and torchrun leaves folders of logs in TMPDIR
         leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.stages_of is not None else {}
         with Cluster(links) as hosts:
             members = [
@@ -75,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
                     f"host {host.index}",
                     host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
                     {**environment(host.index, len(hosts)), **job.environment, **leaving},
-                    hushed=job.stages_of is not None,  # its failures are told below
+                    hushed=job.stages_of is not None,  # the reports below tell its failures
                 )
                 for host in hosts
             ]
@@ -85,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
         reports = failures.read_reports(folder)
     told = outcome.told
     if reports and job.stages_of is not None and not came:
-        # the hosts only say that a process of theirs failed; which did is known by the report that it could not leave
+        # a host only says that one of its processes failed; the process without a report is the one
         silent = dict.fromkeys(rank for rank in range(job.num_processes) if rank not in reports)
         told = failures.tell(reports, silent, job.stages_of)
     if told:
@@ -109,14 +110,14 @@ ACTIONS: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxy
         "clean": ("remove hosts, processes and temporary folders that killed runs left", clean),
     }
 )
-"""Every action by name: what it does, and what does it."""
+"""Every action by name: its purpose and its function."""
 
 
 def plan(command: Sequence[str], num_hosts: int) -> Job:
-    """What each host runs: its torchrun node where the command is `thinwire train`, else the command itself.
+    """What each host runs: a torchrun node if the command is `thinwire train`, else the command itself.
 
     Raises:
-        OptionsError, ModelError: there is no command, or one that cannot be divided over the hosts.
+        OptionsError, ModelError: there is no command, or its processes cannot be divided over the hosts.
     """
     if not command:
         raise OptionsError(f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE")
@@ -125,7 +126,7 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
     if command[1] == "simulate":
         raise OptionsError("thinwire simulate is one process and sends nothing to other hosts; run thinwire train")
     wanted = recipe.parse(command[2:])
-    prepare(wanted)  # tells mistakes once, and reads the data while there is a network
+    prepare(wanted)  # finds mistakes once for all hosts, and reads the data while there is a network
     return training(wanted, command[2:], num_hosts)
 
 
@@ -146,8 +147,8 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
         ]
         for host in range(num_hosts)
     ]
-    # Else torch warns that addresses here have no names, and a node prints a traceback where the first leaves before it
-    # has seen that all are done. What a stage says of a failure does not come from there.
+    # Without these, torch warns that addresses have no names, and a node prints a traceback if the first node leaves
+    # early. The messages of a stage about a failure do not depend on them.
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
     settings = {"OMP_NUM_THREADS": str(wanted.training.threads), **{k: os.environ.get(k, v) for k, v in quiet.items()}}
     stages_of = real_placement(wanted).stages_of
@@ -155,14 +156,14 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
 
 
 def environment(host: int, num_hosts: int) -> dict[str, str]:
-    """What a command on a host can learn from its environment."""
+    """The environment of a command on a host."""
     return {
         "THINWIRE_HOST": str(host),
         "THINWIRE_HOSTS": str(num_hosts),
         "NODE_RANK": str(host),
         "MASTER_ADDR": network.address(0),
         "MASTER_PORT": str(MASTER_PORT),
-        # where torchrun looks for the options that its command line leaves out
+        # torchrun takes from here the options that its command line does not give
         "PET_NNODES": str(num_hosts),
         "PET_NODE_RANK": str(host),
         "PET_MASTER_ADDR": network.address(0),
@@ -173,13 +174,13 @@ def environment(host: int, num_hosts: int) -> dict[str, str]:
 
 
 def _pinning(host: int, pin: bool) -> list[str]:
-    """The words before a command that keep it on one core, in turn."""
+    """The words before a command that keep it on one core."""
     cores = sorted(os.sched_getaffinity(0))
     return ["taskset", "--cpu-list", str(cores[host % len(cores)])] if pin else []
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the command behind the first `--`."""
+    """The options, and the command after the first `--`."""
     place = argv.index("--") if "--" in argv else len(argv)
     return list(argv[:place]), list(argv[place + 1 :])
 
@@ -189,9 +190,9 @@ def _options(argv: Sequence[str]) -> Namespace:
         prog=f"{PROG} run",
         usage=f"{PROG} run [--option value ...] -- COMMAND ...",
         description="Run COMMAND on every host. `thinwire train RECIPE ...` becomes one training over all hosts, each "
-        "with an equal part of its processes; any other command runs as it is and finds THINWIRE_HOST, THINWIRE_HOSTS, "
-        "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. torchrun finds there what its "
-        "command line leaves out, so `torchrun --nproc-per-node 1 script.py` is one group over all hosts.",
+        "with an equal part of its processes. Any other command runs as it is, with THINWIRE_HOST, THINWIRE_HOSTS, "
+        "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. torchrun takes its nodes, rank "
+        "and address from there, so `torchrun --nproc-per-node 1 script.py` is one group over all hosts.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -212,14 +213,14 @@ def _options(argv: Sequence[str]) -> Namespace:
         action="append",
         default=[],
         help="a bandwidth between two hosts, counted from 0, in place of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for "
-        "one direction; may be given again",
+        "one direction; repeat the option for more links",
     )
     add("--pin", action="store_true", help="give each host one core in turn (needs taskset)")
     add(
         "--grace",
         type=float,
         default=10.0,
-        help="seconds that the other hosts get to end after one failed (default: %(default)g)",
+        help="seconds that the other hosts get to end after one has failed (default: %(default)g)",
     )
     return parser.parse_args(argv)
 

@@ -1,8 +1,8 @@
 """`thinwire doctor`: check this machine.
 
-Training needs little; its extras need network namespaces, kernel modules, Docker, or an interface that other hosts can
-reach, and each of them fails late and obscurely. No probe can stop the others: an exception, or a probe that hangs,
-becomes a row of the table.
+Training needs little. Other commands need network namespaces, kernel modules, Docker, or an interface that other hosts
+can reach, and their errors come late and are hard to read. A probe that fails or hangs becomes a row of the table, and
+does not stop the others.
 """
 
 import argparse
@@ -26,7 +26,7 @@ COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "r
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table: what the probe found, whether it is enough, what needs it, and what to change."""
+    """One row of the table: what the probe found, whether that is enough, what needs it, and what to change."""
 
     name: str
     found: str

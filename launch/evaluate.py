@@ -43,9 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def score(prepared: Prepared) -> dict[Compression, Score]:
-    """The held-out scores, both ways; this process must not have a default process group.
+    """The held-out scores with compression on and off. This process must not have a default process group.
 
-    What feedback stores on disk goes to a folder that is gone afterwards: nothing else is written.
+    Stores on disk go to a temporary folder; nothing else is written.
 
     Raises:
         OptionsError: nothing is held out, or a codec is auto.
@@ -73,7 +73,7 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
 
 
 def _recipe(place: str, options: Sequence[str]) -> Recipe:
-    """The recipe of an export, with the weights beside it; or any recipe."""
+    """The recipe of an export with its weights, or any recipe."""
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=PROG)
@@ -84,7 +84,7 @@ def _recipe(place: str, options: Sequence[str]) -> Recipe:
 
 
 def _temporary_folder(chosen: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder for stores inside `chosen`, or in the usual place if `chosen` does not exist."""
+    """A temporary folder for stores, in `chosen` if that exists."""
     try:
         return tempfile.TemporaryDirectory(dir=chosen if chosen and Path(chosen).is_dir() else None)
     except OSError as error:

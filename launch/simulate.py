@@ -1,4 +1,4 @@
-"""`thinwire simulate`: the same training in one process, every boundary local, the same numbers bit for bit."""
+"""`thinwire simulate`: the same training in one process, with the same numbers bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""`thinwire train`: start the stage processes of a recipe, or be one of them if torchrun started this process.
+r"""`thinwire train`: start the stage processes of a recipe, or run as one of them if torchrun started this process.
 
     thinwire train quickstart
     torchrun --nproc-per-node 4 -m thinwire.launch.train quickstart
@@ -48,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
-    """Start the stage processes on this machine, and wait until all have ended; they inherit `descriptor`.
+    """Start the stage processes on this machine, and wait until all have ended. They inherit `descriptor`.
 
     Where one dies, all start again from the newest checkpoint, as often as the recipe allows.
 
     Raises:
-        FailedError: a process failed; the message tells which, and what the others were waiting for.
+        FailedError: a process failed. The message says which, and what the others were waiting for.
         StoppedError: a signal came.
     """
     from thinwire.launch.hosts.crew import gathered_signals

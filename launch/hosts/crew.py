@@ -1,7 +1,7 @@
 """One command on each host of a cluster: started, labelled line by line, and stopped together.
 
-A command that fails takes the others with it, after a grace time in which they may end by themselves and say what they
-were waiting for; so does a signal to us, which is passed on at once.
+When a command fails, the others get a grace time to end and to say what they were waiting for; then they are stopped.
+A signal to this process is passed on at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.05
 
 @contextmanager
 def gathered_signals() -> Iterator[list[signal.Signals]]:
-    """Collect signals instead of ending at once, so that no host is left half made or half removed."""
+    """Collect signals instead of ending at once, so that no host stays half made or half removed."""
     came: list[signal.Signals] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -41,9 +41,9 @@ def gathered_signals() -> Iterator[list[signal.Signals]]:
 
 
 class Member:
-    """One started command, whose output goes on to ours with a label before each line.
+    """One started command. Its output goes to ours, with a label before each line.
 
-    Where `hushed`, what it says after a signal is dropped: Python's programs answer one with tracebacks.
+    If `hushed`, its output after a signal is dropped: Python programs answer a signal with tracebacks.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Member:
             text=True,
             errors="replace",
             env={**environ, **environment},
-            start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
+            start_new_session=True,  # so that only this process gets Ctrl-C, and passes it on
         )
         assert self.process.stdout is not None and self.process.stderr is not None
         self._relays = [
@@ -69,20 +69,20 @@ class Member:
             relay.start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Pass a signal on, to all that shares the command's process group."""
+        """Send a signal to every process of the command's process group."""
         self._signalled = True
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 killpg(self.process.pid, number)
 
     def finish(self) -> None:
-        """Wait for the end, and until all output is written."""
+        """Wait until the command has ended and all its output is written."""
         self.process.wait()
         for relay in self._relays:
             relay.join()
 
     def _relay(self, source: IO[str], sink: IO[str]) -> None:
-        # where nobody reads on, closing lets the command know as a pipe would
+        # if nobody reads our output, close the pipe: then the command notices
         with source, suppress(BrokenPipeError):
             for line in source:
                 if self._hushed and self._signalled:
@@ -96,29 +96,32 @@ class Outcome:
     """How a crew ended."""
 
     status: int
-    """Of the first that failed, or 128 and the number of the signal that came."""
+    """Exit status of the first that failed, or 128 + the number of the signal that came."""
     told: str
-    """The same in words; empty when all went well."""
+    """The same in words; empty if all went well."""
 
 
 def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> Outcome:
     """Wait until all members have ended, or the grace time is over.
 
-    After a failure the others have `grace` seconds, then SIGTERM and as long again. A signal in `came` they get at
-    once, and have `grace` seconds; at a second one they are given up. What still runs then is left to the caller.
+    After a failure the others get `grace` seconds, then SIGTERM, then `grace` seconds more. A signal in `came` is
+    passed on at once, with `grace` seconds to end; a second signal ends the wait. The caller stops what still runs.
     """
     outcome, interrupted = Outcome(0, ""), False
-    orders: list[tuple[float, signal.Signals | None]] = []  # what they get when; None gives them up
+    orders: list[tuple[float, signal.Signals | None]] = []  # (time, signal to send); None ends the wait
     while any(member.process.poll() is None for member in members):
         now = time.monotonic()
+        # 1. a second signal ends the wait, whatever else happened
         if len(came) > 1:
             return _interrupted(came[0])
+        # 2. a first signal replaces the orders of a failure; failures after it are its consequence
         if came and not interrupted:
             interrupted, outcome = True, _interrupted(came[0])
             orders = [(now, came[0]), (now + grace, None)]
         elif outcome.status == 0 and (found := _failure(members)):
             outcome = found
             orders = [(now + grace, signal.SIGTERM), (now + 2 * grace, None)]
+        # 3. orders that are due, those just given too
         while orders and orders[0][0] <= now:
             _, order = orders.pop(0)
             if order is None:
@@ -137,7 +140,7 @@ def _interrupted(number: signal.Signals) -> Outcome:
 
 
 def _failure(members: Sequence[Member]) -> Outcome | None:
-    """The first of them that has failed, with the status that a shell would give."""
+    """The first member that failed, with the status that a shell would give."""
     for member in members:
         if code := member.process.poll():
             return Outcome(128 - code if code < 0 else code, f"{member.label} failed first: it {ended(code)}")

@@ -1,7 +1,7 @@
-"""Hosts without machines: network namespaces joined by links of a chosen speed, made, measured and removed.
+"""Simulated hosts: network namespaces joined by links of a chosen speed, made and removed.
 
-Names carry the process that made them, with the time it started, so that whatever a killed one left can be told from
-what is in use, and removed.
+A namespace's name holds the pid and start time of the process that made it. So namespaces that a killed process left
+can be found and removed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class ClusterError(ThinwireError, RuntimeError):
 
 
 class Host:
-    """One network namespace; its only way out is its cable to the switch."""
+    """One network namespace; one cable joins it to the switch, and nothing else leaves it."""
 
     def __init__(self, name: str, index: int) -> None:
         self.name, self.index, self.address = name, index, network.address(index)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """The arguments that run a command there."""
+        """The arguments that run a command on this host."""
         return ["ip", "netns", "exec", self.name, *arguments]
 
 
 class Cluster:
-    """Hosts that reach each other only, over links of a chosen speed.
+    """Hosts that reach only each other, over links of a chosen speed.
 
         with Cluster(Links(num_hosts=2, bandwidth=100)) as hosts:
             subprocess.run(hosts[0].command(["ping", "-c1", hosts[1].address]))
 
-    On leaving, whatever happened, the hosts are removed with every process in them. Entering removes what killed
-    processes left, and raises ClusterError where this machine cannot do what `links` ask.
+    At the end, after errors too, the hosts are removed with every process in them. The start removes what killed
+    processes left, and raises ClusterError if this machine cannot make such `links`.
     """
 
     def __init__(self, links: Links) -> None:
@@ -75,7 +75,7 @@ class Cluster:
         self._remove()
 
     def reshape(self, links: Links) -> None:
-        """Change bandwidths, latency and loss of the cluster while it exists; what waits in queues is dropped."""
+        """Change bandwidths, latency and loss of a running cluster. Packets in queues are lost."""
         if links.num_hosts != self.links.num_hosts:
             raise ClusterError(f"a cluster keeps its number of hosts, got {self.links.num_hosts} -> {links.num_hosts}")
         if reason := missing(links):
@@ -115,7 +115,7 @@ _ADVICE = {
 
 
 def remove_orphans() -> list[str]:
-    """Remove the namespaces of processes that are gone, with all that runs there; their names."""
+    """Remove the namespaces of processes that have ended, with every process in them; their names."""
     orphans = [name for name in _namespaces() if name.startswith(f"{NETWORK_PREFIX}-") and not _in_use(name)]
     for name in orphans:
         with suppress(ClusterError):  # another process may be removing it as well
@@ -147,7 +147,7 @@ def _in_use(name: str) -> bool:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What a command prints. It has a process group of its own, so that Ctrl-C cannot stop it half-way."""
+    """Run a command and take what it prints. Its own process group keeps Ctrl-C from stopping it half-way."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30, process_group=0).stdout
     except subprocess.CalledProcessError as error:

@@ -1,4 +1,4 @@
-"""The commands of `ip` and `tc` that make a cluster's network, as lists; nothing here runs them.
+"""The commands of `ip` and `tc` that make a cluster's network, as lists. Nothing here runs them.
 
     host 0               switch                host 1            each box is a network namespace,
     +--------+     +-----------------+     +--------+            so the machine's own network stays
@@ -6,12 +6,12 @@
     +--------+     |      bridge     |     +--------+
      10.0.0.1      +-----------------+      10.0.0.2
 
-What leaves a host is shaped at its wire, what reaches it at its port. Without links of their own that is a token
-bucket (tbf), with netem for latency and loss inside the wire's, which so sees the packets that the bucket cuts:
+Packets that leave a host are shaped at its wire; packets that reach it, at its port. If no link has its own bandwidth,
+the shape is a token bucket (tbf). The wire's bucket holds netem for latency and loss, which sees the cut packets:
 
     root tbf -- netem
 
-With them, an htb picks a class by the other end's address, and limits nothing itself:
+If links have their own bandwidths, an htb chooses a class by the address of the other host. It limits nothing itself:
 
     root htb -+- 1:1, the rest  -- tbf -- netem
               +- 1:2, one link  -- tbf -- netem
@@ -25,9 +25,9 @@ from collections.abc import Mapping
 from thinwire.launch.shared.links import Links
 
 INTERFACE = "wire"
-"""A host's own interface."""
+"""The interface of a host."""
 SWITCH = "switch"
-"""What the switch's namespace is called, where a host has its index."""
+"""The name of the switch's namespace, in the place of a host's index."""
 
 Command = list[str]
 
@@ -35,9 +35,9 @@ _NO_LIMIT = "100gbit quantum 60000"
 _QUEUE_SECONDS = 0.4
 _UNLIMITED_PACKETS = 100_000
 _PACKET_BYTES = 1514
-# TCP hands over up to 64 kB in one piece, which the kernel cuts into packets of 1514 bytes, as a card would, when a
-# bucket is smaller; but a bucket must hold what it gathers while the kernel's timer is late. With 200 us, one stream
-# reached 0.95 of the rate from 20 Mbit/s to 10 Gbit/s (0.96 is left by headers), with 100 us 0.86 at 1 Gbit/s.
+# TCP sends up to 64 kB in one piece. If a bucket is smaller, the kernel cuts the piece into packets of 1514 bytes, as a
+# card does. But a bucket must hold the bytes that it gathers while the kernel's timer is late. With 200 us, one stream
+# reached 0.95 of the rate from 20 Mbit/s to 10 Gbit/s (headers leave 0.96); with 100 us it reached 0.86 at 1 Gbit/s.
 _BURST_SECONDS, _LEAST_BURST_BYTES = 200e-6, 4000
 
 
@@ -52,7 +52,7 @@ def address(host: int) -> str:
 
 
 def creation(prefix: str, num_hosts: int) -> list[Command]:
-    """Make the namespaces, the cables between them and the bridge, unshaped."""
+    """Commands that make the namespaces, their cables and the bridge, without shaping."""
     switch = name(prefix, SWITCH)
     lines = [
         f"ip netns add {switch}",
@@ -73,7 +73,7 @@ def creation(prefix: str, num_hosts: int) -> list[Command]:
 
 
 def shaping(prefix: str, links: Links) -> list[Command]:
-    """Give every link of an unshaped network its bandwidth, latency and loss."""
+    """Commands that give every link of an unshaped network its bandwidth, latency and loss."""
     lines = []
     for host in range(links.num_hosts):
         sent = {there: rate for (here, there), rate in links.overrides.items() if here == host}
@@ -84,18 +84,18 @@ def shaping(prefix: str, links: Links) -> list[Command]:
 
 
 def unshaping(prefix: str, links: Links) -> list[Command]:
-    """Undo `shaping`."""
+    """Commands that undo `shaping`."""
     roots = (command for command in shaping(prefix, links) if command[3] == "qdisc" and "root" in command)
     return [[*command[:4], "del", *command[5:8]] for command in roots]
 
 
 def egress(interface: str, links: Links) -> list[Command]:
-    """Shape what this host sends over an interface of its own, as in a container."""
+    """Commands that shape what this host sends over one interface, as in a container."""
     return [line.split() for line in _shape("", f"dev {interface}", links, "dst", {}, delayed=True)]
 
 
 def kinds(links: Links) -> list[str]:
-    """The queueing disciplines that `shaping` asks the kernel for, each with options to try it with."""
+    """The queueing disciplines that `shaping` needs from the kernel, each with options for a trial."""
     limited = any(rate is not None for rate in (links.bandwidth, *links.overrides.values()))
     wanted = {
         "tbf rate 10mbit burst 32kb latency 50ms": limited,
@@ -108,7 +108,7 @@ def kinds(links: Links) -> list[str]:
 def _shape(
     where: str, device: str, links: Links, other_is: str, overrides: Mapping[int, float | None], *, delayed: bool
 ) -> list[str]:
-    """Shape one device: `other_is` says which address of a packet, src or dst, is the other host's."""
+    """Commands that shape one device. `other_is` is src or dst: the address of a packet that is the other host's."""
 
     def bucket(parent: str, handle: int, rate: float | None) -> list[str]:
         return [

@@ -1,8 +1,8 @@
-"""How a failed run is told: the stage that broke on top, below it what the others were waiting for.
+"""The message about a failed run: first the stage that failed, then what the others were waiting for.
 
-Every stage process leaves one report in a folder of the launcher. Whoever broke is seldom the first to notice: a killed
-stage leaves no report, and its neighbours see their connections close within milliseconds. So the reports are sorted by
-what happened, and only then by when: reports are numbered as they are left, because clocks may differ.
+Every stage process leaves one report in a folder of the launcher. The stage that failed is often not the first to
+report: a killed stage leaves no report, and its neighbours see their connections close within milliseconds. So reports
+are sorted by what happened, then by their number. The number is their order; clocks may differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, Non
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Why one process ended: its own failure ("own"), a lost peer ("peer"), or being told to ("stopped")."""
+    """Why one process ended: its own failure ("own"), a lost peer ("peer"), or a signal to stop ("stopped")."""
 
     rank: int
     stages: list[int]
@@ -44,12 +44,12 @@ class Report:
     """Whether it would fail the same way again, were the run to go on from its newest checkpoint."""
 
     def save(self) -> None:
-        """Leave the report for the launcher; without one, print it."""
+        """Write the report for the launcher. Without a launcher, print it."""
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder is None:
             os.write(2, f"{self.line()}\n".encode())
         else:
-            # at once: the process may be killed any time, and half a report could not be read
+            # renamed when complete: the process may be killed at any time, and half a report cannot be read
             written = Path(folder, f"{self.rank}.part")
             written.write_text(json.dumps(asdict(self)))
             written.rename(_next_place(Path(folder)))
@@ -61,7 +61,7 @@ class Report:
 
 
 def _next_place(folder: Path) -> Path:
-    """The file of the next report; it is empty until the report is there."""
+    """The file of the next report, still empty."""
     for place in (folder / f"{number:06d}.json" for number in count()):
         with suppress(FileExistsError):
             place.touch(exist_ok=False)
@@ -77,7 +77,7 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
 
 
 def read_reports(folder: Path) -> dict[int, Report]:
-    """All reports left in a folder by rank, in the order they were left."""
+    """All reports in a folder, by rank, in the order they were written."""
     texts = (path.read_text() for path in sorted(folder.glob("*.json")))
     reports = (Report(**json.loads(text)) for text in texts if text)
     return {report.rank: report for report in reports}
@@ -89,16 +89,16 @@ def tell(
     stages_of: Callable[[int], list[int]],
     hung: Iterable[int] = (),
 ) -> str:
-    """The whole failure in words: processes killed by a signal, then own failures, then what the rest awaited.
+    """The whole failure in words: killed processes, then own failures, then what the others were waiting for.
 
-    Where none of them failed of itself (a link went down, one stage was told to stop), processes that hang come first,
-    and else the first report.
+    If no process failed by itself (a link went down, one stage was told to stop), processes that hang come first, or
+    else the first report.
 
     Args:
-        reports: by rank, in the order they were left.
-        exit_codes: of the processes that ended badly: a negative one is a signal's number, None one that nobody saw.
+        reports: reports by rank, in the order they were written.
+        exit_codes: exit codes of the processes that failed: negative is the number of a signal, None is unknown.
         stages_of: the stages of a rank.
-        hung: the ranks that did not end when they were told to.
+        hung: the ranks that did not end after SIGTERM.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
     killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
@@ -115,7 +115,7 @@ def tell(
 
 
 def _merged(reports: Iterable[Report]) -> list[Report]:
-    """One report of all stages that say the same, in the place of the first."""
+    """One report for all stages with the same text, at the place of the first."""
     merged: dict[str, Report] = {}
     for report in reports:
         before = merged.get(report.text)
@@ -126,7 +126,7 @@ def _merged(reports: Iterable[Report]) -> list[Report]:
 
 
 def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
-    """`leave` for whoever calls first; others wait until it is done: a failure and a signal may come together."""
+    """`leave` for the first caller only; others wait until it is done. A failure and a signal may come together."""
     lock, reports = threading.Lock(), list[Report]()
 
     def first(report: Report) -> None:
@@ -139,10 +139,10 @@ def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
 
 
 def stop_on_signals(stopping: Callable[[], None], signals: Iterable[signal.Signals]) -> None:
-    """End this process at once on a signal, even inside a blocking call, after a call of `stopping`.
+    """Call `stopping` on a signal, then end this process at once, even inside a blocking call.
 
-    A signal handler of Python's would have to wait until the call returns; a thread reading the wake-up pipe does not.
-    The thread also sees that the launcher is gone without a word (killed), where no signal comes.
+    A signal handler of Python waits until the blocking call returns. A thread that reads the wake-up pipe does not. The
+    thread also notices a launcher that was killed, which sends no signal.
     """
     launcher = os.getppid()
     reading, writing = os.pipe()

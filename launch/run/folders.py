@@ -1,4 +1,4 @@
-"""The folder that a run writes to: made, tried, and held, so that no other run writes there at the same time."""
+"""The output folder of a run: created, checked, and locked against other runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinwire.pipeline.errors import OptionsError
 
 
 def check_folders(recipe: Recipe) -> None:
-    """Raise OptionsError unless the run can write where it is told to."""
+    """Raise OptionsError if the run cannot write to its folders."""
     folders = {"output": recipe.folder}
     if recipe.compression.store_folder:
         folders["compression.store_folder"] = Path(recipe.compression.store_folder)
@@ -30,10 +30,10 @@ def check_folders(recipe: Recipe) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[int]:
-    """Hold the output folder of a run, and remove what killed runs left there half written.
+    """Lock the output folder of a run, and remove files that killed runs left half written.
 
-    The descriptor holds it, for this process and those that inherit it, until the last of them has ended, however they
-    end. OptionsError where another run holds it.
+    The descriptor holds the lock until this process and all that inherit it have ended. OptionsError if another run
+    holds it.
     """
     try:
         descriptor = scratch.lock(folder)
@@ -50,7 +50,7 @@ def held(folder: Path) -> Iterator[int]:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Why a folder cannot be written; None where it can."""
+    """Why the folder cannot be written; None if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

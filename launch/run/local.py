@@ -1,7 +1,7 @@
 """The stage processes of this machine: started together, watched, and stopped together.
 
-They meet through a file in a private folder and speak over loopback, so that nothing of a run can be reached from
-another machine: a store of torch's would listen on every address, and torch's elastic agents keep pickles in one.
+They meet through a file in a private folder and use loopback, so that no other machine can reach a run. A store of
+torch would listen on every address, and torch's elastic agents keep pickles in it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MEETING_VARIABLE = "THINWIRE_MEETING"
 """The file through which the processes that `thinwire train` starts meet."""
 
 GRACE = 5.0
-"""Seconds that a process has to end once it was told to."""
+"""Seconds that a process gets to end after SIGTERM."""
 
 _SETTLE = 0.1
-"""Seconds in which others notice a failure by themselves, and say what they were waiting for."""
+"""Seconds after a failure in which the other processes notice it themselves and report what they waited for."""
 _POLL = 0.05
 
 
@@ -34,13 +34,13 @@ class End:
     """How the processes of a run ended."""
 
     failed: dict[int, int] = field(default_factory=dict)
-    """Exit status by rank of those that ended badly before any was told to stop."""
+    """Exit status by rank, of the processes that failed before any was told to stop."""
     hung: list[int] = field(default_factory=list)
-    """Ranks that did not end when they were told to, and were killed."""
+    """Ranks that did not end after SIGTERM and were killed."""
 
 
 def environments(num_processes: int, threads: int, folder: Path) -> list[dict[str, str]]:
-    """What each stage process finds in its environment, by rank; `folder` is private to this run."""
+    """The environment of each stage process, by rank; `folder` is private to this run."""
     common = {
         **_loopback(),
         **os.environ,
@@ -60,12 +60,12 @@ def run(
     came: Sequence[signal.Signals],
     held: Sequence[int] = (),
 ) -> End:
-    """Run a command once in each environment; how it ended.
+    """Run a command once in each environment, and say how it ended.
 
     Args:
         command: what each process runs.
         given: the environment of each, in rank order.
-        came: signals to this process so far; at the first the processes are stopped.
+        came: signals that this process got so far; the first one stops the processes.
         held: file descriptors that the processes inherit, such as those of locks.
     """
     processes: list[subprocess.Popen[bytes]] = []
@@ -77,7 +77,7 @@ def run(
                     stdin=subprocess.DEVNULL,
                     env=environment,
                     pass_fds=held,
-                    start_new_session=True,  # the terminal's Ctrl-C comes to us alone
+                    start_new_session=True,  # so that only the launcher gets Ctrl-C
                 )
             )
         while not came and not _failed(processes) and any(process.poll() is None for process in processes):
@@ -96,7 +96,7 @@ def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Tell those that run to end; the ranks that did not within the grace time."""
+    """Send SIGTERM to those that still run; the ranks that did not end within the grace time."""
     for process in processes:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE
@@ -112,6 +112,6 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _loopback() -> dict[str, str]:
-    """Where gloo listens unless the user says otherwise."""
+    """The interface that gloo uses if the user names none."""
     known = {name for _, name in socket.if_nameindex()}
     return next(({"GLOO_SOCKET_IFNAME": name} for name in ("lo", "lo0") if name in known), {})

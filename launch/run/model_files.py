@@ -1,11 +1,11 @@
-"""What an export must know of a run's model beside its weights, kept in the run's folder from its start.
+"""The files of a model beside its weights, in the run's folder from the start: an export needs them.
 
 RUN/model/
   facts.json                              classes, tied weights, and the type that the weights came in
   config.json, generation_config.json     of a model of transformers
   tokenizer files                         where a tokenizer of transformers is used
 
-So an export reads neither the data nor the model that the run began with: both may be gone, or on another machine.
+So an export does not read the data or the first model of the run. Both may be gone, or on another machine.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FACTS = "facts.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What no configuration says."""
+    """Facts about a model that its configuration does not contain."""
 
     num_labels: int | None
-    """The classes to tell apart; None for a language model."""
+    """Number of classes; None for a language model."""
     tied: Mapping[str, str]
-    """Weights that the library's own model shares, and whose they are there."""
+    """Tied weights in the library's own model: name -> the name of the weight it shares."""
     dtype: str
-    """The type of the weights as the model came."""
+    """The dtype of the weights before training."""
 
 
 def save_model_files(run: Path, prepared: Prepared) -> None:
-    """Write RUN/model, in place of that of an earlier run of the same name."""
+    """Write RUN/model; it replaces that of an earlier run with this name."""
     folder = run / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -52,7 +52,7 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
 
 
 def read_facts(run: Path) -> ModelFacts:
-    """What `save_model_files` wrote of the model itself; OptionsError where it is missing."""
+    """The facts that `save_model_files` wrote. OptionsError if they are missing."""
     path = run / "model" / FACTS
     if not path.is_file():
         raise OptionsError(f"RUN must be the folder of a run, and {path} is missing")
@@ -60,7 +60,7 @@ def read_facts(run: Path) -> ModelFacts:
 
 
 def copy_model_files(run: Path, folder: Path) -> None:
-    """Put the configuration and the tokenizer of a run's model into another folder."""
+    """Copy the configuration and the tokenizer of a run's model to another folder."""
     for path in sorted((run / "model").iterdir()):
         if path.name != FACTS:
             shutil.copyfile(path, folder / path.name)

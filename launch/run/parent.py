@@ -1,7 +1,7 @@
-"""Ending with the launcher: a stage whose launcher is gone has nobody to tell, and must not go on by itself.
+"""End with the launcher: a stage must not go on alone when its launcher is gone.
 
-This is the first thing that a stage process does. Importing torch takes seconds, in which nothing else would notice; so
-only the standard library is used here.
+A stage process does this first. Importing torch takes seconds, and nothing would notice a lost launcher in that time.
+So this file uses the standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM once the parent is gone (on Linux); end at once where it is gone already."""
+    """Ask the kernel for SIGTERM when the parent ends (on Linux). End at once if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if launcher_is_gone():
@@ -29,6 +29,6 @@ def end_with_parent() -> None:
 
 
 def launcher_is_gone() -> bool:
-    """Whether `thinwire train` started this process and has ended since."""
+    """Whether `thinwire train` started this process, and has ended."""
     launcher = os.environ.get(VARIABLE)
     return launcher is not None and int(launcher) != os.getppid()

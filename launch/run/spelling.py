@@ -1,4 +1,4 @@
-"""The option that was meant by one that there is not: `--lr` is `--optimizer.lr`."""
+"""Suggestions for unknown options: `--lr` means `--optimizer.lr`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, get_type_hints
 
 UNRECOGNIZED = "unrecognized arguments: "
-"""How argparse begins what it says of options that it does not know."""
+"""The start of argparse's message about unknown options."""
 
 
 def dotted(group: type[Any], prefix: str = "") -> Iterator[str]:
@@ -21,7 +21,7 @@ def dotted(group: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def unknown_options(text: str, known: Sequence[str]) -> str | None:
-    """A sentence for the options that argparse did not know, each with what was meant; None where it names none."""
+    """A sentence about each unknown option, with a suggestion; None if the text names no option."""
     given = [word.partition("=")[0] for word in text.removeprefix(UNRECOGNIZED).split() if word.startswith("--")]
     if not text.startswith(UNRECOGNIZED) or not given:
         return None
@@ -29,7 +29,7 @@ def unknown_options(text: str, known: Sequence[str]) -> str | None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    """In words, the fields of this name wherever they are; else those whose names hold it, else those like it."""
+    """The suggestion in words: fields of this name in any group, else fields that contain it, else similar ones."""
     last = {field: field.rpartition(".")[2] for field in known}
     word = name.replace("-", "_")
     tried = (

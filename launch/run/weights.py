@@ -1,12 +1,17 @@
-"""The weights that a run saves: a file a stage, and a manifest that names the newest set that is whole.
+"""The weights that a run saves: one file for each stage, and a manifest that names the newest complete set.
 
 weights/
   newest.json                       {"step": 40, "stages": 4, "folder": "step-40"}
   step-40/stage-I.safetensors
 
-A set counts once the manifest names it. Every stage writes its file beside the set before; once all have said that
-theirs is on its disk, the manifest is renamed into place, and only then the set before goes. So whenever a run is
-killed, the weights that the manifest names are of one step. Where stages have disks of their own, each has a manifest.
+The order makes a set complete at any time:
+
+1. Every stage writes its file into the new set; the set before stays.
+2. All stages say that their file is on disk.
+3. The manifest is renamed into place and names the new set.
+4. The set before is removed.
+
+So the weights that the manifest names are always of one step, whenever a run is killed. Each disk has a manifest.
 """
 
 from __future__ import annotations
@@ -40,12 +45,12 @@ class WeightSet:
 
 
 class Saving:
-    """One set on its way to the disk, as one process sees it; made before any process completes the set.
+    """A set that is being written, in one process; create it before any process completes the set.
 
     Args:
-        folder: of the run.
-        step: optimizer steps that were done.
-        stages: how many stages the pipeline has.
+        folder: the folder of the run.
+        step: number of optimizer steps done.
+        stages: number of stages of the pipeline.
     """
 
     def __init__(self, folder: Path, step: int, stages: int) -> None:
@@ -53,9 +58,9 @@ class Saving:
         self._before = newest(folder)
         name = f"step-{step}"
         if self._before is not None and self._before.folder == name:
-            name += "-again"  # a run of the same name, which must not write into the set of the one before
+            name += "-again"  # a second run of this name must not write into the set of the first
         self._set = WeightSet(step, stages, name)
-        # all processes are between two sets, so what is neither the one nor the other was left by a killed run
+        # all processes are between two sets, so a killed run left any third one
         _remove_sets(self._base, {name, self._before.folder if self._before else name})
 
     def write(self, stage: int, state: Mapping[str, Tensor]) -> None:
@@ -71,37 +76,37 @@ class Saving:
         _sync(target.parent)
 
     def complete(self) -> None:
-        """Have the manifest name this set, and remove the one before; once every stage has written its file."""
+        """Name this set in the manifest, and remove the set before. Call it after every stage has written its file."""
         write_whole(self._base / _MANIFEST, json.dumps(asdict(self._set)) + "\n")
         if self._before is not None and self._before.folder != self._set.folder:
             shutil.rmtree(self._base / self._before.folder, ignore_errors=True)  # other processes remove it as well
 
     def discard(self) -> None:
-        """Remove what was written of a set that cannot be completed."""
+        """Remove the files of a set that cannot be completed."""
         shutil.rmtree(self._base / self._set.folder, ignore_errors=True)
 
 
 def newest(folder: Path) -> WeightSet | None:
-    """The newest whole set that a run saved here; None where there is none. OptionsError if the manifest is damaged."""
+    """The newest complete set in a run's folder, or None. OptionsError if the manifest is damaged."""
     path = folder / "weights" / _MANIFEST
     if not path.is_file():
         return None
     try:
         found = WeightSet(**json.loads(path.read_text()))
         if not _NAME.fullmatch(found.folder) or not isinstance(found.step, int) or not isinstance(found.stages, int):
-            raise ValueError("its fields are of other kinds")
+            raise ValueError("its fields have other types")
     except (ValueError, TypeError, RecursionError) as error:
-        raise OptionsError(f"{path} must name a set of weights, and is damaged: {error}; remove it") from error
+        raise OptionsError(f"{path} must name a set of weights, but it is damaged: {error}; remove it") from error
     return found
 
 
 def weight_file(folder: Path, saved: WeightSet, stage: int) -> Path:
-    """Where the weights of one stage are."""
+    """The file with the weights of one stage."""
     return folder / "weights" / saved.folder / f"stage-{stage}.safetensors"
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed runs left of sets that never were whole; no run may be saving there."""
+    """Remove incomplete sets that killed runs left. No run may be saving there."""
     kept = newest(folder)
     _remove_sets(folder / "weights", {kept.folder} if kept else set())
     for pattern in ("weights/*.part", "*.part"):
@@ -110,7 +115,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is there whole or, where the disk is full or the process is killed, as it was before."""
+    """Write a text file whole: if the disk is full or the process is killed, the file is as it was before."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         fresh.write_text(text)

@@ -1,4 +1,4 @@
-"""The life of one stage process: join, run, and leave a report if it cannot go on."""
+"""The life of one stage process: join, run, and leave a report if it fails."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from thinwire.pipeline.transport import reaching
 
 
 def work(prepared: Prepared) -> int:
-    """Be the process that torchrun says we are; the exit status."""
+    """Run as the process of the rank in the environment; the exit status."""
     rank, where = int(os.environ["RANK"]), real_placement(prepared.recipe)
     stages = where.stages_of(rank)
     run: Run | None = None
 
     @once
     def leave(report: Report) -> None:
+        # 1. delete the stores: the report needs room on the disk too
         if run is not None:
-            run.discard_stores()  # first, for a report needs room on a disk too
-        if parent.launcher_is_gone():  # and nobody else would remove its folder
+            run.discard_stores()
+        # 2. report to the launcher; if it is gone, nobody else removes its folder
+        if parent.launcher_is_gone():
             shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
         else:
             report.save()
@@ -37,23 +39,26 @@ def work(prepared: Prepared) -> int:
         doing = run.doing if run is not None else "starting"
         leave(Report(rank=rank, stages=stages, kind="stopped", text=doing))
 
+    # 1. signals before joining, because joining can wait for the time-out
     stop_on_signals(stopping, (signal.SIGTERM, signal.SIGINT))
     try:
+        # 2. join before building: to build a run, the processes exchange messages
         join(prepared, rank)
         run = Run(prepared, where)
         run.go()
+        # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
         with reaching(f"process {rank} was waiting for all others to finish"):
             dist.barrier()
         dist.destroy_process_group()
     except Exception as error:
+        # 4. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages))
-        # other threads may hang on peers that are gone
         os._exit(1)
     return 0
 
 
 def join(prepared: Prepared, rank: int) -> None:
-    """Meet the other processes; MismatchError when their number is not the recipe's."""
+    """Meet the other processes. MismatchError if their number is not that of the recipe."""
     needed, found = prepared.recipe.pipeline.num_processes, int(os.environ["WORLD_SIZE"])
     if needed != found:
         raise MismatchError(
@@ -62,7 +67,7 @@ def join(prepared: Prepared, rank: int) -> None:
         )
     several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
-    advice += "nothing but the stages may reach the ports of a run"
+    advice += "only the stages may reach the ports of a run"
     meeting = os.environ.get(MEETING_VARIABLE)
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
@@ -77,7 +82,7 @@ def join(prepared: Prepared, rank: int) -> None:
         if "EADDRINUSE" not in str(error):
             raise
         raise MismatchError(
-            "the port where all processes meet must be free, and another program uses "
+            "the port where all processes meet must be free, but another program uses "
             f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
             "every machine"
         ) from error

@@ -1,6 +1,6 @@
-"""YAML of a recipe, measured before it is built: a few hundred bytes of aliases can stand for more than a memory holds.
+"""YAML of a recipe, measured before it is built: a few hundred bytes with aliases can fill the memory.
 
-Nothing is constructed until the text, the depth and the number of values that aliases stand for are known to be small.
+Nothing is built before the length of the text, its depth and its number of values (with aliases) are checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_VALUES = 20_000
 
 
 def load_yaml(text: str, where: str) -> Any:
-    """The value that a YAML text describes; OptionsError where it is no YAML, or more than a recipe can be."""
+    """The value of a YAML text. OptionsError if it is not valid YAML, or larger than a recipe can be."""
     try:
         if len(text) > MOST_CHARACTERS:
             raise OptionsError(f"{where} must have at most {MOST_CHARACTERS} characters, got {len(text)}")
@@ -30,7 +30,7 @@ def load_yaml(text: str, where: str) -> Any:
 
 
 def _measure(text: str, where: str) -> None:
-    """Raise OptionsError for a value that is too deep, too large once its aliases are followed, or part of itself."""
+    """Raise OptionsError if a value is too deep, too large with its aliases, or part of itself."""
     sizes: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = [(None, 0)]  # the anchor and size of what surrounds the event
     for event in yaml.parse(text):

@@ -1,7 +1,7 @@
-"""What the links of a cluster are: how fast, how far, how lossy, as people write it and as numbers.
+"""The links of a cluster: bandwidth, latency and loss, as text and as numbers.
 
-Hosts are counted from 0, like stages. A host has one way out, so its bandwidth is shared by all it sends, and likewise
-by all it receives; a link with a bandwidth of its own shares with nobody.
+Hosts are counted from 0, like stages. All that a host sends shares its bandwidth, and so does all that it receives. A
+link with its own bandwidth shares it with no other link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Links:
     num_hosts: int = 2
     """Hosts, each joined to one switch."""
     bandwidth: float | None = None
-    """Mbit/s that a host can send, and as many that it can receive; None does not limit it."""
+    """Mbit/s that a host can send, and the same for receiving; None is no limit."""
     latency: float = 0.0
     """Milliseconds from one host to another, each way."""
     loss: float = 0.0
@@ -54,24 +54,24 @@ class Links:
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Mbit/s of 500kbit, 100mbit, 10gbit; None of none."""
+    """Mbit/s from text such as 500kbit, 100mbit, 10gbit; None from "none"."""
     if text.strip().lower() == "none":
         return None
     return _measure(text, _MBIT, "a bandwidth", "500kbit, 100mbit, 1gbit, or none")
 
 
 def parse_latency(text: str) -> float:
-    """Milliseconds of 500us, 20ms, 1s."""
+    """Milliseconds from text such as 500us, 20ms, 1s."""
     return _measure(text, _MS, "a latency", "500us, 20ms or 1s")
 
 
 def parse_loss(text: str) -> float:
-    """The share that 0.1% or 1% is."""
+    """A share from text such as 0.1% or 1%."""
     return _measure(text, {"%": 0.01}, "a loss", "0.1% or 1%")
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[tuple[int, int], float | None]:
-    """The bandwidths of single links: 1-2:20mbit both ways, 1>2:20mbit from host 1 to host 2; the last one holds."""
+    """The bandwidths of single links: 1-2:20mbit both ways, 1>2:20mbit from host 1 to host 2. The last one counts."""
     overrides: dict[tuple[int, int], float | None] = {}
     for text in texts:
         match = _LINK.fullmatch(text)

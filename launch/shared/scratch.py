@@ -1,6 +1,6 @@
-"""Folders for as long as a command runs, whose names say whose they are, so that those of killed ones can be removed.
+"""Temporary folders of a command. Their names hold the process, so that folders of killed processes can be removed.
 
-A process is named by its pid and the time it started: one started later under the same pid is another.
+A process is named by its pid and its start time: a later process with the same pid is another one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _NAME = re.compile(rf"{PREFIX}-(\d+-\d+)-\w+")
 
 
 def owner() -> str:
-    """This process, as part of a name."""
+    """The name of this process, for names of folders and namespaces."""
     return f"{os.getpid()}-{_started(os.getpid())}"
 
 
 def is_alive(owner: str) -> bool:
-    """Whether the process that called itself `owner` still runs."""
+    """Whether the process with this name still runs."""
     pid, _, started = owner.partition("-")
     return _started(int(pid)) == started
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder of this process, which no other user can read, removed on leaving."""
+    """A private folder of this process; it is removed at the end."""
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}-{owner()}-", ignore_cleanup_errors=True) as made:
         held = lock(Path(made))
         try:
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 
 
 def remove_orphans() -> list[str]:
-    """Remove the folders of processes that are gone; their paths."""
+    """Remove the folders of processes that have ended; their paths."""
     found = [(path, _NAME.fullmatch(path.name)) for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*")]
     orphans = [path for path, named in found if named and not is_alive(named[1]) and not _in_use(path)]
     for path in orphans:
@@ -50,7 +50,7 @@ def remove_orphans() -> list[str]:
 
 
 def _in_use(path: Path) -> bool:
-    """Whether a process that this one cannot see, such as one of another container, holds the folder."""
+    """Whether a process holds the folder, even one in another container that this process cannot see."""
     try:
         os.close(lock(path))
     except BlockingIOError:
@@ -61,9 +61,9 @@ def _in_use(path: Path) -> bool:
 
 
 def lock(path: Path) -> int:
-    """Hold a folder until the descriptor returned is closed, which its process's death does, however it comes.
+    """Lock a folder until the returned descriptor is closed, or the process has ended.
 
-    Raises BlockingIOError where another process holds it. File systems that lock nothing let everyone have it.
+    Raises BlockingIOError if another process holds the folder. On a file system without locks, every process gets it.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -77,7 +77,7 @@ def lock(path: Path) -> int:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in ticks since boot; empty when there is none."""
+    """The start time of a process, in ticks since boot; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -87,7 +87,7 @@ def test_a_set_that_cannot_be_completed_is_discarded(tmp_path):
 def test_a_damaged_manifest_is_one_sentence(tmp_path, text):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/newest.json").write_text(text)
-    with pytest.raises(OptionsError, match=r"newest.json must name a set of weights, and is damaged"):
+    with pytest.raises(OptionsError, match=r"newest.json must name a set of weights, but it is damaged"):
         newest(tmp_path)
 
 

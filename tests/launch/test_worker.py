@@ -25,6 +25,6 @@ def test_a_port_in_use_is_named_with_what_to_set(monkeypatch):
         with pytest.raises(MismatchError) as caught:
             join(prepared(2), rank=0)
     assert str(caught.value) == (
-        f"the port where all processes meet must be free, and another program uses {port}; set MASTER_PORT to another "
+        f"the port where all processes meet must be free, but another program uses {port}; set MASTER_PORT to another "
         "one (torchrun: --master-port), the same on every machine"
     )
