@@ -11,6 +11,7 @@ and how long the frame is. Only the transport knows whether the other end is on 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from thinwire.compress.coder import Encoded
 from thinwire.compress.plan import MessagePlan
 from thinwire.pipeline.channel import Channel, Layout, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import ChannelName, check, seal
+from thinwire.pipeline.frames import ChannelName, check, departure, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.passes import phase_of
@@ -146,7 +147,8 @@ class Sender(ChannelEnd):
             frame = self._transport.take()
             encoded = self._encode(frame, microbatch, plan, tensors)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
-            header = replace(channel.header(microbatch, plan.layout), nones=nones)
+            departed = time.perf_counter_ns()
+            header = replace(channel.header(microbatch, plan.layout), nones=nones, departed=departed)
             seal(header, frame, payload=self._options.checksum)
             # 4. Send as soon as the frame is whole: from here on it may be read by the transport, so nobody writes it.
             self._meter.depart(work, plan.layout.nbytes)
@@ -171,7 +173,7 @@ class Sender(ChannelEnd):
     def flush(self) -> None:
         """Wait until everything sent has left."""
         what = f"stage {self.channel.source} was waiting for its {self.channel.name} to leave"
-        with self._meter.section("wait", what, Work("flush", boundary=self.channel.boundary)):
+        with self._meter.section("wire", what, Work("flush", boundary=self.channel.boundary)):
             self._transport.flush()
 
     def _check(self, tensors: Sequence[Tensor | None], what: str) -> None:
@@ -190,14 +192,30 @@ class Sender(ChannelEnd):
             )
 
 
+LocalTime = Callable[[float], float | None]
+"""A time of the sender's clock on this process's, in seconds; None where it is not known."""
+
+
+def same_clock(theirs: float) -> float:
+    """The local time of a sender in this process."""
+    return theirs
+
+
 class Receiver(ChannelEnd):
-    """The end of a channel that a stage's tensors arrive through."""
+    """The end of a channel that a stage's tensors arrive through; `local_time` reads the sender's clock."""
 
     def __init__(
-        self, channel: Channel, decoders: Sequence[Decoder], transport: ReceivingEnd, options: WireOptions, meter: Meter
+        self,
+        channel: Channel,
+        decoders: Sequence[Decoder],
+        transport: ReceivingEnd,
+        options: WireOptions,
+        meter: Meter,
+        local_time: LocalTime = same_clock,
     ) -> None:
         super().__init__(channel, decoders, meter)
         self._decoders, self._transport, self._options = tuple(decoders), transport, options
+        self._local_time = local_time
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
@@ -212,8 +230,9 @@ class Receiver(ChannelEnd):
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
-        with self._meter.section("wait", waiting, work):
+        with self._meter.waiting(waiting, work) as wait:
             frame = self._transport.receive(waiting)
+            wait.departed = self._local_time(departure(frame))
         with self._meter.section("decode", work=work), torch.no_grad():
             plan = self.plan(microbatch)
             self.count(self._meter.received, microbatch, plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,12 +46,17 @@ def evaluate(
     """Score held-out samples with compression on, then off; None except where the last stage lives.
 
     Args:
-        trainer: its stages and schedule are used; no state of training changes.
+        trainer: its stages and schedule are used; no state of training changes, nor the seconds that meters show.
         samples: the held-out samples.
         batches: makes the batches, each of the training shape, padding marked by `valid`.
         mask: takes padding out of targets: (targets, valid) -> targets.
     """
-    scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in PASS_KINDS.items()}
+    with ExitStack() as stack:
+        for stage in trainer.stages:
+            stack.enter_context(stage.meter.apart())
+        scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in PASS_KINDS.items()}
+        # whoever is through first would wait for the others in its next training step
+        trainer.placement.meet("waiting for the end of an evaluation")
     return scores if trainer.has_last else None
 
 

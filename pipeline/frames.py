@@ -1,13 +1,14 @@
 """The frame: one message over one channel for one micro-batch, and its 64-byte header.
 
-     0        4       6     7        8         12           16     24      32        40     44         64
-     | "TWIR" | version | phase | channel | boundary | microbatch | step | nones | length | crc32 | zeros | payloads...
-       4s       u16       u8      u8        u32        u32          u64    u64     u64      u32
+  0        4         6       7         8          12           16     24      32       40      44  48         56  64
+  | "TWIR" | version | phase | channel | boundary | microbatch | step | nones | length | crc32 | 0 | departed | 0 | data
+    4s       u16       u8      u8        u32        u32          u64    u64     u64      u32         u64
 
 All little-endian. `nones`: bit i set means tensor i of the tuple is None (its bytes are there, and mean nothing).
 `length`: bytes after the header. `crc32`: of the header, this field as zeros, and of all that follows it; of the header
-alone where payloads are not protected; never 0. The header is padded to 64 bytes, and every tensor's payload begins at
-a multiple of 16, so that payloads can be viewed as any number type.
+alone where payloads are not protected; never 0. `departed`: when the sender sealed the frame, in nanoseconds of its own
+clock; a receiver that knows how far that clock is from its own can tell what it waited for. The header is padded to 64
+bytes, and every tensor's payload begins at a multiple of 16, so that payloads can be viewed as any number type.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ ChannelName = Literal["activations", "gradients"]
 CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
 
 MAGIC = b"TWIR"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 64
 ALIGNMENT = 16
-_LAYOUT = struct.Struct("<4sHBBIIQQQI")
+_LAYOUT = struct.Struct("<4sHBBIIQQQI4xQ")
 _CRC = slice(40, 44)
+_DEPARTED = slice(48, 56)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a frame says of itself; both ends know every field but `nones` and `crc32` in advance."""
+    """What a frame says of itself; both ends know every field but `nones`, `departed` and `crc32` in advance."""
 
     phase: Phase
     channel: ChannelName
@@ -45,6 +47,7 @@ class Header:
     step: int
     length: int
     nones: int = 0
+    departed: int = 0
     crc32: int = 0
 
     def write(self, frame: Tensor) -> None:
@@ -60,14 +63,16 @@ class Header:
             self.nones,
             self.length,
             self.crc32,
+            self.departed,
         )
         frame[:HEADER_BYTES] = frombuffer(bytearray(packed.ljust(HEADER_BYTES, b"\0")), dtype=uint8)
 
     @classmethod
     def read(cls, frame: Tensor) -> Header:
         """Parse the first 64 bytes of `frame` (uint8); WireError when they are no header of this version."""
-        magic, version, phase, channel, boundary, microbatch, step, nones, length, crc32 = _LAYOUT.unpack_from(
-            bytes(frame[:HEADER_BYTES].numpy())
+        packed = bytes(frame[:HEADER_BYTES].numpy())
+        magic, version, phase, channel, boundary, microbatch, step, nones, length, crc32, departed = (
+            _LAYOUT.unpack_from(packed)
         )
         if magic != MAGIC:
             raise WireError(f"a frame must begin with {MAGIC!r}, got {magic!r}: something else writes to this channel")
@@ -83,8 +88,14 @@ class Header:
             step=step,
             length=length,
             nones=nones,
+            departed=departed,
             crc32=crc32,
         )
+
+
+def departure(frame: Tensor) -> float:
+    """When the sender sealed a frame, in seconds of its own clock; nothing is checked."""
+    return 1e-9 * int.from_bytes(bytes(frame[_DEPARTED].numpy()), "little")
 
 
 def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
@@ -100,7 +111,7 @@ def check(planned: Header, frame: Tensor, *, payload: bool) -> Header:
     the checksum covers the payload is what both ends agreed on, never what the frame says.
     """
     got = Header.read(frame)
-    sender_only = {"nones", "crc32"}
+    sender_only = {"nones", "departed", "crc32"}
     wrong = [
         f"{name} {value} where {asdict(planned)[name]} was planned"
         for name, value in asdict(got).items()

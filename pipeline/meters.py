@@ -1,6 +1,8 @@
 """Where a stage's time and bytes go, measured where they are spent.
 
-Sections are exclusive: while `wait` runs inside `compute`, only `wait` advances, so the parts of a step add up to it.
+Sections are exclusive: while `wire` runs inside `compute`, only `wire` advances, so the parts of a step add up to it.
+A wait for a frame is for the neighbour until the frame departs, and for the wire from then on; which part was which is
+known once the frame is there, and says when it departed.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from typing import Any, Literal, get_args
 
 from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
-Section = Literal["compute", "encode", "wait", "decode"]
+Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
+"""`neighbour` and `wire` are waiting: for a frame to depart, and for it to arrive. `wait` is for either, where which
+cannot be told: shared weights, and frames between processes whose clocks were never compared."""
 SECTIONS: tuple[Section, ...] = get_args(Section)
+WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
 NO_WORK = Work()
 
 Route = tuple[int, str, str]
@@ -54,6 +59,14 @@ class Traffic:
 
 
 @dataclass
+class Wait:
+    """A wait for a frame, under way."""
+
+    departed: float | None = None
+    """When the frame was handed to the sender's transport, by this process's clock; None where that is not known."""
+
+
+@dataclass
 class Meter:
     """Seconds of one stage by section and compute by task, and what it sent and received by (boundary, channel, phase).
 
@@ -83,6 +96,28 @@ class Meter:
             self._turn()
             self._open.pop()
 
+    @contextmanager
+    def waiting(self, what: str, work: Work = NO_WORK) -> Iterator[Wait]:
+        """Charge the time inside to the neighbour until the frame departs, and to the wire from then on."""
+        wait = Wait()
+        with self.section("wait", what, work):
+            started = self._since
+            yield wait
+        if wait.departed is not None:
+            departed = min(max(wait.departed, started), self._since)
+            self.seconds["wait"] -= self._since - started
+            self.seconds["neighbour"] += departed - started
+            self.seconds["wire"] += self._since - departed
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave the seconds inside out, such as those of an evaluation; traffic counts, in its own phase."""
+        kept = dict(self.seconds), dict(self.computing)
+        try:
+            yield
+        finally:
+            self.seconds, self.computing = kept
+
     def _turn(self) -> None:
         now = time.perf_counter()
         if self._open:
@@ -91,7 +126,8 @@ class Meter:
             if name == "compute":
                 self.computing[work.task] = self.computing.get(work.task, 0.0) + now - self._since
             if self.recording is not None:
-                self.recording.spans.append(Span(self._since, now, name, *work))
+                kind = "wait" if name in WAITS else name
+                self.recording.spans.append(Span(self._since, now, kind, *work))
         self._since = now
 
     def depart(self, work: Work, nbytes: int) -> None:

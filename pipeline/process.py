@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,6 +35,13 @@ class Placement:
         """The rank that holds the last stage, and so the loss."""
         return self.process_of[self.num_stages - 1]
 
+    @property
+    def neighbours(self) -> list[tuple[int, int]]:
+        """The pairs of processes that share a boundary, those first that have nothing to do with each other."""
+        processes = [self.process_of[stage] for stage in range(self.num_stages)]
+        pairs = {(min(pair), max(pair)) for pair in pairwise(processes) if pair[0] != pair[1]}
+        return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
+
     def stages_of(self, process: int) -> list[int]:
         """The stages a process holds, in stage order."""
         return sorted(stage for stage, holder in self.process_of.items() if holder == process)
@@ -47,6 +55,11 @@ class Placement:
         with reaching(f"{_named(local)} waiting for numbers of all stages"):
             dist.all_gather(everyone, mine)
         return [float(everyone[self.process_of[stage]][stage]) for stage in range(self.num_stages)]
+
+    def meet(self, what: str) -> None:
+        """Wait until all processes are here; `what` names this moment where one is gone or silent."""
+        with reaching(f"{_named(dict.fromkeys(self.stages_of(dist.get_rank())))} {what}"):
+            dist.barrier()
 
     def compare(self, local: Mapping[int, Mapping[str, str]]) -> None:
         """Compare what stages hold under the same names; collective. MismatchError naming the first difference."""

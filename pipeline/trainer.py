@@ -129,10 +129,16 @@ class Trainer:
         """Run all optimizer steps from `first` on, calling `after_step` behind each."""
         self.tracer.read_clock(self.placement.last_process)
         for step in range(first, self._training.steps):
+            if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
+                self.read_clocks()
             with self.tracer.step(step):
                 record = self.train_step(step)
             after_step(record)
         self.tracer.read_clock(self.placement.last_process)
+
+    def read_clocks(self) -> None:
+        """Compare the clocks of neighbours, so that waiting can be told apart; collective, between two steps."""
+        self.stages[0].wire.clocks.read(self.placement.neighbours)
 
     def train_step(self, step: int) -> StepRecord:
         """Take one optimizer step, counted from 0."""
@@ -218,7 +224,7 @@ class Trainer:
         if self._options.max_grad_norm is not None:
             squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
             what = "waiting for the gradient norm of all stages"
-            with self.stages[0].meter.section("wait", what, Work("norm")):
+            with self.stages[0].meter.section("neighbour", what, Work("norm")):
                 norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
             for stage in self.stages:
                 clip(stage.submod.parameters(), norm, self._options.max_grad_norm)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,13 +23,14 @@ from thinwire.compress.buffers import Purpose
 from thinwire.compress.contraction import contraction
 from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
-from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender
+from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.handshake import Handshake
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
+from thinwire.pipeline.tracing.clocks import NeighbourClocks
 from thinwire.pipeline.transport import (
     MemoryEnd,
     ProcessGroupReceiver,
@@ -84,6 +86,7 @@ class Wire:
 
     Attributes:
         stores: the layout of every store that these stages may fill, and its file where it is on disk.
+        clocks: those of the neighbours' processes; once they are read, waiting is told apart (`Section`).
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Wire:
         self.seed = seed
         self.slots = slots
         self._observer = observer
+        self.clocks = NeighbourClocks()
         self.stores: list[tuple[StoreLayout, Path | None]] = []
         self._files = StoreFiles(Path(self.compression.store_folder) if self.compression.store_folder else None)
         self._agreement = dict(agreement or {})
@@ -179,7 +183,9 @@ class Wire:
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
         capacity = ChannelEnd(channel, decoders, holder.meter).capacity
-        return Receiver(channel, decoders, self._receiving(channel, capacity, holder.peer), self.options, holder.meter)
+        receiving = self._receiving(channel, capacity, holder.peer)
+        local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
+        return Receiver(channel, decoders, receiving, self.options, holder.meter, local_time)
 
     def _coder(
         self, kind: type[AnyCoder], channel: Channel, index: int, holder: Holder, activation: Coder | None
@@ -229,6 +235,10 @@ class Wire:
         if peer is None:
             return self._memory(channel, capacity)
         return ProcessGroupReceiver(capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout)
+
+    def _rank(self, peer: int) -> int:
+        """The rank in the default group of a member of this group."""
+        return dist.get_process_group_ranks(self.group)[peer]
 
     def _memory(self, channel: Channel, capacity: int) -> MemoryEnd:
         return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(capacity))

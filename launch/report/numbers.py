@@ -14,9 +14,9 @@ Points = list[tuple[float, float]]
 
 
 def speed(run: RunFiles) -> float:
-    """Samples a second while training."""
+    """Samples a second of training steps; evaluations and saves are apart."""
     samples: int = sum(step["samples"] for step in run.steps)
-    return samples / max(1e-9, float(run.summary["training_seconds"]))
+    return samples / max(1e-9, math.fsum(float(step["seconds"]) for step in run.steps))
 
 
 def ratio(channels: Sequence[Mapping[str, Any]]) -> float:

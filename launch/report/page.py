@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from thinwire.launch.report.comparison import Comparison
-from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed
+from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed, training_bytes
 from thinwire.launch.report.plots import Curve, curves, timeline
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.report.timeline import transfers
@@ -92,8 +92,10 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         *held_out,
         ("samples a second", _number(speed(run), 1)),
         ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
-        ("sent in all", _megabytes(summary["bytes_sent"])),
+        ("sent in training", _megabytes(training_bytes(summary["channels"]))),
+        ("sent in all, evaluations too", _megabytes(summary["bytes_sent"])),
         ("steps, in all", f"{summary['steps']:,} in {summary['seconds']:,.0f} s"),
+        ("of them on steps", f"{summary['training_seconds']:,.0f} s"),
     ]
 
 
@@ -177,7 +179,7 @@ def _route(channel: Mapping[str, Any]) -> str:
 
 def _split(seconds: Mapping[str, float], total: float) -> dict[str, float]:
     """Seconds by section, and what is in none of them."""
-    return {**seconds, "other": max(0.0, total - sum(seconds.values()))}
+    return {**{name: seconds.get(name, 0.0) for name in SECTIONS}, "other": max(0.0, total - sum(seconds.values()))}
 
 
 def _shares(seconds: Mapping[str, float], total: float) -> list[Share]:
@@ -201,8 +203,10 @@ def _stage_table(stages: Sequence[Mapping[str, Any]], total: float) -> Table:
         for stage in stages
     ]
     note = (
-        "Sections exclude each other; other is reading data, clipping, what the schedule itself takes, and the work of "
-        "further stages in the same process. Peak memory is that of the process."
+        "Of training steps alone: evaluations and saves are apart. Sections exclude each other. Neighbour is waiting "
+        "for a frame to leave the stage that makes it (and for the gradient norm of all stages), wire for it to "
+        "arrive; wait is for either, where that cannot be told. Other is reading data, clipping, what the schedule "
+        "itself takes, and the work of further stages in the same process. Peak memory is that of the process."
     )
     return Table("Time and memory of each stage", columns, rows, note)
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from thinwire.compress.stores.space import in_words
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
 
 UNEVEN = 2.0
@@ -55,12 +55,19 @@ class ProgressLine:
         line = (
             f"loss {record.loss:.3f}  {record.samples / record.seconds:.1f} samples/s  "
             f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  "
-            f"{record.sections['wait'] / record.seconds:.0%} waiting on the wire"
+            f"{_waiting(record)}"
         )
         self._bar.update(self._task, advance=1, description=line)
         every = max(1, self._total // 10)
         if self._bar.disable and ((record.step + 1) % every == 0 or record.step == 0):
             self._console.print(f"step {record.step + 1}/{self._total}  {line}", soft_wrap=True)
+
+
+def _waiting(record: StepRecord) -> str:
+    """What a step waited for, as shares of its time."""
+    said = {"neighbour": "waiting for stages", "wire": "for the wire", "wait": "for either"}
+    shares = {said[name]: record.sections[name] / record.seconds for name in WAITS}
+    return ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share or what != said["wait"])
 
 
 def show_notes(notes: Sequence[str]) -> None:
@@ -83,7 +90,7 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
-    table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['seconds']:.0f} s")
+    table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['training_seconds']:.0f} s")
     table.add_column("")
     columns = [name for name in next(iter(summary["held_out"].values()), {}) if name != "num_targets"]
     for column in columns:
@@ -91,12 +98,22 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     for mode, score in summary["held_out"].items():
         table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
     console.print(table)
+    console.print(_apart(summary), highlight=False, soft_wrap=True)
     _show_channels(console, summary["channels"])
     console.print(_stages_table(summary))
     if note := uneven(summary):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
     console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
+
+
+def _apart(summary: Mapping[str, Any]) -> str:
+    """What the run took and sent beside its training steps, in a sentence."""
+    sent = sum(carried["bytes"] for phase, carried in summary["traffic"].items() if phase != "train")
+    return (
+        f"beside them {_seconds(summary['evaluation_seconds'])} and {_megabytes(sent)} for evaluations, "
+        f"{_seconds(summary['saving_seconds'])} for saves; {_seconds(summary['seconds'])} in all"
+    )
 
 
 def uneven(summary: Mapping[str, Any]) -> str:
@@ -148,17 +165,21 @@ def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, 
 
 
 def _stages_table(summary: Mapping[str, Any]) -> Table:
-    table = _table("where the time of training went, and peak memory")
+    total = max(1e-9, summary["training_seconds"])
+    table = _table(f"where the {total:.0f} s of training steps went, and peak memory")
     table.add_column("stage", no_wrap=True)
-    for column in (*SECTIONS, "other", "memory"):
+    for column in ("compute", "codecs", "neighbour", "wire", "other", "memory"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
-        seconds = stage["seconds"]
-        total = max(1e-9, summary["training_seconds"])
-        other = max(0.0, total - sum(seconds.values()))
-        times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in (*(seconds[name] for name in SECTIONS), other)]
+        times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in _parts(stage["seconds"], total)]
         table.add_row(str(stage["stage"]), *times, _megabytes(stage["peak_memory"]))
     return table
+
+
+def _parts(seconds: Mapping[str, float], total: float) -> list[float]:
+    """What the table shows of a stage: compute, both sides of the codecs, waiting for the neighbour, the wire, rest."""
+    shown = [seconds["compute"], seconds["encode"] + seconds["decode"], seconds["neighbour"], seconds["wire"]]
+    return [*shown, max(0.0, total - sum(shown))]
 
 
 def _table(title: str) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -28,7 +27,8 @@ from thinwire.launch.run.outputs import (
 )
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
-from thinwire.launch.run.summary import end_report, module_of, stage_report, summarize
+from thinwire.launch.run.summary import module_of, stage_report, summarize
+from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
@@ -58,7 +58,7 @@ class Run:
         self._choices: list[Choice] = []
         self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()
-        self._started = time.perf_counter() - self._resumption.saved.get("seconds", 0.0)
+        self._times = Times(self._resumption.saved.get("seconds", {}))
         self._log = MetricsLog(self.recipe.folder, self._resumption.first) if self.trainer.has_last else None
 
     @property
@@ -77,14 +77,11 @@ class Run:
             self._log.recipe(dump(self.recipe))
         self._show_notes()
         self._show_stores()
-        self._training_started = time.perf_counter() - self._resumption.saved.get("training_seconds", 0.0)
         if self._log is None:
             self.trainer.train(self._after_step, self._resumption.first)
         else:
             with ProgressLine(self.recipe.training.steps) as self._line:
                 self.trainer.train(self._after_step, self._resumption.first)
-        training_seconds = time.perf_counter() - self._training_started
-        stages = self._stage_reports()
         if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
             self._evaluate(self.recipe.training.steps)
         self._save(self.recipe.training.steps)
@@ -92,7 +89,7 @@ class Run:
         for stage in self.trainer.stages:
             stage.close()
         self.discard_stores()
-        self._finish(training_seconds, stages)
+        self._finish()
 
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, as far as their disk lets us; at the end, however it comes."""
@@ -101,6 +98,7 @@ class Run:
 
     def _after_step(self, record: StepRecord) -> None:
         done = record.step + 1
+        self._times.seconds["training"] += record.seconds
         if self._automatic is not None:
             self._automatic.end_step()
         if self._log is not None:
@@ -119,7 +117,8 @@ class Run:
             self._choose(self._automatic, done)
         # last: a checkpoint holds what this step's evaluation and choice have changed
         if self._resumption.is_due(done, self._steps_per_epoch):
-            self._resumption.save(done, self._said())
+            with self._times.spent_on("saving"):
+                self._resumption.save(done, self._said())
 
     def _resume(self) -> None:
         """Take up the codecs that were chosen, or what was measured so far, and then all that the checkpoint holds."""
@@ -136,10 +135,8 @@ class Run:
         """What a checkpoint holds of the run itself, as JSON values; what is in the log is on its disk by now."""
         if self._log is not None:
             self._log.sync()
-        now = time.perf_counter()
         return {
-            "seconds": now - self._started,
-            "training_seconds": now - self._training_started,
+            "seconds": self._times.state_dict(),
             "choices": [asdict(choice) for choice in self._choices],
             "measured": [] if self._automatic is None else self._automatic.state_dict(),
         }
@@ -205,13 +202,18 @@ class Run:
             return
         size = self.recipe.pipeline.num_microbatches * self.recipe.pipeline.microbatch_size
         count = len(self._held_out)
-        scores = evaluate(self.trainer, self._held_out, lambda: evaluation_batches(count, size), mask_padding)
+        with self._times.spent_on("evaluation"):
+            scores = evaluate(self.trainer, self._held_out, lambda: evaluation_batches(count, size), mask_padding)
         if self._log is not None and scores is not None:
             with writing(self.recipe.folder):
                 self._log.evaluation(done, scores)
 
     def _save(self, done: int) -> None:
         """Save the weights of all stages as one set, or, where a stage cannot, keep the set before; collective."""
+        with self._times.spent_on("saving"):
+            self._save_weights(done)
+
+    def _save_weights(self, done: int) -> None:
         saving = Saving(self.recipe.folder, done, self.recipe.pipeline.num_stages)
         mine = self._write_weights(saving)
         if trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
@@ -233,31 +235,29 @@ class Run:
                 )
         return None
 
-    def _stage_reports(self) -> list[dict[str, Any]] | None:
-        """What every stage has to say of training; None except where the last stage lives."""
-        reports = {stage.stage_index: stage_report(stage) for stage in self.trainer.stages}
-        return self.assembly.placement.gather(reports)
-
-    def _finish(self, training_seconds: float, stages: list[dict[str, Any]] | None) -> None:
-        """Gather what only the end knows, and let the last stage's process write and show it."""
-        ends = {stage.stage_index: end_report(stage) for stage in self.trainer.stages}
-        gathered = self.assembly.placement.gather(ends)
-        traces = self._gather_traces()
-        if self._log is None or stages is None or gathered is None:
-            return
-        self._log.close()
-        for stage, end in zip(stages, gathered, strict=True):
-            stage.update(end)
-        summary = summarize(
+    def _summary(self) -> dict[str, Any] | None:
+        """What all stages say of the run so far; None except where the last stage lives. Collective."""
+        stages = self.assembly.placement.gather(
+            {stage.stage_index: stage_report(stage) for stage in self.trainer.stages}
+        )
+        if self._log is None or stages is None:
+            return None
+        return summarize(
             self.recipe,
             stages,
             codec_of=lambda boundary, channel: str(self._wire.compression.method(boundary, channel)),
-            seconds=time.perf_counter() - self._started,
-            training_seconds=training_seconds,
+            times=self._times,
             losses=self._log.losses,
             evaluations=self._log.evaluations,
             choices=self._choices,
         )
+
+    def _finish(self) -> None:
+        """Gather what only the end knows, and let the last stage's process write and show it."""
+        summary, traces = self._summary(), self._gather_traces()
+        if self._log is None or summary is None:
+            return
+        self._log.close()
         save_summary(self.recipe.folder, summary)
         save_traces(self.recipe.folder, traces)
         save_picture(

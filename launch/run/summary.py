@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.times import Times
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.automatic import Choice
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.frames import CHANNELS, PHASES, ChannelName, Phase
 from thinwire.pipeline.meters import Traffic
 from thinwire.pipeline.stage import CompressedStage
 
@@ -26,18 +27,12 @@ def module_of(stage: CompressedStage) -> Stage:
 
 
 def stage_report(stage: CompressedStage) -> dict[str, Any]:
-    """What a stage reports right after training: its size, and its seconds by section."""
+    """What a stage reports: its size, seconds by section, traffic, the peak memory of its process, and its weights."""
     return {
         "stage": stage.stage_index,
         "layers": len(module_of(stage).layers),
         "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
         "seconds": dict(stage.meter.seconds),
-    }
-
-
-def end_report(stage: CompressedStage) -> dict[str, Any]:
-    """What a stage reports at the end of the run: its traffic, the peak memory of its process, and its weights."""
-    return {
         "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest_lines": tensor_lines(module_of(stage).full_state()),
@@ -49,28 +44,45 @@ def summarize(
     stages: Sequence[Mapping[str, Any]],
     *,
     codec_of: Callable[[int, ChannelName], str],
-    seconds: float,
-    training_seconds: float,
+    times: Times,
     losses: Sequence[tuple[int, float]],
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
 ) -> dict[str, Any]:
-    """The content of summary.json. `stages` are both reports of every stage, in stage order."""
+    """The content of summary.json. `stages` are the reports of every stage, in stage order."""
     scores = evaluations[-1][1] if evaluations else {}
+    traffic = traffic_by_phase(stages)
     return {
         "name": recipe.name,
         "folder": str(recipe.folder),
         "steps": recipe.training.steps,
-        "seconds": seconds,
-        "training_seconds": training_seconds,
+        "seconds": times.all,
+        **{f"{purpose}_seconds": seconds for purpose, seconds in times.seconds.items()},
         "train_loss": losses[-1][1] if losses else None,
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
-        "bytes_sent": sum(traffic["bytes"] for stage in stages for _, traffic in stage["traffic"]),
+        "traffic": {phase: asdict(carried) for phase, carried in traffic.items()},
+        "bytes_sent": sum(carried.bytes for carried in traffic.values()),
         "torch": torch.__version__,
+    }
+
+
+def traffic_by_phase(stages: Sequence[Mapping[str, Any]]) -> dict[Phase, Traffic]:
+    """What all stages sent, over all channels: in training, and in evaluations with compression on and off."""
+    return {
+        phase: sum(
+            (
+                Traffic(**traffic)
+                for stage in stages
+                for (_, _, sent_in), traffic in stage["traffic"]
+                if sent_in == phase
+            ),
+            Traffic(),
+        )
+        for phase in PHASES
     }
 
 

@@ -27,7 +27,7 @@ class Span(NamedTuple):
     start: float
     end: float
     kind: str
-    """The section it is charged to."""
+    """compute, encode, decode or wait, whatever the wait is for."""
     task: str
     pass_index: int | None
     microbatch: int | None

@@ -2,8 +2,9 @@
 
 import pytest
 
-from thinwire.launch.run.console import show_stores, show_summary, uneven
+from thinwire.launch.run.console import ProgressLine, show_stores, show_summary, uneven
 from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.trainer import StepRecord
 
 LONG = ('aqsgd(q(4), store="disk")', 'ef21(q(2, scale="minmax", per="tensor", round="stochastic"), slot="sample")')
 
@@ -29,6 +30,9 @@ def summary(*codecs):
         "steps": 100_000,
         "seconds": 12_000.0,
         "training_seconds": 10_000.0,
+        "evaluation_seconds": 1234.0,
+        "saving_seconds": 5.25,
+        "traffic": {phase: {"bytes": 111_000_000} for phase in ("train", "eval-on", "eval-off")},
         "held_out": scores,
         "channels": channels,
         "stages": [{"stage": index, **stage} for index in range(2)],
@@ -52,6 +56,23 @@ def test_nothing_is_cut_or_folded_on_80_columns(capsys, monkeypatch, codecs):
     assert len(rows) == len(codecs)
     assert all(row[-7:] == ["1,234", "MB", "9,876", "MB", "8.00x", "32.12", "100%"] for row in rows), rows
     assert max(len(line) for line in lines if LONG[1] not in line) <= 80
+
+
+def test_evaluations_and_saves_are_apart_from_the_steps(capsys, monkeypatch):
+    said = [line.strip() for line in shown(capsys, monkeypatch, 80, "q(4)", "q(8)")]
+    assert "long: 100000 steps in 10000 s" in said
+    assert "beside them 1234 s and 222 MB for evaluations, 5.2 s for saves; 12000 s in all" in said
+
+
+def test_a_step_says_what_it_waited_for(capsys):
+    sections = {**dict.fromkeys(SECTIONS, 0.0), "neighbour": 3.0, "wire": 1.0}
+    record = StepRecord(
+        step=0, epoch=0, loss=1.0, lr=0.1, grad_norm=None, seconds=10.0, samples=4, sections=sections, bytes=1,
+        uncompressed=8,
+    )  # fmt: skip
+    with ProgressLine(1) as line:
+        line.step(record)
+    assert "30% waiting for stages, 10% for the wire" in " ".join(capsys.readouterr().out.split())
 
 
 def test_long_codecs_are_named_once_below_the_table(capsys, monkeypatch):

@@ -124,7 +124,8 @@ def test_metrics_have_a_line_a_step(trained, folder):
         assert line["samples"] == 4
         assert line["bytes"] == MICROBATCHES * sum(FRAME_BYTES.values())
         assert line["uncompressed"] == MICROBATCHES * 2 * (2 * 16 * 16 * 4)
-        assert set(line["sections"]) == {"compute", "encode", "wait", "decode"}
+        assert set(line["sections"]) == {"compute", "encode", "neighbour", "wire", "wait", "decode"}
+        assert line["sections"]["wait"] == 0, "every wait of a run over sockets is told apart"
         assert sum(line["sections"].values()) <= line["seconds"]
     assert all(later["loss"] < earlier["loss"] for earlier, later in pairwise(lines)), lines
 

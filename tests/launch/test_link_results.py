@@ -4,6 +4,7 @@ from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document,
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
+from thinwire.pipeline.meters import SECTIONS
 
 COMPUTE = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
 MICROBATCHES = 4
@@ -25,7 +26,10 @@ def step(process, seconds, codec_seconds, frame_bytes):
     channel = ("activations", "gradients")[process]
     return {
         "seconds": seconds + process / 1000,
-        "sections": {"compute": 0.2, "encode": codec_seconds, "wait": 0.1, "decode": codec_seconds / 2},
+        "sections": {
+            **dict.fromkeys(SECTIONS, 0.0),
+            **{"compute": 0.2, "encode": codec_seconds, "wire": 0.1, "decode": codec_seconds / 2},
+        },
         "compute": [[process, task, spent] for task, spent in COMPUTE.items()],
         "frames": [[0, channel, MICROBATCHES, MICROBATCHES * frame_bytes]],
     }

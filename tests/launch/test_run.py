@@ -10,6 +10,7 @@ from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
 from thinwire.launch.run.weights import Saving, newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline.meters import SECTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +34,25 @@ def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
     assert [row["frames"] for row in summary["channels"]] == [4, 4], "2 steps of 2 micro-batches"
     # 2 x 16 rows of 16: bits, a bf16 scale for each row, 64 bytes of header
     assert [row["bytes"] for row in summary["channels"]] == [4 * (256 + 64 + 64), 4 * (512 + 64 + 64)]
-    assert summary["bytes_sent"] > sum(row["bytes"] for row in summary["channels"]), "evaluations send too"
+    trained = sum(row["bytes"] for row in summary["channels"])
+    evaluated = [summary["traffic"][phase]["bytes"] for phase in ("eval-on", "eval-off")]
+    assert 0 < evaluated[0] < evaluated[1]
+    assert (summary["traffic"]["train"]["bytes"], summary["bytes_sent"]) == (trained, trained + sum(evaluated))
     assert sum(stage["parameters"] for stage in summary["stages"]) > 0
     assert summary["train_loss"] == lines(folder / "metrics.jsonl")[-1]["loss"]
+
+
+def test_seconds_of_training_are_those_of_its_steps(here):
+    """They once held every evaluation: 112.8 samples a second were reported where steps made 173.1."""
+    folder = ran("--output", "run", "--training.evaluate_every", "1 steps", "--save_every", "1").recipe.folder
+    summary, steps = json.loads((folder / "summary.json").read_text()), lines(folder / "metrics.jsonl")
+    assert summary["training_seconds"] == pytest.approx(sum(step["seconds"] for step in steps))
+    for section in SECTIONS:
+        spent = sum(stage["seconds"][section] for stage in summary["stages"])
+        assert spent == pytest.approx(sum(step["sections"][section] for step in steps), abs=1e-3), section
+    apart = [summary[f"{purpose}_seconds"] for purpose in ("training", "evaluation", "saving")]
+    assert min(apart) > 0
+    assert sum(apart) <= summary["seconds"]
 
 
 @pytest.mark.parametrize(

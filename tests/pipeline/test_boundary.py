@@ -1,10 +1,12 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
+from thinwire.pipeline import boundary, meters
 from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
 from thinwire.pipeline.channel import Channel, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
@@ -189,3 +191,38 @@ def test_random_numbers_come_from_the_key_alone():
     assert torch.equal(first, carry(described, (hidden,), step=1, index=2)[0])
     assert not torch.equal(first, carry(described, (hidden,), step=1, index=3)[0])
     assert not torch.equal(first, carry(described, (hidden,), step=2, index=2)[0])
+
+
+AHEAD = 100.0
+"""How far the sender's clock is ahead of the receiver's."""
+
+
+class Crossing(MemoryEnd):
+    """A link whose frames take three seconds, counted from when they were sent."""
+
+    def __init__(self, capacity, clock):
+        super().__init__(capacity)
+        self._clock = clock
+
+    def receive(self, what):
+        self._clock.now = 8.0
+        return super().receive(what)
+
+
+@pytest.mark.parametrize(
+    ("local_time", "parts"),
+    [(lambda theirs: theirs - AHEAD, {"neighbour": 3.0, "wire": 3.0}), (lambda theirs: None, {"wait": 6.0})],
+)
+def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypatch, local_time, parts):
+    """The receiver waits from 2 s on, the frame departs at 5 s and is there at 8 s: once all the wire's."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(meters, "time", clock)
+    monkeypatch.setattr(boundary, "time", SimpleNamespace(perf_counter_ns=lambda: int(1e9 * (5.0 + AHEAD))))
+    described, meter = channel(example(8, 8)), Meter()
+    link = Crossing(ChannelEnd(described, coders(described, True), Meter()).capacity, clock)
+    sender = Sender(described, coders(described, True), link, WireOptions(), Meter())
+    receiver = Receiver(described, coders(described, False), link, WireOptions(), meter, local_time)
+    sender.send(which(), (torch.randn(8, 8),))
+    clock.now = 2.0
+    receiver.receive(which())
+    assert {name: spent for name, spent in meter.seconds.items() if spent} == pytest.approx(parts)

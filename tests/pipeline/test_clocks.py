@@ -5,7 +5,7 @@ import pytest
 
 from support import processes
 from thinwire.pipeline.tracing import clocks
-from thinwire.pipeline.tracing.clocks import Clock, Reading, read_clock
+from thinwire.pipeline.tracing.clocks import Clock, NeighbourClocks, Reading, read_clock
 
 
 def test_times_lie_on_the_line_through_both_readings():
@@ -50,3 +50,27 @@ def test_a_clock_that_is_ahead_is_found_out_within_the_error_stated():
         assert 0 <= reading.error < 1, reading
         assert abs(reading.offset + shift) <= reading.error, (shift, reading)
     assert readings[1].error == 0.0 < readings[0].error
+
+
+def test_a_time_there_is_the_inverse_of_a_time_here():
+    clock = Clock(Reading(at=100.0, offset=5.0, error=1e-4), Reading(at=300.0, offset=5.02, error=3e-4))
+    assert [clock.local(clock.reference(time)) for time in (90.0, 250.0)] == pytest.approx([90.0, 250.0], abs=1e-9)
+
+
+def _read_neighbours(rank):
+    """What the clocks of neighbours in a chain say when this process's says 1000 s, read twice."""
+    clocks.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + SHIFTS[rank])
+    known = NeighbourClocks()
+    for _ in range(2):
+        known.read([(0, 1), (1, 2)])
+    return {peer: known.local(peer, 1000.0) for peer in range(len(SHIFTS))}
+
+
+@pytest.mark.processes
+def test_both_of_two_neighbours_know_each_others_time_and_nobody_elses():
+    for rank, read in enumerate(processes.run(_read_neighbours, len(SHIFTS))):
+        for peer, local in read.items():
+            if abs(rank - peer) == 1:
+                assert local == pytest.approx(1000.0 + SHIFTS[rank] - SHIFTS[peer], abs=0.5), (rank, read)
+            else:
+                assert local is None, (rank, read)

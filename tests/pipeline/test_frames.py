@@ -31,8 +31,8 @@ def sealed(*, payload=True, **fields):
 
 
 def test_the_header_is_these_bytes():
-    frame = frame_of(changed(nones=5, crc32=0xDEADBEEF))
-    expected = b"TWIR" + struct.pack("<HBBIIQQQI", 2, 0, 1, 2, 3, 70_000_000_000, 5, 40, 0xDEADBEEF)
+    frame = frame_of(changed(nones=5, departed=2**50 + 1, crc32=0xDEADBEEF))
+    expected = b"TWIR" + struct.pack("<HBBIIQQQIIQ", 3, 0, 1, 2, 3, 70_000_000_000, 5, 40, 0xDEADBEEF, 0, 2**50 + 1)
     assert bytes(frame[:HEADER_BYTES].numpy()) == expected + bytes(HEADER_BYTES - len(expected))
 
 
@@ -72,7 +72,7 @@ def test_a_foreign_message_is_refused():
 def test_another_version_is_refused():
     frame = frame_of(PLANNED)
     frame[4] = 9
-    with pytest.raises(WireError, match="version 2 are understood here, got version 9"):
+    with pytest.raises(WireError, match="version 3 are understood here, got version 9"):
         check(PLANNED, frame, payload=True)
 
 

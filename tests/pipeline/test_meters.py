@@ -4,6 +4,8 @@ from thinwire.pipeline import meters
 from thinwire.pipeline.meters import SECTIONS, Meter, Traffic, count
 from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
+NOTHING = dict.fromkeys(SECTIONS, 0.0)
+
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -32,7 +34,7 @@ def test_sections_are_exclusive(clock):
     clock.now = 100.0
     with meter.section("encode"):
         clock.now = 101.0
-    assert meter.seconds == {"compute": 2.5, "wait": 3.0, "decode": 0.5, "encode": 1.0}
+    assert meter.seconds == {**NOTHING, "compute": 2.5, "wait": 3.0, "decode": 0.5, "encode": 1.0}
     assert set(meter.seconds) == set(SECTIONS)
 
 
@@ -72,7 +74,7 @@ def test_a_recording_takes_every_slice_and_departure(clock):
         ],
         [Departure(4.5, "gradients", 5, 2, 0, 64)],
     )
-    assert meter.seconds == {"compute": 2.5, "wait": 2.0, "decode": 4.5, "encode": 0.0}
+    assert meter.seconds == {**NOTHING, "compute": 2.5, "wait": 2.0, "decode": 4.5}
 
 
 def test_an_exception_closes_its_section(clock):
@@ -105,3 +107,38 @@ def test_traffic_adds_up_by_boundary_channel_and_phase():
     assert meter.total == Traffic(4, 400, 1600, 400, 16, 4)
     assert meter.sent[train].bits_per_element == 8.0
     assert Traffic().bits_per_element == 0.0
+
+
+@pytest.mark.parametrize(
+    ("departed", "parts"),
+    [
+        (4.0, {"neighbour": 3.0, "wire": 6.0}),
+        (0.5, {"wire": 9.0}),  # it was on its way before anybody waited
+        (11.0, {"neighbour": 9.0}),  # clocks that differ by more than they were said to
+        (None, {"wait": 9.0}),
+    ],
+)
+def test_a_wait_is_for_the_neighbour_until_the_frame_departs(clock, departed, parts):
+    meter, recording = Meter(), Recording()
+    meter.recording = recording
+    clock.now = 1.0
+    with meter.waiting("stage 1 was waiting", Work("activations", 0, 0, 0)) as wait:
+        clock.now = 10.0
+        wait.departed = departed
+    assert meter.seconds == {**NOTHING, **parts}
+    assert [(span.kind, span.start, span.end) for span in recording.spans] == [("wait", 1.0, 10.0)]
+
+
+def test_what_is_apart_takes_no_seconds_and_keeps_its_traffic(clock):
+    meter = Meter()
+    with meter.section("compute", work=Work("forward")):
+        clock.now = 1.0
+    with meter.apart():
+        with meter.section("compute", work=Work("forward")):
+            clock.now = 50.0
+        count(meter.sent, (0, "activations", "eval-on"), Traffic(frames=1, bytes=10))
+    with meter.section("encode"):
+        clock.now = 52.0
+    assert meter.seconds == {**NOTHING, "compute": 1.0, "encode": 2.0}
+    assert meter.computing == {"forward": 1.0}
+    assert meter.total.bytes == 10

@@ -81,6 +81,7 @@ class Thinwire:
         recipe = replace(prepared.recipe, compression=compression)
         self._trainer = assemble(replace(prepared, recipe=recipe), where, rank).trainer
         self._trainer.sampler = self._sampler = _Given()
+        self._trainer.read_clocks()
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""
