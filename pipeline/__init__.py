@@ -1,6 +1,7 @@
-"""What one process of a pipeline does: stages whose boundaries compress, the schedules that drive them, training.
+"""One process of a pipeline: stages with compressing boundaries, schedules and training.
 
-`CompressedStage` takes the place of torch.distributed.pipelining.PipelineStage; a `Wire` connects those of one process.
+`CompressedStage` takes the place of torch.distributed.pipelining.PipelineStage. A `Wire` connects the stages of a
+process.
 """
 
 from thinwire.compress import SlotCounts

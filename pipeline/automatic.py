@@ -1,11 +1,12 @@
-"""`auto`: once compute and links are measured, each channel gets the mildest codec under which its wire hides.
+"""`auto`: after compute and links are measured, each channel gets the mildest codec that hides its wire.
 
 An activation's frame may take a share of the slowest process's forwards of a micro-batch (all its stages together), a
 gradient's frame the same share of its backwards. The share is the schedule's (`ScheduleSpec.overlap`): 1 where frames
-queue behind their like or a turn is in flight for the wire, less where a round trip soon holds compute up. Channels
-that share a link, because several boundaries lie between the same two processes, get equal parts of it.
+queue behind frames of their kind, or where a forward and a backward are in flight for the wire; less where compute soon
+waits for a round trip. If several boundaries lie between the same two processes, their channels share a link in equal
+parts.
 
-All processes gather the same numbers and so choose alike; no choice is ever sent.
+All processes gather the same numbers, so they choose alike. No choice is sent.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _TASKS: Mapping[ChannelName, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a choice rests on."""
+    """The measurements behind a choice."""
 
     compute: Mapping[ChannelName, Sequence[float]]
     """Seconds a micro-batch by stage: of forwards for activations, of backwards for gradients."""
@@ -69,15 +70,15 @@ class Choice:
     hidden: float
     """Seconds that it may take without holding compute up."""
     share: float
-    """Those as a share of what the slowest process needs for a micro-batch's forwards (for a gradient: backwards)."""
+    """`allowed` as a share of the slowest process's forwards of a micro-batch (for a gradient: backwards)."""
     milder: str | None
-    """The candidate before it, which takes too long; None where there is none."""
+    """The next milder candidate, which takes too long; None if there is none."""
     milder_wire: float | None
-    """Seconds that a frame of that one takes."""
+    """Seconds that a frame of the milder candidate takes."""
 
     @property
     def hides(self) -> bool:
-        """Whether the wire hides; where it does not, this is the strongest candidate."""
+        """Whether the wire hides; if not, this is the strongest candidate."""
         return self.wire <= self.hidden
 
     def __str__(self) -> str:
@@ -140,7 +141,7 @@ def choose(
 
 
 class Automatic:
-    """What chooses the codecs of a pipeline's automatic channels: one in every process, used alike by all.
+    """The chooser of codecs for automatic channels: one in every process, and all use it alike.
 
     Args:
         stages: this process's stages, connected, with what is sent before the choice.
@@ -176,11 +177,11 @@ class Automatic:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Compute counts from here."""
+        """Start to count compute."""
         self._before = self._computed()
 
     def end_step(self) -> None:
-        """A step is done whose compute counts."""
+        """Count the compute of the step that ended."""
         self._laps.append({key: now - self._before[key] for key, now in self._computed().items()})
 
     def state_dict(self) -> list[list[list[Any]]]:

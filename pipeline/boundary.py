@@ -1,11 +1,11 @@
-"""The boundary: everything that happens between two neighbouring stages, the same wherever the two live.
+"""The boundary: everything between two neighbouring stages. It is the same wherever the two live.
 
     stage i   ── activations ─►  boundary i  ── activations ─►  stage i+1
               ◄── gradients ───              ◄── gradients ───
 
-Each stage holds one end of it: a Sender for what leaves and a Receiver for what arrives. A Channel describes one
-direction; the plan of a frame, which both ends make alike before it is sent, says which codec each tensor goes through
-and how long the frame is. Only the transport knows whether the other end is on another machine or in this process.
+Each stage holds one end of it: a Sender for frames that leave and a Receiver for frames that arrive. A Channel
+describes one direction. The plan of a frame says which codec each tensor goes through, and how long the frame is; both
+ends make it alike before the frame is sent. Only the transport knows whether the other end is in another process.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
 @dataclass(frozen=True, eq=False)
 class FramePlan:
-    """What happens to one micro-batch's tuple: the plan of each tensor's message, and where their payloads lie."""
+    """The plan of one micro-batch's tuple: a plan for each tensor's message, and where the payloads lie."""
 
     messages: tuple[MessagePlan, ...]
     layout: Layout
 
 
 Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
-"""Told of every tuple that a stage sends, before it is encoded; it must not change the tensors."""
+"""Called with every tuple that a stage sends, before it is encoded. It must not change the tensors."""
 
 
 class ChannelEnd:
-    """One end of a channel: its description, and a coder for each tensor, which keeps what its method remembers."""
+    """One end of a channel: its description, and a coder for each tensor, which keeps the state of its method."""
 
     def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter) -> None:
         self.channel, self.coders, self._meter = channel, tuple(coders), meter
@@ -56,7 +56,7 @@ class ChannelEnd:
         return lay_out([coder.capacity for coder in self.coders]).nbytes
 
     def plan(self, microbatch: Microbatch) -> FramePlan:
-        """What happens to a micro-batch; both ends make the same plan before it is sent."""
+        """The plan of a micro-batch. Both ends make the same one before it is sent."""
         messages = tuple(coder.plan(microbatch) for coder in self.coders)
         return FramePlan(messages, lay_out([message.nbytes for message in messages]))
 
@@ -79,7 +79,7 @@ class ChannelEnd:
         count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
 
     def prefetch(self, microbatch: Microbatch) -> None:
-        """Announce a micro-batch, so that its buffers can be read ahead."""
+        """Announce a micro-batch, so that its buffers are read ahead."""
         for coder in self.coders:
             coder.buffers.prefetch(microbatch)
 
@@ -101,19 +101,19 @@ class ChannelEnd:
             coder.load_state_dict(state[str(index)])
 
     def drop_cache(self) -> None:
-        """Have stores on disk be read from there again."""
+        """Flush stores on disk, so that they are read from the disk again."""
         for coder in self.coders:
             coder.buffers.drop_cache()
 
     def close(self) -> None:
-        """Wait until every buffer written has reached its medium, and give up the stores."""
+        """Wait until every buffer is on its medium, and close the stores."""
         for coder in self.coders:
             coder.buffers.flush()
             coder.buffers.close()
 
 
 class Sender(ChannelEnd):
-    """The end of a channel that a stage's tensors leave through; `observer` is told of them first."""
+    """The sending end of a channel; `observer` gets the tensors first."""
 
     def __init__(
         self,
@@ -129,17 +129,17 @@ class Sender(ChannelEnd):
         self._observer = observer
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
-        """Encode one micro-batch's tuple into a frame, start sending it, and then update what must be remembered.
+        """Encode one micro-batch's tuple into a frame, start to send it, and then update the buffers.
 
-        Raises PipelineError if the tensors are not the ones announced, NonFiniteError on NaN or infinity.
+        Raises PipelineError if the tensors differ from those announced, NonFiniteError on NaN or infinity.
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         with self._meter.section("encode", work=work), torch.no_grad():
-            # 1. Refuse what nobody could decode, while nothing is counted or remembered yet.
+            # 1. Refuse wrong tensors first, before anything is counted or changed.
             self._check(tensors, what)
             if self._observer is not None:
                 self._observer(channel, microbatch, tensors)
-            # 2. Plan before anything changes a buffer: the other end plans from the same slots, as the last message
+            # 2. Plan before a buffer changes: the other end plans from the same slots, as the last message
             #    of these rows left them.
             plan = self.plan(microbatch)
             self.count(self._meter.sent, microbatch, plan)
@@ -150,19 +150,19 @@ class Sender(ChannelEnd):
             departed = time.perf_counter_ns()
             header = replace(channel.header(microbatch, plan.layout), nones=nones, departed=departed)
             seal(header, frame, payload=self._options.checksum)
-            # 4. Send as soon as the frame is whole: from here on it may be read by the transport, so nobody writes it.
+            # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._meter.depart(work, plan.layout.nbytes)
             self._transport.send(
                 frame, plan.layout.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
             )
-            # 5. Settle last, while the wire is busy: the buffers of these rows are read no sooner than their next plan.
+            # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
     ) -> list[tuple[Encoder, Encoded]]:
-        """Write every payload into the frame; what is still to be settled."""
+        """Write every payload into the frame; the messages that are still to be settled."""
         parts = zip(self._encoders, tensors, plan.messages, plan.layout.ranges, strict=True)
         return [
             (encoder, encoder.encode(tensor.detach(), frame[start:stop], self.channel.key(microbatch, index), message))
@@ -193,7 +193,7 @@ class Sender(ChannelEnd):
 
 
 LocalTime = Callable[[float], float | None]
-"""A time of the sender's clock on this process's, in seconds; None where it is not known."""
+"""Converts a time of the sender's clock to this process's clock, in seconds; None if unknown."""
 
 
 def same_clock(theirs: float) -> float:
@@ -202,7 +202,7 @@ def same_clock(theirs: float) -> float:
 
 
 class Receiver(ChannelEnd):
-    """The end of a channel that a stage's tensors arrive through; `local_time` reads the sender's clock."""
+    """The receiving end of a channel; `local_time` converts times of the sender's clock."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Receiver(ChannelEnd):
     def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors.
 
-        Raises PeerError if none comes, WireError if it is not the planned one or holds what no sender encodes.
+        Raises PeerError if none comes, WireError if it is not the planned frame or cannot be decoded.
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
@@ -269,18 +269,18 @@ def _finite(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class BoundaryEnd:
-    """One stage's end of a boundary: what leaves, and what arrives."""
+    """One stage's end of a boundary: a sender and a receiver."""
 
     outgoing: Sender
     incoming: Receiver
 
     @property
     def by_name(self) -> dict[ChannelName, Sender | Receiver]:
-        """Both by the name of their channel."""
+        """Sender and receiver by the name of their channel."""
         return {end.channel.name: end for end in (self.outgoing, self.incoming)}
 
     def begin(self, microbatches: Sequence[Microbatch]) -> None:
-        """Open a pass: what the last one sent must have left; what this one will receive may arrive.
+        """Open a pass: wait for the sends of the last one, and post the receives of this one.
 
         Gradients flow in training only.
         """

@@ -1,7 +1,7 @@
-"""CompressedStage: torch's PipelineStage, except that compressed frames cross its boundaries.
+"""CompressedStage: torch's PipelineStage, but compressed frames cross its boundaries.
 
-Every hook of PipelineStage that Thinwire leans on is overridden in this file and nowhere else;
-tests/test_stage_contract.py holds torch to them. The schedule orders the work and sends nothing itself.
+This file alone overrides hooks of PipelineStage; tests/pipeline/test_stage_contract.py checks them against torch. The
+schedule orders the work and sends nothing itself.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class CompressedStage(PipelineStage):
     Args:
         submodule: this stage's part of the model.
         stage_index, num_stages, device, group, dw_builder: as for PipelineStage.
-        input_args, output_args: examples of one micro-batch's inputs and outputs, real or meta; required. Where any
-            example of a tuple has requires_grad set, those that have it need gradients; else all floating ones do.
+        input_args, output_args: examples of one micro-batch's inputs and outputs, real or meta; required. If any
+            example of a tuple has requires_grad set, those need gradients; else all floating ones do.
         wire: shared by all stages of this process.
-        first_layer: when given, the random numbers of each forward (dropout) are seeded from (wire.seed, first_layer,
-            step, micro-batch), whatever else the process computes; None leaves torch's generator alone.
+        first_layer: seeds the random numbers of each forward (dropout) from (wire.seed, first_layer, step,
+            micro-batch); None leaves torch's generator alone.
 
     Attributes:
         meter: seconds and bytes of this stage.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
-        keep_outputs: whether the last stage's outputs are returned by the schedule; set it to False where only the
-            loss is wanted, and a batch of logits costs no memory.
+        keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of a batch of
+            logits, if you need only the loss.
 
     Raises:
         OptionsError: input_args or output_args are missing.
@@ -103,16 +103,16 @@ class CompressedStage(PipelineStage):
         self._microbatches: list[Microbatch] = []
 
     def begin(self, coming: Pass) -> None:
-        """Say what the next pass through the schedule is, before `schedule.step` or `.eval`; alike on every stage.
+        """Say what the next pass through the schedule is, before `schedule.step` or `.eval`, alike on every stage.
 
-        Where nobody says it, a pass trains, or evaluates with compression on, and has no sample ids.
+        Without this call, a pass trains, or evaluates with compression on, and has no sample ids.
         """
         self._coming = coming
 
     def connect(self) -> None:
-        """Set up both boundaries and compare them with the neighbours'; done at the first step if not before.
+        """Set up both boundaries and compare them with the neighbours. The first step does it, if nothing did before.
 
-        Must come after the schedule is built, which decides where each stage lives.
+        Build the schedule first: it decides where each stage lives.
         """
         if self._connected:
             return
@@ -125,9 +125,9 @@ class CompressedStage(PipelineStage):
         self._connected = True
 
     def reconnect(self) -> None:
-        """Between two steps, take up what the wire switched to: a channel with another codec starts with empty buffers.
+        """Use the codecs that the wire switched to, between two steps. A channel with a new codec has empty buffers.
 
-        Every stage of the pipeline does, after every process's wire has switched.
+        Every stage of the pipeline calls it, after the wire of every process has switched.
         """
         self.flush()
         self._connected = False
@@ -139,22 +139,22 @@ class CompressedStage(PipelineStage):
             end.outgoing.flush()
 
     def digests(self) -> dict[str, str]:
-        """A hash of every buffer that both ends of this stage's boundaries keep, by name."""
+        """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
         return {name: digest for end in self._channel_ends() for name, digest in end.digests().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What this stage's ends of its boundaries remember: passes counted, buffers of feedback."""
+        """The state of this stage's ends of its boundaries: number of passes, buffers of feedback."""
         ends = {f"{end.channel.boundary} {end.channel.name}": end.state_dict() for end in self._channel_ends()}
         return {"steps": dict(self.passes), "ends": ends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` returned, exactly; the stage must be connected."""
+        """Take exactly the state that `state_dict` returned. The stage must be connected."""
         self.passes = dict(state["steps"])
         for end in self._channel_ends():
             end.load_state_dict(state["ends"][f"{end.channel.boundary} {end.channel.name}"])
 
     def coders(self) -> dict[str, Coder]:
-        """What keeps buffers at this stage's ends, by boundary, channel and tensor; the stage must be connected."""
+        """The coders at this stage's ends, by boundary, channel and tensor. The stage must be connected."""
         return {
             f"boundary-{end.channel.boundary}-{end.channel.name}-{index}": coder
             for end in self._channel_ends()
@@ -162,19 +162,19 @@ class CompressedStage(PipelineStage):
         }
 
     def drop_cache(self) -> None:
-        """Flush the stores of feedback on disk, and have them be read from there again; for benchmarks."""
+        """Flush the stores of feedback on disk, so that they are read from the disk again; for benchmarks."""
         for end in self._channel_ends():
             end.drop_cache()
 
     def close(self) -> None:
-        """Flush, and give up the stores of feedback."""
+        """Flush, and close the stores of feedback."""
         self.flush()
         for end in self._channel_ends():
             end.close()
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """What this stage puts out for a micro-batch, as meta tensors, requires_grad set where gradients come back."""
+        """The outputs for one micro-batch, as meta tensors; requires_grad is set where gradients come back."""
         return self._examples[1]
 
     @property
@@ -190,7 +190,7 @@ class CompressedStage(PipelineStage):
         self._open = False
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
-        # torch 2.11 asks every receive buffer for a gradient, integers too, where it thinks there is a backward
+        # torch 2.11 asks every receive buffer for a gradient, even integers, if it expects a backward
         training, self.has_backward = self.has_backward, False
         try:
             result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
@@ -220,7 +220,7 @@ class CompressedStage(PipelineStage):
                 fwd_chunk_id, args, kwargs, save_forward_output=save_forward_output and self.keep_outputs
             )
         if self.is_last and save_forward_output and not self.keep_outputs:
-            self.output_chunks.append(torch.empty(0))  # the schedule concatenates what it finds
+            self.output_chunks.append(torch.empty(0))  # the schedule concatenates all of output_chunks
         if self._downstream is not None:
             self._downstream.outgoing.send(self._microbatch(fwd_chunk_id), _as_tuple(output))
         return output
@@ -231,7 +231,7 @@ class CompressedStage(PipelineStage):
             return
         with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        # behind the gradients of what was received stand those of side inputs (torch 2.11, 2.13)
+        # in torch 2.11 and 2.13, gradients of side inputs follow those of the received tensors
         gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
         if self._upstream is not None:
             needed = [
@@ -242,7 +242,7 @@ class CompressedStage(PipelineStage):
             self._upstream.outgoing.send(self._microbatch(bwd_chunk_id), needed)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """Run the part of a split backward that makes the weights' gradients."""
+        """Run the part of a split backward that computes the gradients of the weights."""
         with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)):
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
@@ -264,7 +264,7 @@ class CompressedStage(PipelineStage):
         )
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """The schedule receives nothing itself; this is the earliest call of a step, so receives are posted here."""
+        """The schedule receives nothing itself. This is the earliest call of a step, so receives are posted here."""
         self._open_pass()
         return []
 
@@ -281,7 +281,7 @@ class CompressedStage(PipelineStage):
         return []
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Torch 2.11 greets both neighbours at start, even itself; the boundaries have a group of their own."""
+        """No first messages: torch 2.11 sends one to both neighbours. The boundaries have their own process group."""
         return []
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
@@ -300,11 +300,11 @@ class CompressedStage(PipelineStage):
         """Open the pass at its first hook: count it, and post every receive it will need."""
         if self._open:
             return
-        # 1. Connect: who is a neighbour's process, and how many rows a pass has, the schedule has decided by now.
+        # 1. Connect: by now the schedule has decided the process of each neighbour and the rows of a pass.
         self.connect()
-        # 2. Take what was announced, once: a pass that nobody announces is not the last one again.
+        # 2. Take the announced pass, once: the next pass must not use it again.
         self._pass, self._coming = self._announced_pass(), None
-        # 3. Count the pass before its micro-batches are made: they carry the number, both ends have the same.
+        # 3. Count the pass before its micro-batches are made: they carry the number, the same at both ends.
         phase = phase_of(self._pass.kind)
         self.passes[phase] += 1
         self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
@@ -359,7 +359,7 @@ class CompressedStage(PipelineStage):
         return self.wire.attach(shape, holder, before)
 
     def _peer(self, shape: BoundaryShape) -> int | None:
-        """Rank of the process that holds the stage beyond a boundary; None when it is this one."""
+        """Rank of the process that holds the stage beyond a boundary; None if it is this process."""
         neighbour = shape.index + 1 if shape.index == self.stage_index else shape.index
         rank = self.stage_index_to_group_rank[neighbour]
         return None if rank == self.group_rank else rank
@@ -392,7 +392,7 @@ def _as_tuple(output: Any) -> tuple[Tensor | None, ...]:
 
 
 def _or_zeros(gradient: Tensor | None, example: Tensor) -> Tensor:
-    """A gradient that was None at the next stage is zero here, where autograd wants a tensor."""
+    """A gradient that was None at the next stage, as zeros, because autograd needs a tensor."""
     return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype)
 
 

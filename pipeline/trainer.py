@@ -1,7 +1,7 @@
-"""Training as every process of a pipeline walks it: one loop, whether it holds one stage or, simulating, all of them.
+"""The training loop of one process of a pipeline. The process holds one stage, several, or (in a simulation) all.
 
-Every process follows the same sampler, so all know the samples of every micro-batch without a message. Only the first
-stage's process reads inputs, only the last stage's reads targets.
+Every process follows the same sampler, so all know the samples of every micro-batch without a message. Only the process
+of the first stage reads inputs; only the process of the last stage reads targets.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Batches(Protocol):
 
 
 class WholeBatchLoss:
-    """The loss function of a schedule: each micro-batch's share of the whole batch's mean.
+    """The loss function of a schedule: the share that each micro-batch has in the mean of the whole batch.
 
-    Its sum over all micro-batches and accumulation passes is the sum of the loss over the valid targets divided by
-    their number in the whole batch, which `begin` says.
+    The shares of all micro-batches and accumulation passes add up to this: the sum of the loss over the valid targets,
+    divided by the number of valid targets in the whole batch, which `begin` sets.
     """
 
     def __init__(self, task: Task, meter: Meter) -> None:
@@ -51,11 +51,11 @@ class WholeBatchLoss:
         self._observed: list[Tensor] | None = None
 
     def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
-        """Say what the coming passes are, before the first of them.
+        """Set what the coming passes need, before the first of them.
 
         Args:
             num_targets: valid targets of the whole batch; 0 counts as 1.
-            observed: a list for what the task observes of each micro-batch; None observes nothing.
+            observed: the list that gets what the task observes of each micro-batch; None observes nothing.
         """
         self._denominator, self._observed = max(1, num_targets), observed
 
@@ -69,7 +69,7 @@ class WholeBatchLoss:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one optimizer step was; `loss` is None except where the last stage lives."""
+    """The record of one optimizer step. `loss` is None except in the process of the last stage."""
 
     step: int
     epoch: int
@@ -82,7 +82,7 @@ class StepRecord:
     bytes: int
     """Bytes of the frames that this process's stages sent and received."""
     uncompressed: int
-    """Bytes of the tensors in them."""
+    """Bytes of the tensors in those frames, uncompressed."""
 
 
 class Trainer:
@@ -95,7 +95,7 @@ class Trainer:
         placement: where all stages live.
         samples, sampler: the training data and its order.
         task: counts valid targets.
-        shared: weights that several stages hold; None where there are none.
+        shared: weights that several stages hold, or None.
         trace: how many of the last steps the tracer keeps.
     """
 
@@ -126,7 +126,7 @@ class Trainer:
             stage.keep_outputs = False
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
-        """Run all optimizer steps from `first` on, calling `after_step` behind each."""
+        """Run all optimizer steps from `first` on, calling `after_step` after each."""
         self.tracer.read_clock(self.placement.last_process)
         for step in range(first, self._training.steps):
             if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
@@ -177,8 +177,8 @@ class Trainer:
         Args:
             coming: which pass, with the ids of its samples.
             samples: where side inputs come from.
-            inputs: None except where the first stage lives.
-            targets: None except where the last stage lives.
+            inputs: None except in the process of the first stage.
+            targets: None except in the process of the last stage.
         """
         assert coming.sample_ids is not None, "a trainer knows its samples"
         losses: list[Tensor] = []
@@ -193,27 +193,27 @@ class Trainer:
         return [loss.detach() for loss in losses]
 
     def collect(self) -> dict[int, StageState]:
-        """Copies of what every stage here needs to go on, between two steps."""
+        """Copies of the state of every stage of this process, between two steps."""
         return {
             stage.stage_index: collect(stage, optimizer)
             for stage, optimizer in zip(self.stages, self._optimizers, strict=True)
         }
 
     def resume(self, checkpoints: Checkpoints, manifest: Manifest) -> None:
-        """Go on from a checkpoint of the same cut: everything is as it was. CheckpointError where it is damaged."""
+        """Go on from a checkpoint of the same cut, with all state. CheckpointError if it is damaged."""
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             saved = SavedStage(checkpoints.folder, manifest.step, stage.stage_index)
             checkpoints.resume(manifest, stage.stage_index, stores_of(stage, saved))
             restore(stage, optimizer, saved)
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
-        """Go on from a checkpoint of any cut: weights and optimizer are as they were, feedback starts anew."""
+        """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
         saved = [SavedStage(folder, manifest.step, int(stage)) for stage in manifest.files]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, saved)
 
     def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
-        """A tensor in as many parts as a batch has passes; nothing in place of each part where there is none."""
+        """The tensor in one part for each pass of a batch; None for each part if there is no tensor."""
         count = self._pipeline.accumulation
         return [None] * count if tensor is None else tensor.chunk(count)
 
@@ -238,7 +238,7 @@ class Trainer:
         return norm
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
-        """A stage's parameters but for copies of what an earlier stage counts."""
+        """A stage's parameters, without copies that an earlier stage counts."""
         shared, index = self._shared, stage.stage_index
         copies = shared.parameters.get(index, ()) if shared is not None and index != shared.holders[0] else ()
         left_out = {id(copy) for copy in copies}
