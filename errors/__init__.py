@@ -1,9 +1,9 @@
-"""What can go wrong, as one family: every member holds sentences for its user, and no traceback is needed.
+"""The errors that a user can cause, as one family: each holds sentences for the user, so no traceback is needed.
 
 ThinwireError             thinwire.errors
-├── CodecError            thinwire.compress    a codec expression, or a use of a codec, that cannot work
-├── StoreError            thinwire.compress    a store that cannot keep or give a row
-├── ModelError            thinwire.models      a model, its cut, its data or its options that cannot work
+├── CodecError            thinwire.compress    a wrong codec expression, or a wrong use of a codec
+├── StoreError            thinwire.compress    a store cannot keep or give a row
+├── ModelError            thinwire.models      a model, its cut, its data or its options are wrong
 ├── PipelineError         thinwire.pipeline
 │   ├── OptionsError      options that cannot work
 │   ├── MismatchError     the two ends of a boundary were started differently
@@ -17,8 +17,8 @@ ThinwireError             thinwire.errors
 │   └── OutputError       what a run has to write cannot be written
 └── StoppedError          thinwire.launch      work that its user stopped
 
-Each class stands in the room that raises it. This root stands below them all, so that a caller needs one `except`, and
-so that mistakes of different rooms are gathered in one way.
+Each class is in the room that raises it. The root is below all rooms, so a caller needs one `except`, and mistakes of
+different rooms are gathered in one way.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any, ClassVar
 
 
 class ThinwireError(Exception):
-    """Something that Thinwire tells its user in a sentence, or several mistakes at once; the message holds them all."""
+    """One mistake, or several at once, each as a sentence for the user; the message has them all."""
 
     separator: ClassVar[str] = "\n"
-    """What stands between two mistakes in the message."""
+    """The text between two mistakes in the message."""
     mistakes: tuple[str, ...]
     """Each mistake once: the rule, the value, what to change."""
 
@@ -47,7 +47,7 @@ class ThinwireError(Exception):
 
 
 def attempt(*parts: Callable[[], Any]) -> list[Any]:
-    """The result of each part; where some raise a `ThinwireError`, one error of the first class holds all mistakes."""
+    """The result of each part; if some raise a `ThinwireError`, one error of the first class holds all mistakes."""
     results: list[Any] = []
     errors: list[ThinwireError] = []
     for part in parts:

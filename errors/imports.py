@@ -1,4 +1,4 @@
-"""What a user wrote and names by the path it is imported by: found, or answered by one sentence."""
+"""The user's own objects, by import path: found, or one sentence that says why not."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from thinwire.errors import ThinwireError
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is written as `module:name`, and is no file."""
+    """Whether a name is written as `module:name`, and is not a file."""
     module, _, inner = name.partition(":")
     return bool(module and inner) and not Path(name).exists()
 
 
 def find(path: str, error: type[ThinwireError]) -> object:
-    """What `module:name` leads to; `error` is raised where it leads to nothing."""
+    """The object at `module:name`; raises `error` if there is none."""
     module, colon, name = path.partition(":")
-    error.require((bool(module and colon and name), f'what is your own is written as "module:name", got {path!r}'))
+    error.require((bool(module and colon and name), f'your own object must be written as "module:name", got {path!r}'))
     return find_in(module, name, path, error)
 
 
 def find_in(module_name: str, name: str, written: str, error: type[ThinwireError]) -> object:
-    """What a module holds under a name; it is imported from the current directory too, as `python -m` does.
+    """The object of a name in a module, which is imported from the current directory too, like `python -m` does.
 
-    `written` is the text in which the user named it, and `error` is raised where there is no such module or name.
+    `written` is what the user wrote. Raises `error` if there is no such module or name.
     """
     here = str(Path.cwd())
     if here not in sys.path:

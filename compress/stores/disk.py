@@ -1,20 +1,20 @@
 """A store in a file on the stage's own disk, which reads ahead and writes behind.
 
-Two threads stand between the caller and the file; the caller waits for the disk only where it reads a row that nobody
-announced, or writes faster than the disk for long:
+Two threads work between the caller and the file. The caller waits for the disk only if it reads a row that was not
+prefetched, or writes faster than the disk for a long time:
 
     write ──► pending ──────────────────► writer ──► file       at most `pending_bytes`; then a write waits
     prefetch ──► wanted ──► reader ──► ready                    at most `ahead_bytes`; then the reader waits
-    read ◄── ready, or else pending, or else the file
+    read ◄── ready, else pending, else the file
 
-Each of these is a dict by slot, in order of arrival, behind one lock. The rules that keep them true to each other:
+Each of these is a dict by slot, in order of arrival, behind one lock. The rules that keep them consistent:
 
-- A slot's bytes are those in `pending`, if it is there, and those in the file otherwise: the writer takes a row out
-  only after the file has it, and only if nobody wrote the slot meanwhile.
-- A snapshot takes the rows in `pending` as they are and asks the file for the others (`asked`) whenever it likes: the
-  writer saves such a row (`kept`) before it puts a newer one in its place.
-- What is `ready` is what a read of the slot would find. So a write replaces it, and whatever the reader brings for a
-  slot that was written meanwhile is dropped.
+- A slot's bytes are in `pending`, or else in the file. The writer removes a row from `pending` only after the file has
+  it, and only if the slot was not written again meanwhile.
+- A snapshot takes the rows in `pending` at once and reads the others (`asked`) from the file at any later time: the
+  writer saves such a row (`kept`) before it overwrites it.
+- A row in `ready` is what a read of the slot would give. So a write replaces it, and a row that the reader brings after
+  such a write is dropped.
 """
 
 import threading
@@ -30,14 +30,14 @@ from thinwire.compress.stores.store import Store, StoreError, StoreLayout
 
 
 class DiskStore(Store):
-    """Rows in one file at `path`, which stays there when the store is closed.
+    """Rows in one file at `path`. Closing the store leaves the file there.
 
-    An error of the disk in the background is raised by the next call, whichever it is, and by all after it: then rows
-    may be missing, and only a checkpoint helps.
+    The next call, and every call after it, raises an error that the disk had in the background. Rows may then be
+    missing: go back to a checkpoint.
 
-    Which slots are known is not in the file but in `state_dict`, so a file opened with `resume` counts as empty until
-    `load_state_dict`. A store larger than memory is saved as `state_dict(rows=False)` and, before the next write, a
-    copy of the file; it goes on when that copy is put back, opened with `resume`, and compared while loading.
+    The known slots are not in the file but in `state_dict`, so a file opened with `resume` counts as empty until
+    `load_state_dict`. To save a store larger than memory, take `state_dict(rows=False)` and copy the file before the
+    next write. To restore it, put the copy back and open it with `resume`; loading compares the two.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class DiskStore(Store):
         self._calls = threading.Lock()  # one caller at a time, held while waiting for the disk
         self._changed = threading.Condition()  # guards everything below, never held while waiting for the disk
         self._pending: dict[int, Tensor] = {}
-        self._wanted: dict[int, int] = {}  # slot -> which call of prefetch wants it
-        self._reading: dict[int, int] = {}  # the same for the one slot that the reader is at
+        self._wanted: dict[int, int] = {}  # slot -> the call of prefetch that wants it
+        self._reading: dict[int, int] = {}  # the same, for the slot that the reader reads now
         self._ready: dict[int, tuple[int, Tensor]] = {}  # the same, with its bytes
         self._asked: set[int] = set()  # slots whose rows in the file a snapshot still wants
         self._kept: dict[int, Tensor] = {}  # rows of a snapshot that are in memory
         self._prefetches = 0  # calls of prefetch so far
-        self._reached = 0  # the last of them of which something was read
+        self._reached = 0  # the last of them with a row that was read
         self._failure: StoreError | None = None
         self._reported = False
         self._closing = False
@@ -81,21 +81,21 @@ class DiskStore(Store):
         return self._closing
 
     def flush(self) -> None:
-        """Wait until the disk itself has everything written."""
+        """Wait until everything written is on the disk itself."""
         with self._calls:
             self._drain()
             self._do(self._file.sync)
 
     def drop_cache(self) -> None:
-        """Flush, and have the system forget what it holds of the file: reads then come from the disk. Linux only."""
+        """Flush, and drop the file from the system's cache, so that reads come from the disk. Linux only."""
         with self._calls:
             self._drain()
             self._do(self._file.drop_cache)
 
     def close(self, timeout_seconds: float = 60.0) -> None:
-        """Write what is pending, end both threads and close the file; a failure that no call has raised yet is raised.
+        """Write what is pending, end both threads and close the file; raise a failure that no call has raised yet.
 
-        After `timeout_seconds` a disk that does not answer is given up.
+        Waits for the disk at most `timeout_seconds`.
         """
         with self._changed:
             if self._closing:
@@ -103,7 +103,7 @@ class DiskStore(Store):
             self._closing = True
             self._changed.notify_all()
         deadline = time.monotonic() + timeout_seconds
-        idle = self._calls.acquire(timeout=timeout_seconds)  # whoever calls from here on is turned away
+        idle = self._calls.acquire(timeout=timeout_seconds)  # later calls raise StoreError
         if idle:
             self._calls.release()
         for thread in self._threads:
@@ -111,7 +111,7 @@ class DiskStore(Store):
         if idle and not any(thread.is_alive() for thread in self._threads):
             self._file.close()
         else:
-            # The file is left open: a thread still in a call to the system would find another one under its number.
+            # The file stays open: a thread may still use its number, which could soon belong to another file.
             self._fail(
                 StoreError(
                     f"{self._file.path} did not answer within {timeout_seconds} s of closing; check the disk, then "
@@ -139,9 +139,9 @@ class DiskStore(Store):
         return rows
 
     def _take_one(self, slot: int) -> Tensor | None:
-        """Get a slot's bytes if they are in memory, and count what was prefetched for it as used."""
+        """Get a slot's bytes if they are in memory, and mark what was prefetched for it as used."""
         with self._changed:
-            # Nothing is read twice: what the reader is at will be there sooner than if read here as well.
+            # Wait for the reader if it reads this row now: faster than reading it here again.
             self._wait_for(lambda: slot not in self._reading)
             call, row = self._ready.pop(slot, (0, None))
             if row is None:
@@ -198,7 +198,7 @@ class DiskStore(Store):
             self._asked, self._kept = set(), {}
 
     def _captured(self, slot: int) -> Tensor:
-        """A row of the snapshot. The file is read first: if the writer came between, it has kept the row before."""
+        """A row of the snapshot. The file is read first: if the writer overwrote it since, it kept the old row."""
         row = torch.empty(self.layout.row_bytes, dtype=torch.uint8)
         with self._changed:
             asked = slot in self._asked
@@ -209,7 +209,7 @@ class DiskStore(Store):
             return self._kept.pop(slot, row)
 
     def _keep_for_snapshot(self, slot: int) -> None:
-        """Save the row in the file if a snapshot wants it; called by the writer alone, before it writes the slot."""
+        """Keep the file's row if a snapshot wants it; only the writer calls this, before it writes the slot."""
         with self._changed:
             if slot not in self._asked:
                 return
@@ -262,7 +262,7 @@ class DiskStore(Store):
         return len(self._ready) + len(self._reading) < self._max_ahead or self._oldest_is_stale()
 
     def _oldest_is_stale(self) -> bool:
-        """Whether the oldest row that is ready was skipped: rows of a later prefetch are being read already."""
+        """Whether the oldest ready row was skipped: rows of a later prefetch are already in use."""
         return bool(self._ready) and next(iter(self._ready.values()))[0] < self._reached
 
     def _make_room(self) -> None:
@@ -270,7 +270,7 @@ class DiskStore(Store):
             del self._ready[next(iter(self._ready))]
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run one thread's loop; whatever ends it is kept for the next call, so that nobody waits for the thread."""
+        """Run one thread's loop; keep an error that ends it for the next call, so no caller waits for the thread."""
         try:
             loop()
         except StoreError as error:
@@ -279,7 +279,7 @@ class DiskStore(Store):
             self._fail(StoreError(f"the store in {self._file.path} failed: {error!r}"), error)
 
     def _do(self, access: Callable[[], None]) -> None:
-        """Access the file from the caller's thread; a failure there counts like one in the background."""
+        """Access the file from the caller's thread; a failure is treated like one in the background."""
         try:
             access()
         except StoreError as error:
@@ -304,7 +304,7 @@ class DiskStore(Store):
             raise StoreError(f"the store in {self._file.path} is closed")
 
     def _report(self, failure: StoreError) -> StoreError:
-        """A new exception of the same words: one that is raised twice would gather the tracebacks of both."""
+        """A new exception with the same text: an exception that is raised twice has both tracebacks."""
         self._reported = True
         again = StoreError(failure.mistakes)
         again.__cause__ = failure.__cause__

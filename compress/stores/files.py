@@ -1,7 +1,7 @@
 """The stores of one process's feedback, and the files of those on disk: named, made, and deleted at the end.
 
-A file belongs to the store that holds it open. What an earlier run left behind is replaced; what another live store
-holds never is, so two users of one folder get a sentence and lose nothing.
+A file belongs to the store that has it open. A file left by an earlier run is replaced. A file of another live store is
+never replaced: the second user of a folder gets an error, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StoreFiles:
     """Makes stores, in memory or in files below one folder.
 
     Args:
-        folder: where stores on disk keep their files; None where no method has any.
+        folder: where stores on disk keep their files; None if no method has stores on disk.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -28,7 +28,7 @@ class StoreFiles:
         self._made: list[tuple[Path, DiskStore]] = []
 
     def path(self, method: Method, name: str) -> Path | None:
-        """The file of a store of this method and name; None where it is kept in memory."""
+        """The file of a store of this method and name; None if it is in memory."""
         if not is_on_disk(method):
             return None
         assert self._folder is not None, "a wire with stores on disk has a folder for them"
@@ -44,7 +44,7 @@ class StoreFiles:
             remove_unused(path)  # of an earlier run of the same name
         except OSError as error:
             raise StoreError(
-                f"stores cannot be kept in {path.parent}: {error.strerror}; name another folder as "
+                f"cannot make stores in {path.parent}: {error.strerror}; name another folder as "
                 f"compression.store_folder"
             ) from error
         store = DiskStore(layout, path)
@@ -52,10 +52,10 @@ class StoreFiles:
         return store
 
     def discard(self) -> None:
-        """Delete the files made here, once; their stores are closed, or given up.
+        """Delete the files made here, once.
 
-        The file of a store that is still open is ours, for nobody else could open it. That of a closed one may be
-        another's by now.
+        The file of an open store is ours: no other store can open it. The file of a closed one may belong to another
+        store by now.
         """
         while self._made:
             path, store = self._made.pop()

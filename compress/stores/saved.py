@@ -1,12 +1,12 @@
-"""A store's rows in a checkpoint: each checkpoint has a file of those that changed, and a base has all before them.
+"""A store's rows in checkpoints: each checkpoint has a file of the rows that changed, and a base has all older rows.
 
-    base.slots      every slot at its own place, as the store's own file has it; sparse
+    base.slots      every slot at its own place, as in the store's own file; sparse
     step 500        the rows written until step 500
     step 1000       the rows written since
 
-The store at step 1000 is the base, with the rows of step 500 put over it, and those of step 1000 over them. An older
-checkpoint is folded into the base, row by row in place. Folding half a file changes nothing for those who read the base
-with that file over it, so it may stop anywhere and be done again.
+The store at step 1000 is the base, then the rows of step 500 over it, then the rows of step 1000. An older checkpoint
+is folded into the base, row by row, in place. A fold may stop anywhere and be done again: a reader puts the same file
+over the base, so a half-folded base gives the same rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, eq=False)
 class SavedRows:
-    """The rows of one checkpoint: a file with nothing but them, one after the other."""
+    """The rows of one checkpoint: a file with only the rows, one after the other."""
 
     path: Path
     slots: list[int]
@@ -38,7 +38,7 @@ class SavedRows:
     def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> SavedRows:
         """Write a snapshot's rows, durable on return, and their CRC-32 into `checksums`, int64 [num_slots].
 
-        StoreError where the disk does not take them.
+        Raises StoreError if the disk refuses.
         """
         with _told(path, "write"), path.open("wb") as file:
             for slot, row in zip(snapshot.slots, snapshot.rows, strict=True):
@@ -50,7 +50,7 @@ class SavedRows:
         return cls(path, snapshot.slots)
 
     def read(self, row_bytes: int) -> Iterator[tuple[int, bytes]]:
-        """Every row with its slot. StoreError where the file is shorter or longer than its rows."""
+        """Every row with its slot; StoreError if the file does not have the size of its rows."""
         with _told(self.path, "read"), self.path.open("rb") as file:
             size, wanted = os.fstat(file.fileno()).st_size, len(self.slots) * row_bytes
             if size != wanted:
@@ -77,11 +77,11 @@ def restored(
     """The rows of all `known` slots in parts, for `Store.restore`.
 
     Args:
-        layout: that of the store.
+        layout: the store's.
         known: bool [num_slots].
         checksums: int64 [num_slots], the CRC-32 of every row.
-        base: the rows of checkpoints that were folded; need not exist.
-        chain: the rows of the checkpoints since, the oldest first.
+        base: the rows of folded checkpoints; may not exist.
+        chain: the rows of the later checkpoints, the oldest first.
 
     Raises:
         StoreError: a row is missing or damaged.

@@ -1,7 +1,7 @@
-"""The one file of a disk store: of a fixed size, sparse, and looked after at every access.
+"""The file of a disk store: of a fixed size, sparse, and checked at every access.
 
-An open file can be deleted or cut short without its owner noticing: writes go nowhere and holes read as zeros, so a
-run would go on with wrong rows. Every access therefore asks the file system first, which takes less than a microsecond.
+An open file can be deleted or cut short, and its owner gets no error: writes are lost, missing rows read as zeros, and
+the run goes on with wrong rows. So every access asks the file system first, which takes less than a microsecond.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from thinwire.compress.stores.store import StoreError
 class SlotFile:
     """A file of `nbytes`, read and written at offsets, by any thread.
 
-    It is created if it is not there, and takes room on the disk only as it is written. A file that has content is
-    refused unless `resume`, then it must be of this size; nothing is ever deleted. While it is open, no other
-    process can open it. Every method may raise StoreError, which names the file and what to do.
+    It is created if needed, and takes room on the disk only as it is written. A file with content is refused, unless
+    `resume` is set and it has this size. Nothing is deleted. While it is open, no other process can open it. Every
+    method may raise StoreError, which names the file and says what to do.
     """
 
     def __init__(self, path: Path, nbytes: int, *, resume: bool = False) -> None:
@@ -36,7 +36,7 @@ class SlotFile:
             raise
 
     def read(self, offset: int, into: Tensor) -> None:
-        """Fill `into`, contiguous uint8, with what lies at `offset`."""
+        """Fill `into`, contiguous uint8, with the bytes at `offset`."""
         with self._explained("read"):
             self._move(self.pread, offset, into)
 
@@ -46,27 +46,27 @@ class SlotFile:
             self._move(self.pwrite, offset, row)
 
     def sync(self) -> None:
-        """Wait until the disk has everything written so far."""
+        """Wait until everything written so far is on the disk."""
         with self._explained("write"):
             os.fsync(self._fd)
             self._check()
 
     def drop_cache(self) -> None:
-        """Write everything, and have the system forget what it holds of the file; Linux only."""
+        """Write everything, and drop the file from the system's cache; Linux only."""
         self.sync()
         with self._explained("read"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Close the file; it stays where it is."""
+        """Close the file, without deleting it."""
         os.close(self._fd)
 
     def pread(self, buffer: memoryview, offset: int) -> int:
-        """Read into `buffer` what lies at `offset`, and return how many bytes came; to be replaced in tests."""
+        """Fill `buffer` from `offset`, and return how many bytes came; tests replace it."""
         return os.preadv(self._fd, [buffer], offset)
 
     def pwrite(self, buffer: memoryview, offset: int) -> int:
-        """Write `buffer` at `offset`, and return how many bytes went; to be replaced in tests."""
+        """Write `buffer` at `offset`, and return how many bytes were written; tests replace it."""
         return os.pwrite(self._fd, buffer, offset)
 
     def _move(self, transfer: Callable[[memoryview, int], int], offset: int, row: Tensor) -> None:
@@ -82,7 +82,7 @@ class SlotFile:
     def _claim(self, resume: bool) -> None:
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
-            raise StoreError(f"{self.path} is not a regular file; name one that is, or a new one, for the store")
+            raise StoreError(f"{self.path} is not a regular file; name a regular or a new file for the store")
         with self._explained("lock"):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ class SlotFile:
             )
         elif status.st_size != self.nbytes:
             raise StoreError(
-                f"{self.path} holds {status.st_size} bytes and not the {self.nbytes} of this store; open it with "
+                f"{self.path} must hold the {self.nbytes} bytes of this store, got {status.st_size}; open it with "
                 f"the settings it was made with"
             )
 
@@ -106,7 +106,7 @@ class SlotFile:
         status = os.fstat(self._fd)
         if status.st_nlink == 0:
             raise StoreError(
-                f"{self.path} was deleted while the store was using it, and its rows with it; keep other programs "
+                f"{self.path} was deleted while the store was using it, and its rows are lost; keep other programs "
                 f"away from it and start the run again"
             )
         if status.st_size < self.nbytes:
@@ -117,7 +117,7 @@ class SlotFile:
 
     @contextlib.contextmanager
     def _explained(self, verb: str) -> Iterator[None]:
-        """Turn the system's errors into the sentence that says which file, and what to do."""
+        """Turn the system's errors into a sentence that names the file and says what to do."""
         try:
             yield
         except OSError as error:
@@ -129,9 +129,9 @@ class SlotFile:
 
 
 def remove_unused(path: Path) -> None:
-    """Delete a file that an earlier store left behind, if there is one; StoreError if a live store holds it.
+    """Delete a file that an earlier store left, if there is one; StoreError if a live store has it open.
 
-    Raises OSError where the file system refuses.
+    Raises OSError if the file system refuses.
     """
     try:
         file = path.open("rb")
@@ -142,6 +142,6 @@ def remove_unused(path: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreError(
-                f"{path} is in use by another store; give each run a folder of its own as compression.store_folder"
+                f"{path} is in use by another store; give each run its own folder as compression.store_folder"
             ) from error
         path.unlink()

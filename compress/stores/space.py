@@ -1,6 +1,6 @@
-"""Whether disks have room for the stores that will fill them, those of other processes on the same disk included.
+"""Whether disks have room for the stores of all processes that share them.
 
-Each process says what its own stores need (`space_needs`); once one knows what all of them need, it checks the sums.
+Each process says what its own stores need (`space_needs`). One process gets all needs and checks the sums.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from thinwire.compress.stores.store import StoreError, StoreLayout
 
 @dataclass(frozen=True)
 class SpaceNeed:
-    """What the stores of one process will still take of one file system."""
+    """The space that the stores of one process still need on one file system."""
 
     disk: tuple[str, int]
-    """The machine and its number of the file system: the same for all processes that share it."""
+    """The machine, and the number of the file system: the same in all processes that share it."""
     folder: str
-    """Where the first of the stores is to lie."""
+    """The folder of the first store."""
     nbytes: int
     free: int
-    """Bytes the file system has free."""
+    """Free bytes on the file system."""
 
     def to_json(self) -> dict[str, Any]:
         """This need as JSON values."""
@@ -40,7 +40,7 @@ class SpaceNeed:
 
 
 def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
-    """What these stores will take once full, an entry a file system; what their files take already is not needed."""
+    """The space these stores still need until they are full, one entry a file system."""
     machine = _machine()
     needed: defaultdict[int, int] = defaultdict(int)
     first: dict[int, tuple[Path, Path]] = {}
@@ -57,9 +57,9 @@ def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
 
 
 def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
-    """Raise one StoreError unless every file system has room for the stores of all processes, full.
+    """Raise one StoreError unless every file system has room for the full stores of all processes.
 
-    To be called before training, for then every file is still almost empty, and the disk would run full much later.
+    Call it before training: the files are almost empty then, and the disk would run full much later.
     """
     by_disk: defaultdict[tuple[str, int], list[SpaceNeed]] = defaultdict(list)
     for needs in processes:
@@ -74,14 +74,14 @@ def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
 
 
 def in_words(nbytes: int) -> str:
-    """A size rounded, and exactly."""
+    """A size, rounded and exact."""
     units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     unit, scale = next((pair for pair in units if nbytes >= pair[1]), units[-1])
     return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"
 
 
 def _shortage(needs: Sequence[SpaceNeed]) -> str | None:
-    """What is wrong with one file system, given what each process needs of it; None where it has room."""
+    """The sentence for one file system that lacks room, given the needs of all processes; None if it has room."""
     needed, free = sum(need.nbytes for need in needs), min(need.free for need in needs)
     if needed <= free:
         return None
@@ -92,7 +92,7 @@ def _shortage(needs: Sequence[SpaceNeed]) -> str | None:
 
 
 def _machine() -> str:
-    """A name that all processes of this machine find alike, in containers too."""
+    """A name that is the same in all processes of this machine, in containers too."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else socket.gethostname()
 

@@ -1,8 +1,8 @@
-"""What a store is: where feedback keeps one tensor a slot, in memory or on disk, alike to the last bit.
+"""What a store is: it keeps one tensor a slot for feedback, in memory or on disk, with the same bits.
 
-A slot is a position in the batch or a sample id. Both ends of a stateful channel keep a store, write the same values
-and must read back the same ones, for ever: so a row is rounded once, when it is written, and `write` returns what was
-kept. Where the bytes lie (memory.py, disk.py) changes none of them.
+A slot is a position in the batch or a sample id. Both ends of a stateful channel keep a store. They write the same
+values and must always read the same ones. So a row is rounded once, when it is written, and `write` returns the rounded
+row. The medium (memory.py, disk.py) changes no byte.
 
     row of 32 or 16 bits   | values, row-major |
     row of 8 or 4 bits     | bf16 scales | codes |      the payload of q(8) or q(4) for the row alone
@@ -31,22 +31,21 @@ from thinwire.errors import ThinwireError
 FORMATS: Mapping[int, torch.dtype | Codec] = MappingProxyType(
     {32: torch.float32, 16: torch.bfloat16, 8: Quantize(8), 4: Quantize(4)}
 )
-"""How a row is kept, by its bits a value.
+"""The format of a row, by its bits a value.
 
-16 bits are bf16 and not fp16 for its range: what a store holds is subtracted from activations for the rest of the
-run, and a single value beyond 65504 would be wrong for just as long.
+16 bits are bf16, for its range: a value beyond 65504 would be wrong in fp16, and stay wrong for the rest of the run.
 """
 
-_KEY = Key(seed=0, boundary=0, channel="activations", phase="store", step=0, microbatch=0)  # nearest: nothing is drawn
+_KEY = Key(seed=0, boundary=0, channel="activations", phase="store", step=0, microbatch=0)  # nothing is drawn
 
 
 class StoreError(ThinwireError, RuntimeError):
-    """A store cannot keep or give a row: no room, a file that is gone, a slot that is not there."""
+    """A store cannot keep or give a row: no room, a lost file, a slot that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreLayout:
-    """How many rows a store has, and what one is. Raises StoreError for what cannot be stored."""
+    """The number and the form of a store's rows. Raises StoreError for rows that cannot be stored."""
 
     num_slots: int
     """Slots are numbered from 0 to `num_slots - 1`."""
@@ -58,7 +57,7 @@ class StoreLayout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "row_shape", tuple(self.row_shape))
         if self.bits not in FORMATS:
-            raise StoreError(f"a store keeps {', '.join(map(str, FORMATS))} bits a value, got {self.bits}")
+            raise StoreError(f"a store's bits a value must be one of {', '.join(map(str, FORMATS))}, got {self.bits}")
         if self.num_slots < 1 or min(self.row_shape, default=1) < 1:
             raise StoreError(
                 f"a store needs at least one slot, and rows with at least one value, got num_slots={self.num_slots} "
@@ -114,7 +113,7 @@ class StoreLayout:
         return batch.view(count, *self.row_shape)
 
     def _batch(self, count: int) -> tuple[int, ...]:
-        """The shape in which a codec is given `count` rows: of at least two dimensions, so no scale is shared."""
+        """The shape of `count` rows for a codec: at least two dimensions, so that no rows share a scale."""
         return (count, *(self.row_shape or (1,)))
 
     @cached_property
@@ -123,23 +122,23 @@ class StoreLayout:
 
     @property
     def _splits(self) -> bool:
-        """Whether the payload of many rows can be cut into those of each: no byte holds codes of two."""
+        """Whether the payload of many rows can be cut into payloads of one: no byte holds codes of two rows."""
         return prod(self.row_shape) * self.bits % 8 == 0
 
 
 @dataclass(frozen=True, eq=False)
 class Loan:
-    """What some slots hold, for the borrower to change in place and then give to `Store.keep`."""
+    """The rows of some slots: the borrower changes them in place, then gives them to `Store.keep`."""
 
     slots: Tensor
     """int64 [R]."""
     parts: tuple[Tensor, ...]
-    """Contiguous float32 [r, *row_shape], rows in the order of the slots, R in all."""
+    """Contiguous float32 [r, *row_shape] each, R rows in all, in the order of the slots."""
     live: bool = False
-    """Whether the parts are the store's own memory, where a change is there at once."""
+    """Whether the parts are the store's own memory, so that a change needs no write."""
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """`rows` [R, ..] cut into views as the parts are."""
+        """`rows` [R, ..] cut into views, like the parts."""
         return rows.split_with_sizes(self._sizes)
 
     @cached_property
@@ -149,21 +148,21 @@ class Loan:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a store held at one moment, as far as it changed since the snapshot before."""
+    """The rows of a store at one moment that changed since the last snapshot."""
 
     known: Tensor
-    """bool [num_slots]: the slots that held a row."""
+    """The slots that held a row, bool [num_slots]."""
     slots: list[int]
-    """The slots written since the snapshot before, ascending."""
+    """The slots written since the last snapshot, ascending."""
     rows: Iterator[Tensor]
-    """Their bytes in this order, uint8 [row_bytes] each; may be read once, from any thread."""
+    """Their rows in this order, uint8 [row_bytes] each; can be read once, from any thread."""
 
 
 class Store(ABC):
-    """One tensor a slot, the same bytes whatever the medium.
+    """One tensor a slot, the same bytes in every medium.
 
-    Slots are given as int64 [R], values as floating-point [R, *row_shape] on the CPU. A store has one owner: threads
-    may share it, but not touch one slot at the same time. Every method may raise StoreError.
+    Slots are int64 [R], values floating-point [R, *row_shape] on the CPU. Threads may share a store, but must not use
+    the same slot at the same time. Every method may raise StoreError.
     """
 
     def __init__(self, layout: StoreLayout) -> None:
@@ -177,7 +176,7 @@ class Store(ABC):
         return self._known.index_select(0, slots)
 
     def read(self, slots: Tensor) -> Tensor:
-        """What `slots` hold as new float32 [R, *row_shape]: zeros where nothing was written."""
+        """The rows of `slots` as new float32 [R, *row_shape]; zeros for slots that were never written."""
         known = self.known(slots)
         if known.all():
             return self.layout.decode(self._take(slots.tolist()))
@@ -189,9 +188,9 @@ class Store(ABC):
     def write(self, slots: Tensor, values: Tensor) -> Tensor:
         """Keep `values` [R, *row_shape], and return as float32 exactly what `read` will give.
 
-        `values` are copied before this returns. At 32 bits the result is `values` itself where it is contiguous
-        float32. No slot may be named twice. With NaN or infinity in a row of 8 or 4 bits, everything under the same
-        scale becomes NaN or infinite, and nothing else.
+        `values` are copied before this returns. At 32 bits the result is `values` itself if it is contiguous float32.
+        Each slot may come once. In a row of 8 or 4 bits, NaN or infinity makes all values under the same scale not
+        finite, and no others.
         """
         indices = self._check(slots)
         if len(set(indices)) < len(indices):
@@ -206,14 +205,14 @@ class Store(ABC):
         return self.layout.decode(rows)
 
     def borrow(self, slots: Tensor) -> Loan:
-        """What `read` does, without a copy where that can be; until it is kept, these slots are the borrower's.
+        """The rows of `slots` like `read`, without a copy if possible.
 
-        To be changed only by who keeps it.
+        Change the rows only if you give them to `keep`; until then, no one else may use these slots.
         """
         return Loan(slots, (self.read(slots),))
 
     def keep(self, loan: Loan) -> None:
-        """Do as `write` does with what became of a loan."""
+        """Write the changed rows of a loan."""
         if loan.live:
             self._unsaved[loan.slots] = True
         else:
@@ -221,7 +220,7 @@ class Store(ABC):
             self.write(loan.slots, values)
 
     def prefetch(self, slots: Tensor) -> None:
-        """Expect a `read` of `slots` soon, in this order; those never written are passed over. Does not wait."""
+        """Prepare for a `read` of `slots` soon, in this order; skips slots that were never written. Does not wait."""
         self._check(slots)
         self._expect(slots[self._known[slots]].tolist())
 
@@ -231,10 +230,10 @@ class Store(ABC):
         return {slot: hashlib.sha256(self._load([slot]).numpy().data).hexdigest() for slot in slots}
 
     def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
-        """The store's content, for a store of the same layout on any medium; flushes first.
+        """The store's content, for a store of the same layout in any medium; flushes first.
 
-        This copies every row that was written into memory. `rows=False` leaves them out and takes their digests
-        instead, for a disk store whose file is saved as well.
+        This copies every written row into memory. `rows=False` takes their digests instead, for a disk store whose
+        file is saved too.
         """
         self.flush()
         state = {"layout": dataclasses.asdict(self.layout), "known": self._known.clone()}
@@ -245,12 +244,13 @@ class Store(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the store's content by what `state_dict` returned.
 
-        A state without rows is compared with the rows that are here; if one differs, the store is left empty.
+        A state without rows is compared with the rows of this store; if one differs, the store becomes empty.
         """
         layout = StoreLayout(**state["layout"])
         if layout != self.layout:
             raise StoreError(
-                f"the saved store is {layout}, and this one is {self.layout}; open it with the saved settings"
+                f"a store must have the layout of the saved one, {layout}, got {self.layout}; open it with the saved "
+                f"settings"
             )
         slots: list[int] = state["known"].nonzero().flatten().tolist()
         if "rows" in state:
@@ -262,21 +262,21 @@ class Store(ABC):
         if differing := [slot for slot in slots if found[slot] != saved[slot]]:
             self._known.zero_()
             raise StoreError(
-                f"{len(differing)} of {len(slots)} rows, slot {differing[0]} the first, are not those of the "
-                f"checkpoint, which holds none itself; put back the store's file as it was when the checkpoint was made"
+                f"{len(differing)} of {len(slots)} rows, slot {differing[0]} the first, are not as in the "
+                f"checkpoint, which has no rows itself; put back the store's file that was saved with the checkpoint"
             )
 
     def snapshot(self) -> Snapshot:
-        """The rows written since the last snapshot, as they are now, whatever is written from now on.
+        """The rows written since the last snapshot, as they are now; later writes do not change it.
 
-        One at a time: the one before must have been read to its end, or given up.
+        There is one at a time: first read the last one to its end, or `unsave` it.
         """
         slots: list[int] = self._unsaved.nonzero().flatten().tolist()
         self._unsaved.zero_()
         return Snapshot(self._known.clone(), slots, self._capture(slots))
 
     def unsave(self, snapshot: Snapshot) -> None:
-        """Give a snapshot up, read or not: the next one has its rows too."""
+        """Give up a snapshot, read or not: the next one has its rows too."""
         self._release()
         self._unsaved[snapshot.slots] = True
 
@@ -294,15 +294,15 @@ class Store(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until everything written has reached the medium."""
+        """Wait until everything written is in the medium."""
 
     @abstractmethod
     def drop_cache(self) -> None:
-        """Have the next reads come from the medium itself."""
+        """Make the next reads come from the medium itself."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is still to be written, and leave the medium; a second call does nothing."""
+        """Write what is pending, and close the medium; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -314,7 +314,7 @@ class Store(ABC):
         assert slots.dtype == torch.int64 and slots.dim() == 1, f"slots are int64 [R], got {slots.dtype}"
         indices: list[int] = slots.tolist()
         if outside := [slot for slot in indices if not 0 <= slot < self.layout.num_slots]:
-            raise StoreError(f"slots go from 0 to {self.layout.num_slots - 1}, got {outside[0]}")
+            raise StoreError(f"a slot must be from 0 to {self.layout.num_slots - 1}, got {outside[0]}")
         return indices
 
     @abstractmethod
@@ -327,14 +327,14 @@ class Store(ABC):
 
     @abstractmethod
     def _capture(self, slots: list[int]) -> Iterator[Tensor]:
-        """The bytes of written `slots` as they are now, uint8 [row_bytes] each, in this order, at any later time."""
+        """The rows of written `slots` as they are now, uint8 [row_bytes] each, in this order; may be read later."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Keep nothing more for a snapshot."""
+        """Drop what is kept for a snapshot."""
 
     def _take(self, slots: list[int]) -> Tensor:
-        """Do as `_load` does, and may use up what was prefetched."""
+        """Like `_load`, and may use up what was prefetched."""
         return self._load(slots)
 
     @abstractmethod

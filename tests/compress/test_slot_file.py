@@ -64,7 +64,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     path.write_text("chapter 1")
     with pytest.raises(StoreError, match=f"{path} exists and holds 9 bytes, which a new store will not overwrite"):
         DiskStore(LAYOUT, path)
-    with pytest.raises(StoreError, match=f"{path} holds 9 bytes and not the 960 of this store"):
+    with pytest.raises(StoreError, match=f"{path} must hold the 960 bytes of this store, got 9"):
         DiskStore(LAYOUT, path, resume=True)
     assert path.read_text() == "chapter 1"
 

@@ -90,7 +90,7 @@ def test_a_row_is_stored_as_if_it_were_alone(bits, row_shape):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 2}, "a store keeps 32, 16, 8, 4 bits a value, got 2"),
+        ({"bits": 2}, "a store's bits a value must be one of 32, 16, 8, 4, got 2"),
         ({"num_slots": 0}, "at least one slot, and rows with at least one value, got num_slots=0 and row_shape=(2,)"),
         ({"row_shape": (3, 0)}, "at least one slot, and rows with at least one value, got num_slots=4"),
     ],
@@ -190,7 +190,7 @@ def test_what_is_not_finite_spoils_its_own_row_only(medium, bits):
 def test_slots_outside_are_refused(medium, slot):
     with opened(medium, StoreLayout(num_slots=4, row_shape=(2,))) as store:
         for call in (store.known, store.read, store.prefetch, lambda slots: store.write(slots, torch.ones(2, 2))):
-            with pytest.raises(StoreError, match=f"slots go from 0 to 3, got {slot}"):
+            with pytest.raises(StoreError, match=f"a slot must be from 0 to 3, got {slot}"):
                 call(slots(2, slot))
         assert not store.known(slots(2)).any()
 
@@ -246,7 +246,7 @@ def test_a_state_of_another_layout_is_refused(medium):
     with opened(medium, StoreLayout(num_slots=4, row_shape=(2,), bits=8)) as store:
         store.write(slots(1), torch.ones(1, 2))
         state = MemoryStore(StoreLayout(num_slots=4, row_shape=(2,), bits=4)).state_dict()
-        with pytest.raises(StoreError, match=r"bits=4\), and this one is .*bits=8\); open it with the saved settings"):
+        with pytest.raises(StoreError, match=r"bits=4\), got .*bits=8\); open it with the saved settings"):
             store.load_state_dict(state)
         assert store.known(slots(1)).all()
 
@@ -259,7 +259,7 @@ def test_a_state_without_rows_needs_the_rows_that_are_here(medium):
         store.load_state_dict(state)
         assert_identical(store.read(slots(0, 2, 3)), expected)
         store.write(slots(2, 3), gaussian(2, 2, seed=1))
-        with pytest.raises(StoreError, match="2 of 3 rows, slot 2 the first, are not those of the checkpoint"):
+        with pytest.raises(StoreError, match="2 of 3 rows, slot 2 the first, are not as in the checkpoint"):
             store.load_state_dict(state)
         assert not store.known(torch.arange(4)).any()
 
