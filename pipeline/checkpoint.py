@@ -9,10 +9,15 @@ FOLDER/
       NAME.rows, NAME.slots               the rows of a store that changed since the checkpoint before
   base/stage-0/NAME.slots                 the rows of checkpoints that are gone
 
-The order keeps it whole. Every process copies its state between two steps. A thread writes the copy, waits until the
-disk has it, and posts its digests. Whoever has seen the digests of all stages writes the manifest, under another name
-first. So a folder with a manifest is whole and one without is nothing, and the checkpoint before goes only after that.
-Nothing that is read back can execute: safetensors, JSON and plain rows.
+The order keeps a checkpoint complete:
+
+1. Every process copies its state between two steps.
+2. A thread writes the copy, waits until it is on disk, and posts its digests.
+3. A process that has seen the digests of all stages writes the manifest, under another name first.
+4. The checkpoint before is removed.
+
+So a folder with a manifest is complete, and one without is ignored. Reading a checkpoint runs no code:
+it is safetensors, JSON and plain rows.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, eq=False)
 class StageState:
-    """What one stage gives to a checkpoint: copies of its own, which training does not touch."""
+    """The state of one stage for a checkpoint: copies, which training does not change."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
@@ -60,19 +65,19 @@ class StageState:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole checkpoint, as every process may read it."""
+    """The manifest of a complete checkpoint."""
 
     step: int
     """Optimizer steps that were done."""
     header: Mapping[str, Any]
-    """What it was made with, as JSON values."""
+    """The settings that made it, as JSON values."""
     files: Mapping[str, Mapping[str, str]]
     """For each stage, "0" the first, the SHA-256 of its files by name."""
     format: int = MANIFEST_FORMAT
 
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
-        """The manifest in a text; `where` it is from. CheckpointError if it is none."""
+        """The manifest in a text from `where`. CheckpointError if it is not a manifest."""
         try:
             manifest = cls(**json.loads(text))
         except (ValueError, TypeError) as error:
@@ -96,9 +101,9 @@ class Checkpoints:
         stages: the stages of this process.
         num_stages: those of the pipeline.
         keep: how many checkpoints stay.
-        header: what a manifest says of the run, as JSON values.
-        words: where processes tell each other what they have written.
-        timeout: seconds to wait for the word of the others.
+        header: the settings of the run for the manifest, as JSON values.
+        words: the store where processes post what they have written.
+        timeout: seconds to wait for the other processes.
     """
 
     def __init__(
@@ -120,17 +125,17 @@ class Checkpoints:
         self._failure: Exception | None = None
 
     def save(self, step: int, collect: Callable[[], Mapping[int, StageState]]) -> None:
-        """Wait until the checkpoint before is whole, take copies of the stages' state, and write them beside training.
+        """Wait until the checkpoint before is complete, copy the state of the stages, and write it during training.
 
         Raises:
-            CheckpointError: the one before could not be written.
+            CheckpointError: the checkpoint before could not be written.
         """
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(step, collect()), name=f"checkpoint {step}")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until what was begun is whole. CheckpointError if it could not be written; those before are whole."""
+        """Wait until the checkpoint is complete. CheckpointError if it could not be written; earlier ones stay."""
         if self._thread is None:
             return
         self._thread.join()
@@ -180,8 +185,8 @@ class Checkpoints:
         self._prune()
 
     def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
-        """Write one stage's files, durable on return: their digests by name."""
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that stopped while it wrote this
+        """Write one stage's files and wait until they are on disk; their digests by name."""
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that stopped while it wrote
         folder.mkdir(parents=True)
         tensors = dict(state.tensors)
         for name, (store, snapshot) in state.snapshots.items():
@@ -198,10 +203,10 @@ class Checkpoints:
         self._words.set(_key(step, stage), json.dumps(word))
 
     def _await_everyone(self, step: int) -> dict[str, dict[str, str]]:
-        """The digests of every stage's files, once all are written. CheckpointError where one could not."""
+        """The digests of every stage's files, after all are written. CheckpointError if a stage could not write."""
         keys = [_key(step, stage) for stage in self._everyone]
         deadline = time.monotonic() + self._timeout
-        # asked again and again, for a wait would keep the process's other threads from the same connection
+        # poll: a blocking wait would block the other threads on the same connection
         while not self._words.check(keys):
             if time.monotonic() > deadline:
                 raise CheckpointError(f"not every stage had written its part within {self._timeout:g} s")
@@ -216,7 +221,7 @@ class Checkpoints:
         """Fold all but the newest checkpoints into the base, and delete them."""
         whole = [path for path in _steps(self.folder) if (path / _MANIFEST).exists()]
         for path in whole[: -self._keep]:
-            with suppress(FileNotFoundError):  # another process was first
+            with suppress(FileNotFoundError):  # another process removed it first
                 (path / _MANIFEST).rename(path / _RETIRED)
         for path in _steps(self.folder):
             if (path / _RETIRED).exists():
@@ -235,7 +240,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class SavedStage:
-    """What one stage saved in a checkpoint, read where it is asked for."""
+    """One stage's part of a checkpoint, read on demand."""
 
     folder: Path
     """That of all checkpoints."""
@@ -288,13 +293,13 @@ def manifests(folder: Path) -> list[Manifest]:
 
 
 def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
-    """Whether the parts of some stages are in a folder as they were written."""
+    """Whether a folder has the parts of some stages, unchanged."""
     place = step_folder(folder, manifest.step)
     return all(_as_written(place / f"stage-{stage}", manifest, stage) for stage in stages)
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is kept."""
+    """The folder of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
 
 
@@ -335,13 +340,13 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is meant: each stage writes its own
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: each stage writes its own
         dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
 
 
 def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, whatever happens."""
-    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # others may write the same
+    """Write a file completely or not at all."""
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # other processes may write the same file
     with fresh.open("wb") as file:
         file.write(content)
         file.flush()
@@ -349,7 +354,7 @@ def _write_durably(path: Path, content: bytes) -> None:
     fresh.replace(path)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the name too
+        os.fsync(descriptor)  # the new name must reach the disk too
     finally:
         os.close(descriptor)
 

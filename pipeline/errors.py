@@ -6,7 +6,7 @@ from thinwire.errors import ThinwireError
 
 
 class PipelineError(ThinwireError, RuntimeError):
-    """Base of everything that stops a pipeline with a sentence for its user."""
+    """Base of all errors that stop a pipeline with a sentence for its user."""
 
 
 class OptionsError(PipelineError, ValueError):
@@ -14,15 +14,15 @@ class OptionsError(PipelineError, ValueError):
 
 
 class MismatchError(PipelineError):
-    """The two ends of a boundary disagree on what will cross it."""
+    """The two ends of a boundary have different settings."""
 
 
 class WireError(PipelineError):
-    """A frame arrived that is not the one planned: training on it would be worse than stopping."""
+    """A frame is not the planned one. Training on it would be worse than stopping."""
 
 
 class PeerError(PipelineError):
-    """A wait on another stage failed; the message says what was awaited, from whom, and why it ended."""
+    """A wait for another stage failed. The message says for what, from whom, and why it ended."""
 
 
 class NonFiniteError(PipelineError):

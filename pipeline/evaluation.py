@@ -1,6 +1,6 @@
-"""Evaluation, always both ways: with the boundaries compressing as in training, and with nothing compressed.
+"""Evaluation, always twice: with boundaries that compress as in training, and with nothing compressed.
 
-2401.07788's main practical finding is the difference between the two, so one is never reported without the other.
+The difference between the two is the main practical finding of 2401.07788, so both are always reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.trainer import Trainer
 
 Compression = Literal["on", "off"]
-"""What a score is called by in reports: whether the boundaries compressed."""
+"""The name of a score in reports: whether the boundaries compressed."""
 PASS_KINDS: Mapping[Compression, PassKind] = {"on": "eval-on", "off": "eval-off"}
 
 
@@ -43,12 +43,12 @@ def evaluate(
     batches: Callable[[], Iterable[Any]],
     mask: Callable[[Tensor, Tensor], Tensor],
 ) -> dict[Compression, Score] | None:
-    """Score held-out samples with compression on, then off; None except where the last stage lives.
+    """Score held-out samples with compression on, then off; None except in the process of the last stage.
 
     Args:
         trainer: its stages and schedule are used; no state of training changes, nor the seconds that meters show.
         samples: the held-out samples.
-        batches: makes the batches, each of the training shape, padding marked by `valid`.
+        batches: makes the batches, each of the shape of training; `valid` marks padding.
         mask: takes padding out of targets: (targets, valid) -> targets.
     """
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def _score(
     sums: list[float] = []
     counts: list[Tensor] = []
     num_targets = 0
-    trainer.loss.begin(1, counts)  # sums, to be divided by what all batches have
+    trainer.loss.begin(1, counts)  # sums over batches; divided by the totals below
     for stage in trainer.stages:
         stage.submod.eval()
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""JSON values between processes: what torch sends as objects is pickled, and reading a pickle runs what it says.
+"""JSON values between processes. torch pickles the objects that it sends, and reading a pickle can run code.
 
-Lengths go first, so that nobody makes room for more than `LARGEST` bytes a process, whatever another one announces.
+Lengths go first, so that no process allocates more than `LARGEST` bytes for another one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.transport import reaching
 
 LARGEST = 1 << 28
-"""Bytes that one process may have to say at a time."""
+"""Most bytes that one process may send at a time."""
 
 
 def all_gather_json(mine: Any, what: str) -> list[Any]:
     """One JSON value of every process of the default group, in their order.
 
-    Raises WireError where one sends no JSON, and PeerError, which names `what`, where one says nothing.
+    Raises WireError if a process sends something else, and PeerError, which names `what`, if one sends nothing.
     """
     body, lengths = _announced(mine, what)
     everyone = [torch.empty_like(body) for _ in lengths]
@@ -41,7 +41,7 @@ def gather_json(mine: Any, to: int, what: str) -> list[Any] | None:
 
 
 def _announced(mine: Any, what: str) -> tuple[Tensor, list[int]]:
-    """What this process has to say, as long as the longest of all, and the length of each."""
+    """The bytes of this process, padded to the longest of all, and the length of each."""
     body = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
     announced = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     with reaching(what):

@@ -107,8 +107,8 @@ def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
 def check(planned: Header, frame: Tensor, *, payload: bool) -> Header:
     """The header of `frame` if it is the planned one; WireError listing every differing field otherwise.
 
-    `frame` may be longer than what was sent: a receive buffer holds the largest frame its channel can carry. Whether
-    the checksum covers the payload is what both ends agreed on, never what the frame says.
+    `frame` may be longer than the sent one: a receive buffer holds the largest frame of its channel. Both ends agreed
+    whether the checksum covers the payload; the frame cannot change that.
     """
     got = Header.read(frame)
     sender_only = {"nones", "departed", "crc32"}

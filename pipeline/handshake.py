@@ -1,8 +1,7 @@
-"""The comparison at start: both ends of a boundary tell each other how they were started, before the first frame.
+"""The comparison at the start: both ends of a boundary exchange their settings before the first frame.
 
-It goes through the rendezvous store, where writing never waits. Every stage announces itself when it is built, and
-waits for its neighbours only when it connects; so no stage has to go first, whatever the order in which the stages of
-a process are built and used.
+It uses the rendezvous store, where writing never waits. Every stage announces its settings when it is built, and waits
+for its neighbours only when it connects. So the stages of a process can be built and used in any order.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ ADVISORY = ("torch",)
 
 
 class Handshake:
-    """What the stages of one process group have announced of themselves.
+    """The settings that the stages of one process group have announced.
 
     Args:
         group: the process group, whose name keeps announcements of several pipelines apart.
-        timeout: how long a neighbour may be silent.
+        timeout: seconds to wait for a neighbour.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self._name, self._timeout, self._round = group.group_name, timeout, 0
 
     def restart(self) -> None:
-        """Begin another round; what was announced before is not read again. Every process does."""
+        """Begin a new round, in every process; earlier announcements are not read again."""
         self._round += 1
 
     def announce(self, stage: int, boundary: int, configuration: Mapping[str, Any]) -> None:
-        """Write down what a stage uses at one of its boundaries, as JSON values; never waits."""
+        """Announce the settings of a stage at one of its boundaries, as JSON values. Never waits."""
         self._store.set(f"{boundary}/{stage}", json.dumps(configuration))
 
     def compare(self, stage: int, boundary: int, configuration: Mapping[str, Any]) -> None:
-        """Wait for what the neighbour of a stage announced, and compare.
+        """Wait for the announcement of a stage's neighbour, and compare.
 
-        Raises MismatchError listing every difference at once, PeerError when the neighbour says nothing in time; warns
-        where only the torch version differs.
+        Raises MismatchError with every difference, PeerError if the neighbour announces nothing in time. Warns if only
+        the torch version differs.
         """
         neighbour = boundary + 1 if stage == boundary else boundary
         store, name = self._store, f"{boundary}/{neighbour}"

@@ -1,4 +1,4 @@
-"""Where a stage's time and bytes go, measured where they are spent.
+"""Time and bytes of a stage, measured where they are spent.
 
 Sections are exclusive: while `wire` runs inside `compute`, only `wire` advances, so the parts of a step add up to it.
 A wait for a frame is for the neighbour until the frame departs, and for the wire from then on; which part was which is
@@ -40,7 +40,7 @@ class Traffic:
     rows: int = 0
     """Rows of those tensors."""
     full_rows: int = 0
-    """Rows that went in full: warm-up, first visits, evaluation with compression off."""
+    """Rows sent in full: warm-up, first visits, evaluation with compression off."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -84,7 +84,7 @@ class Meter:
 
     @contextmanager
     def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> Iterator[None]:
-        """Charge the time inside to `name`, and to nothing that surrounds it.
+        """Charge the time inside to `name`, not to the sections around it.
 
         `what` says it in words, `work` in the terms of a trace.
         """
@@ -136,7 +136,7 @@ class Meter:
             self.recording.departures.append(Departure(time.perf_counter(), *work, nbytes))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was measured so far, as JSON values."""
+        """The measurements so far, as JSON values."""
         traffic = {
             name: [[*route, asdict(carried)] for route, carried in getattr(self, name).items()]
             for name in ("sent", "received")
@@ -151,7 +151,7 @@ class Meter:
 
     @property
     def doing(self) -> str:
-        """The innermost open section in words; empty when nothing is under way. Readable from another thread."""
+        """The innermost open section in words; empty if there is none. Other threads may read it."""
         inside = self._open[-1:]
         return inside[0][1] or inside[0][0] if inside else ""
 

@@ -1,7 +1,7 @@
-"""Which pass through the schedule comes next: the one value that says it, handed to `CompressedStage.begin`.
+"""One value that says which pass through the schedule comes next, for `CompressedStage.begin`.
 
-Whoever drives the schedule knows whether it trains or evaluates, and on which samples; everything that depends on it
-(headers, keys, plans, slots) follows from here.
+The caller of the schedule knows whether it trains or evaluates, and on which samples. Headers, keys, plans and slots
+all follow from this value.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ class Pass:
 
 
 def phase_of(kind: PassKind) -> Phase:
-    """The phase that a header names: warm-up is training to the wire."""
+    """The phase in a frame's header; a warm-up is `train` there."""
     return "train" if kind == "warmup" else kind

@@ -13,7 +13,7 @@ from torch import Tensor
 
 FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
 BOTH_SECONDS = 2.0
-"""Directions that share a link take longer to find their rates, and find others each time: their mean counts."""
+"""Directions that share a link settle slowly, and at other rates each time, so their mean counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class LinkSpeed:
     latency: float
     """Seconds of a tiny message."""
     duplex: float = 1.0
-    """Share of the goodput that is left while the other direction carries as much as it can."""
+    """Share of the goodput that is left while the other direction is full."""
 
 
 def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> LinkSpeed:
-    """What the link from one rank of a group to another carries alone, known to all; collective over the group."""
+    """Speed of the link from one rank to another while nothing else uses it. All ranks get it; collective."""
     rank, tiny = dist.get_rank(group), torch.zeros(1)
     dist.barrier(group)
     round_trips = []
@@ -51,7 +51,7 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
 def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> float:
     """Bytes of messages a second in each direction of a link that carries both at once, known to all; collective.
 
-    It may be less than each direction carries alone: what one sends in acknowledgements waits behind the other's bytes.
+    It may be less than each direction carries alone: acknowledgements of one wait behind the bytes of the other.
     """
     rank = dist.get_rank(group)
 
@@ -114,7 +114,7 @@ def _exchange(message: Tensor, rank: int, source: int, target: int, group: dist.
 
 
 def _said_by(rank: int, value: float, group: dist.ProcessGroup | None) -> float:
-    """One process's number, known to all."""
+    """The number of one process, in all processes."""
     number = torch.tensor([value], dtype=torch.float64)
     dist.broadcast(number, group=group, group_src=rank)
     return float(number)

@@ -47,7 +47,7 @@ class Placement:
         return sorted(stage for stage, holder in self.process_of.items() if holder == process)
 
     def gather_numbers(self, local: Mapping[int, float]) -> list[float]:
-        """One float64 of every stage, in stage order, known to all processes afterwards."""
+        """One float64 of every stage, in stage order, in all processes."""
         mine = torch.zeros(self.num_stages, dtype=torch.float64)
         for stage, value in local.items():
             mine[stage] = value
@@ -62,15 +62,15 @@ class Placement:
             dist.barrier()
 
     def compare(self, local: Mapping[int, Mapping[str, str]]) -> None:
-        """Compare what stages hold under the same names; collective. MismatchError naming the first difference."""
+        """Compare the values of stages under the same names; collective. MismatchError with the first difference."""
         everyone: dict[str, tuple[int, str]] = {}
         for stage, found in enumerate(self.gather(local) or ()):
             for name, value in found.items():
                 other, expected = everyone.setdefault(name, (stage, value))
                 if value != expected:
                     raise MismatchError(
-                        f"the buffers of {name} differ between stages {other} and {stage}: what they send each other "
-                        f"from now on would mean nothing; do both run the same release, torch and kind of machine?"
+                        f"the buffers of {name} must be equal at both ends, but stages {other} and {stage} differ; use "
+                        f"the same release, torch and kind of machine at both"
                     )
 
     def gather(self, local: Mapping[int, Any]) -> list[Any] | None:
@@ -83,7 +83,7 @@ class Placement:
         return [found[self.process_of[stage]][stage] for stage in range(self.num_stages)]
 
     def everyone(self, mine: Any) -> list[Any]:
-        """One JSON value of every process, in their order, known to all of them afterwards."""
+        """One JSON value of every process, in rank order, in all processes."""
         here = _named(dict.fromkeys(self.stages_of(dist.get_rank())))
         return all_gather_json(mine, f"{here} waiting for word of all processes")
 

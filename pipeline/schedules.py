@@ -39,7 +39,7 @@ LossFn = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much of the wire a schedule hides, beside its fill and drain."""
+    """How much of the wire a schedule hides, apart from fill and drain."""
 
     share: float
     """An activation's frame may take this share of a process's forwards of a micro-batch, and a gradient's as much of
@@ -66,7 +66,7 @@ class ScheduleSpec:
     warmups: Warmups | None = None
 
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
-        """What makes these numbers impossible for this schedule, a sentence each."""
+        """Why this schedule cannot run with these numbers, a sentence for each reason."""
         fixed = self.stages_per_process == 1 or self.placement == "v"
         if per_process < 1 or (fixed and per_process != self.stages_per_process):
             return [f"pipeline.stages_per_process must be {self.stages_per_process} here, got {per_process}"]
@@ -155,7 +155,7 @@ def alternating_schedule(warmups: Warmups, overlap: Overlap) -> ScheduleSpec:
 def _alternating_runtime(
     warmups: Warmups, stage: PipelineStage, num_microbatches: int, *, loss_fn: LossFn, scale_grads: bool
 ) -> Any:
-    """Torch's runtime with an order of ours, in the place of one of torch's schedule classes."""
+    """Torch's runtime with our own order, in the place of a schedule class of torch."""
     schedule = _PipelineScheduleRuntime([stage], num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
     order = alternating(warmups(stage.num_stages, num_microbatches), num_microbatches)
     schedule._prepare_schedule_with_comms(order)
@@ -176,7 +176,7 @@ class Schedules(dict[str, ScheduleSpec]):
 SCHEDULES: Mapping[str, ScheduleSpec] = Schedules(
     {
         "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, Overlap(1.0, phased=True), fill_and_drain),
-        # no micro-batch is in flight for the wire: what a frame takes shows
+        # no micro-batch is in flight for the wire, so the time of a frame shows
         "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, Overlap(0.05), one_forward_one_backward),
         "1f1b-wan": alternating_schedule(wide_area, Overlap(1.0)),
         "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number, Overlap(1.0, phased=True)),
@@ -238,7 +238,7 @@ def actions(name: str, num_stages: int, num_processes: int, num_microbatches: in
 
 
 def _order_alone(torch_class: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch's class without what it adds to its order in order to run it, which takes most of its time."""
+    """Torch's class without the additions that it needs only to run; they take most of its time."""
     assert isinstance(torch_class, type)
     return type(torch_class.__name__, (torch_class,), {"_prepare_schedule_with_comms": lambda *_, **__: None})
 

@@ -1,8 +1,8 @@
 """Weights that several stages hold, such as DeBERTa's relative embeddings: copies that a common gradient keeps equal.
 
-What all blocks of a model read cannot be cut. Each stage holds a copy; after the backward the copies' gradients are
-summed along the chain of stages, last to first, and the sum goes back the same way. The order is that of the stages
-wherever they live, so placement does not change a bit.
+Weights that all blocks read cannot be cut. Each stage holds a copy. After the backward, the gradients of the copies are
+summed along the stages, last to first, and the sum goes back the same way. The order depends on stages only, so
+placement does not change the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one stage, and how it comes back.
+"""The state of one stage in a checkpoint, and how it is restored.
 
     weights/NAME                  parameters and buffers, named as in the unsplit model
     optimizer/NAME/KEY            what the optimizer keeps for a parameter
@@ -28,7 +28,7 @@ from thinwire.pipeline.stage import CompressedStage
 
 
 def collect(stage: CompressedStage, optimizer: Optimizer) -> StageState:
-    """Copies of everything a stage needs to go on, between two steps; its stores give a snapshot."""
+    """Copies of a stage's state, between two steps; stores give a snapshot."""
     tensors = {f"weights/{name}": tensor.detach().clone() for name, tensor in _weights(stage.submod).items()}
     numbers: dict[str, dict[str, Any]] = {}
     for name, parameter in _parameters(stage.submod).items():
@@ -48,7 +48,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer) -> StageState:
 
 
 def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> None:
-    """Give a stage what it saved, but for its stores; the stage must be connected.
+    """Restore a stage, without its stores. The stage must be connected.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another model.
@@ -64,7 +64,7 @@ def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> 
 
 
 def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
-    """The stores that a stage saved, made empty where they are not there yet; the stage must be connected."""
+    """The stores that a stage saved, created empty if missing. The stage must be connected."""
     names = {name.rpartition("/")[0] for name in saved.names("stores/")}
     found = {
         f"{name}-{purpose}": coder.buffers.store(purpose)
@@ -78,7 +78,7 @@ def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
 
 
 def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[SavedStage]) -> None:
-    """Give a stage its weights, and its optimizer what it kept for them, out of the stages of any cut.
+    """Restore a stage's weights and optimizer state from the stages of any cut.
 
     Raises:
         CheckpointError: a weight is not there, or has another shape.
@@ -90,7 +90,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
         for name, tensor in found.items():
             _copy(tensor, missing.pop(name), name)
     if missing:
-        raise CheckpointError(f"the checkpoint in {saved[0].folder} lacks the weights {', '.join(sorted(missing)[:5])}")
+        raise CheckpointError(f"the checkpoint in {saved[0].folder} has no weights {', '.join(sorted(missing)[:5])}")
     parameters = _parameters(stage.submod)
     for part in saved:
         numbers = part.values["optimizer"]

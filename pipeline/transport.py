@@ -38,7 +38,7 @@ class Pool:
 
 
 class SendingEnd(Protocol):
-    """The end of a channel that frames leave from."""
+    """The sending end of a channel."""
 
     def take(self) -> Tensor:
         """A buffer to write the next frame into."""
@@ -51,10 +51,10 @@ class SendingEnd(Protocol):
 
 
 class ReceivingEnd(Protocol):
-    """The end of a channel that frames arrive at, in the order they were sent."""
+    """The receiving end of a channel; frames arrive in the order they were sent."""
 
     def post(self, count: int, what: str) -> None:
-        """Make room for `count` more frames, which may arrive from now on; `what` is named in a PeerError."""
+        """Make room for `count` more frames, which may arrive from now on. A PeerError names `what`."""
 
     def receive(self, what: str) -> Tensor:
         """Wait for the next frame and return its buffer; `what` is named in the PeerError if none comes."""
@@ -79,10 +79,10 @@ class MemoryEnd:
         self._frames.append(buffer)
 
     def flush(self) -> None:
-        """Nothing is ever under way."""
+        """Nothing to wait for."""
 
     def post(self, count: int, what: str) -> None:
-        """A queue has room."""
+        """Nothing to post: the queue has room."""
 
     def receive(self, what: str) -> Tensor:
         """The oldest queued buffer."""
@@ -155,7 +155,7 @@ class ProcessGroupReceiver:
 
 @contextmanager
 def reaching(what: str) -> Iterator[None]:
-    """Inside are calls of a process group: their failures are the peer's, told as what was awaited."""
+    """Turn failures of process-group calls inside into a PeerError that says what was awaited."""
     try:
         yield
     except RuntimeError as error:

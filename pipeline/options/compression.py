@@ -14,7 +14,7 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import misspelt, read_duration
 
 AUTO = "auto"
-"""In a codec's place: chosen from the candidates once compute and links are measured."""
+"""In the place of a codec: a candidate is chosen after compute and links are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class CompressionOptions:
     """Which codec each channel uses, as expressions such as q(4) or q(2, per="row"), or auto."""
 
     activations: str = "q(4)"
-    """Codec of the activations, sent forward; auto takes one of the candidates once compute and links are measured."""
+    """Codec of the activations, sent forward; auto chooses a candidate after compute and links are measured."""
     gradients: str = "q(8)"
     """Codec of the gradients, sent back; or auto."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class CompressionOptions:
     candidates: list[str] = field(default_factory=lambda: ["none", "bf16", "q(8)", "q(6)", "q(4)", "q(3)", "q(2)"])
     """Codecs that auto chooses from, the mildest first."""
     measure: str = "5 steps"
-    """How long auto sends everything as it is and measures, before it chooses: "5 steps" or "1 epoch"."""
+    """How long auto sends everything uncompressed and measures before it chooses: "5 steps" or "1 epoch"."""
     warmup: str = "0 steps"
     """How long nothing is compressed at first: "20 epochs" or "500 steps"."""
     warmup_fill: bool = True
     """Whether feedback fills its buffers while warming up; 2401.07788 starts with empty ones."""
     store_folder: str = ""
-    """Folder on each stage's own disk for stores with store="disk", in which a run makes one of its own name; empty:
-    the run's output folder."""
+    """Folder on each stage's own disk for stores with store="disk"; a run makes a folder of its own name in it. Empty
+    means the run's output folder."""
 
     def __post_init__(self) -> None:
         mistakes = []
@@ -66,7 +66,7 @@ class CompressionOptions:
             raise OptionsError(mistakes)
 
     def _mistakes_of_reuse(self) -> list[str]:
-        """To be asked where every expression names a codec or auto."""
+        """For compression whose every expression names a codec or auto."""
         mistakes = []
         for where, pair in self._pairs().items():
             gradients = _method(pair["gradients"]).codec
@@ -171,7 +171,7 @@ class CompressionOptions:
         )
 
     def without_auto(self, command: str) -> Self:
-        """Itself; OptionsError where a command that measures no links would have to choose."""
+        """The same compression. OptionsError if it has auto: this command measures no links, so it cannot choose."""
         if not self.automatic:
             return self
         raise OptionsError(

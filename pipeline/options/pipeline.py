@@ -18,7 +18,7 @@ class WireOptions:
     checksum: bool = True
     """Protect whole frames with a CRC-32; false protects their headers alone."""
     nonfinite: Literal["raise", "send"] = "raise"
-    """What to do with NaN or infinity in a tensor to be sent: stop and name it, or send it on."""
+    """What to do with NaN or infinity in a tensor to be sent: raise stops and names it, send sends it on."""
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.timeout <= 1e6:

@@ -62,7 +62,7 @@ class TrainingOptions:
     steps: int = 100
     """Optimizer steps."""
     epochs: int | None = None
-    """Times through the training data, in place of steps; null counts steps."""
+    """Passes over the training data, in place of steps; null counts steps."""
     seed: int = 0
     """Seed of weights, order of samples, dropout and stochastic rounding."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -89,23 +89,23 @@ class TrainingOptions:
             raise OptionsError(mistakes)
 
     def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether held-out samples are scored once `done` steps are, the end aside."""
+        """Whether held-out samples are scored after `done` steps, apart from the end."""
         return is_due(self.evaluate_every, done, steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """What is kept so that a run that stopped goes on as if it never had."""
+    """Checkpoints, from which a stopped run goes on as if it had never stopped."""
 
     every: str = "0 steps"
-    """How often a checkpoint is written, beside training: "500 steps" or "1 epoch"; "0 steps" writes none."""
+    """How often a checkpoint is written during training: "500 steps" or "1 epoch"; "0 steps" writes none."""
     keep: int = 2
-    """How many checkpoints stay; an older one goes once a newer one is whole."""
+    """Number of checkpoints to keep; an older one is removed after a newer one is complete."""
     folder: str = ""
     """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
     resume: Literal["auto", "always", "never"] = "auto"
-    """Whether to go on from the newest whole checkpoint: if there is one, always (without one the run stops), or never
-    (it starts anew, and checkpoints that are there go)."""
+    """Whether to go on from the newest complete checkpoint: auto (if there is one), always (without one the run stops),
+    or never (the run starts anew and removes old checkpoints)."""
     restarts: int = 0
     """How often `thinwire train` starts the stages again from the newest checkpoint after one of them died."""
 
