@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from thinwire.compress import Microbatch, PassKind
+from thinwire.pipeline.errors import PipelineError
 from thinwire.pipeline.frames import Phase
 
 
@@ -43,3 +44,18 @@ class Pass:
 def phase_of(kind: PassKind) -> Phase:
     """The phase in a frame's header; a warm-up is `train` there."""
     return "train" if kind == "warmup" else kind
+
+
+def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) -> None:
+    """Raise PipelineError unless a pass is of the kind, and of as many samples, as the schedule runs on a stage."""
+    if coming.trains != trains:
+        runs = "trains, with a loss function" if trains else "evaluates"
+        raise PipelineError(
+            f"stage {stage} was told that a pass of kind {coming.kind} comes, but the schedule {runs}; "
+            f"begin a training pass before schedule.step, an evaluation before schedule.eval"
+        )
+    if coming.sample_ids is not None and len(coming.sample_ids) != samples:
+        raise PipelineError(
+            f"sample_ids must name each of the {samples} samples of a pass, got {len(coming.sample_ids)} on stage "
+            f"{stage}"
+        )

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.compress import Coder, Key, Microbatch
+from thinwire.compress import Key, Microbatch
 from thinwire.models.seed import Seeded
-from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd
+from thinwire.pipeline.boundary import BoundaryEnd
+from thinwire.pipeline.ends import StageEnds
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.passes import Pass, phase_of
+from thinwire.pipeline.passes import Pass, phase_of, require_expected
 from thinwire.pipeline.tracing.spans import Work
 from thinwire.pipeline.wire import BoundaryShape, Holder, Wire
 
@@ -45,6 +46,7 @@ class CompressedStage(PipelineStage):
 
     Attributes:
         meter: seconds and bytes of this stage.
+        ends: the ends of its boundaries; empty until the stage is connected.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of a batch of
             logits, if you need only the loss.
@@ -92,14 +94,14 @@ class CompressedStage(PipelineStage):
             if 0 <= index < num_stages - 1
         ]
         wire.announce(stage_index, self._boundaries)
-        self._upstream: BoundaryEnd | None = None
-        self._downstream: BoundaryEnd | None = None
+        self.ends = StageEnds()
         self._connected = False
         self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
         self._coming: Pass | None = None
         self._pass = Pass()
         self._open = False
         self._num_microbatches = 0
+        self._rows = _num_rows(self._examples[0][0])
         self._microbatches: list[Microbatch] = []
 
     def begin(self, coming: Pass) -> None:
@@ -118,9 +120,9 @@ class CompressedStage(PipelineStage):
             return
         for shape in self._boundaries:
             if shape.index == self.stage_index:
-                self._downstream = self._end(shape, self._downstream)
+                self.ends.downstream = self._end(shape, self.ends.downstream)
             else:
-                self._upstream = self._end(shape, self._upstream)
+                self.ends.upstream = self._end(shape, self.ends.upstream)
         self.wire.compare(self.stage_index, [shape for shape in self._boundaries if self._peer(shape) is not None])
         self._connected = True
 
@@ -135,42 +137,25 @@ class CompressedStage(PipelineStage):
 
     def flush(self) -> None:
         """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
-        for end in self._ends():
-            end.outgoing.flush()
+        self.ends.flush()
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
-        return {name: digest for end in self._channel_ends() for name, digest in end.digests().items()}
+        return self.ends.digests()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this stage's ends of its boundaries: number of passes, buffers of feedback."""
-        ends = {f"{end.channel.boundary} {end.channel.name}": end.state_dict() for end in self._channel_ends()}
-        return {"steps": dict(self.passes), "ends": ends}
+        return {"steps": dict(self.passes), "ends": self.ends.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take exactly the state that `state_dict` returned. The stage must be connected."""
         self.passes = dict(state["steps"])
-        for end in self._channel_ends():
-            end.load_state_dict(state["ends"][f"{end.channel.boundary} {end.channel.name}"])
-
-    def coders(self) -> dict[str, Coder]:
-        """The coders at this stage's ends, by boundary, channel and tensor. The stage must be connected."""
-        return {
-            f"boundary-{end.channel.boundary}-{end.channel.name}-{index}": coder
-            for end in self._channel_ends()
-            for index, coder in enumerate(end.coders)
-        }
-
-    def drop_cache(self) -> None:
-        """Flush the stores of feedback on disk, so that they are read from the disk again; for benchmarks."""
-        for end in self._channel_ends():
-            end.drop_cache()
+        self.ends.load_state_dict(state["ends"])
 
     def close(self) -> None:
         """Flush, and close the stores of feedback."""
         self.flush()
-        for end in self._channel_ends():
-            end.close()
+        self.ends.close()
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -221,8 +206,8 @@ class CompressedStage(PipelineStage):
             )
         if self.is_last and save_forward_output and not self.keep_outputs:
             self.output_chunks.append(torch.empty(0))  # the schedule concatenates all of output_chunks
-        if self._downstream is not None:
-            self._downstream.outgoing.send(self._microbatch(fwd_chunk_id), _as_tuple(output))
+        if self.ends.downstream is not None:
+            self.ends.downstream.outgoing.send(self._microbatch(fwd_chunk_id), _as_tuple(output))
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
@@ -233,13 +218,13 @@ class CompressedStage(PipelineStage):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         # in torch 2.11 and 2.13, gradients of side inputs follow those of the received tensors
         gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
-        if self._upstream is not None:
+        if self.ends.upstream is not None:
             needed = [
                 gradient
                 for gradient, example in zip(gradients, self._examples[0], strict=True)
                 if example.requires_grad
             ]
-            self._upstream.outgoing.send(self._microbatch(bwd_chunk_id), needed)
+            self.ends.upstream.outgoing.send(self._microbatch(bwd_chunk_id), needed)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that computes the gradients of the weights."""
@@ -247,8 +232,8 @@ class CompressedStage(PipelineStage):
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
-        assert self._upstream is not None, "the first stage receives no activations"
-        received = self._upstream.incoming.receive(self._microbatch(fwd_chunk_id))
+        assert self.ends.upstream is not None, "the first stage receives no activations"
+        received = self.ends.upstream.incoming.receive(self._microbatch(fwd_chunk_id))
         needs_gradient = self.has_backward and torch.is_grad_enabled()
         activations = []
         for tensor, example in zip(received, self._examples[0], strict=True):
@@ -257,8 +242,8 @@ class CompressedStage(PipelineStage):
         return tuple(activations)
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
-        assert self._downstream is not None, "the last stage receives no gradients"
-        received = iter(self._downstream.incoming.receive(self._microbatch(bwd_chunk_id)))
+        assert self.ends.downstream is not None, "the last stage receives no gradients"
+        received = iter(self.ends.downstream.incoming.receive(self._microbatch(bwd_chunk_id)))
         return tuple(
             _or_zeros(next(received), example) if example.requires_grad else None for example in self._examples[1]
         )
@@ -303,31 +288,17 @@ class CompressedStage(PipelineStage):
         # 1. Connect: by now the schedule has decided the process of each neighbour and the rows of a pass.
         self.connect()
         # 2. Take the announced pass, once: the next pass must not use it again.
-        self._pass, self._coming = self._announced_pass(), None
+        coming = self._coming or Pass(kind="train" if self.has_backward else "eval-on")
+        samples = self._num_microbatches * self._rows
+        require_expected(coming, self.stage_index, trains=self.has_backward, samples=samples)
+        self._pass, self._coming = coming, None
         # 3. Count the pass before its micro-batches are made: they carry the number, the same at both ends.
         phase = phase_of(self._pass.kind)
         self.passes[phase] += 1
         self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
         # 4. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
-        for end in self._ends():
-            end.begin(self._microbatches)
+        self.ends.begin(self._microbatches)
         self._open = True
-
-    def _announced_pass(self) -> Pass:
-        coming = self._coming or Pass(kind="train" if self.has_backward else "eval-on")
-        if coming.trains != self.has_backward:
-            runs = "trains, with a loss function" if self.has_backward else "evaluates"
-            raise PipelineError(
-                f"stage {self.stage_index} was told that a pass of kind {coming.kind} comes, but the schedule {runs}; "
-                f"begin a training pass before schedule.step, an evaluation before schedule.eval"
-            )
-        expected = self._num_microbatches * self._rows
-        if coming.sample_ids is not None and len(coming.sample_ids) != expected:
-            raise PipelineError(
-                f"sample_ids must name each of the {expected} samples of a pass, got {len(coming.sample_ids)} on stage "
-                f"{self.stage_index}"
-            )
-        return coming
 
     def _microbatch(self, index: int) -> Microbatch:
         if index >= len(self._microbatches):
@@ -336,18 +307,6 @@ class CompressedStage(PipelineStage):
                 f"each stage, or schedules with the same number of micro-batches"
             )
         return self._microbatches[index]
-
-    @property
-    def _rows(self) -> int:
-        """Rows of a micro-batch: the first dimension of its first tensor."""
-        shape = self._examples[0][0].shape
-        return shape[0] if shape else 1
-
-    def _channel_ends(self) -> list[ChannelEnd]:
-        return [channel_end for end in self._ends() for channel_end in (end.outgoing, end.incoming)]
-
-    def _ends(self) -> list[BoundaryEnd]:
-        return [end for end in (self._upstream, self._downstream) if end is not None]
 
     def _end(self, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
         holder = Holder(
@@ -381,6 +340,11 @@ def _examples(tensors: Tensors) -> tuple[Tensor, ...]:
         needs_gradient = tensor.requires_grad if marked else tensor.is_floating_point()
         examples.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(needs_gradient))
     return tuple(examples)
+
+
+def _num_rows(example: Tensor) -> int:
+    """Rows of a micro-batch: the first dimension of its first tensor."""
+    return example.shape[0] if example.shape else 1
 
 
 def _as_tuple(output: Any) -> tuple[Tensor | None, ...]:

@@ -38,7 +38,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer) -> StageState:
             else:
                 numbers.setdefault(name, {})[key] = value
     stores: dict[str, Store] = {}
-    for name, coder in stage.coders().items():
+    for name, coder in stage.ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
         if coder.warm_starts is not None:
             starts = coder.warm_starts.state_dict()
@@ -57,7 +57,7 @@ def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> 
     values = saved.values
     stage.passes = dict(values["passes"])
     stage.meter.load_state_dict(values["meter"])
-    for name, coder in stage.coders().items():
+    for name, coder in stage.ends.coders().items():
         if coder.warm_starts is not None:
             starts = saved.tensors(f"ends/{name}/warm-start/")
             coder.warm_starts.load_state_dict({int(row): start for row, start in starts.items()})
@@ -68,7 +68,7 @@ def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
     names = {name.rpartition("/")[0] for name in saved.names("stores/")}
     found = {
         f"{name}-{purpose}": coder.buffers.store(purpose)
-        for name, coder in stage.coders().items()
+        for name, coder in stage.ends.coders().items()
         for purpose in get_args(Purpose)
         if f"{name}-{purpose}" in names
     }

@@ -237,11 +237,11 @@ def test_a_channel_with_a_codec_of_its_own_keeps_what_it_remembers(alone):
     chooser = Automatic(trainer.stages, trainer.placement, *options)
     trainer.train_step(0)
     chooser.end_step()
-    ends = [trainer.stages[0]._downstream, trainer.stages[1]._upstream]
+    ends = [trainer.stages[0].ends.downstream, trainer.stages[1].ends.upstream]
     before = trainer.stages[0].digests()
     (choice,) = chooser.switch()
     assert (choice.channel, choice.codec, choice.goodput) == ("gradients", "q(8)", None)
-    now = [trainer.stages[0]._downstream, trainer.stages[1]._upstream]
+    now = [trainer.stages[0].ends.downstream, trainer.stages[1].ends.upstream]
     assert trainer.stages[0].digests() == before != {}
     assert now[0].outgoing is ends[0].outgoing
     assert now[1].incoming is ends[1].incoming

@@ -115,7 +115,7 @@ def test_buffers_that_differ_are_named(alone):
     where = Placement({0: 0, 1: 0})
     found = {stage.stage_index: stage.digests() for stage in trainer.stages}
     where.compare(found)
-    store = trainer.stages[1]._upstream.incoming.coders[0].buffers.store("train")
+    store = trainer.stages[1].ends.upstream.incoming.coders[0].buffers.store("train")
     store.write(torch.tensor([2]), torch.ones(1, 3, 12))
     with pytest.raises(
         MismatchError, match="buffers of boundary 0 activations tensor 0 train slot 2 differ between stages 0 and 1"

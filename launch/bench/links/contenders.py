@@ -110,7 +110,7 @@ class Thinwire:
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
         for stage in self._trainer.stages:
-            stage.drop_cache()
+            stage.ends.drop_cache()
 
     def close(self) -> None:
         """Close stores and delete their files."""
