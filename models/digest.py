@@ -1,6 +1,6 @@
 """One hash of all weights, the same for every cut of a model, made without moving a weight between processes.
 
-A stage turns its own tensors into lines, one a tensor; the digest is that of all stages' lines, sorted.
+A stage makes one line for each of its tensors; the digest is the hash of all stages' lines, sorted.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ def tensor_lines(full_state: Mapping[str, Tensor]) -> list[str]:
 def weights_digest(lines: Iterable[str]) -> str:
     """The SHA-256, in hex, of the sorted lines of every stage, joined by newlines.
 
-    A weight that several stages hold is a line of each of them, and counts once.
+    Several stages may hold the same weight; its line counts once.
     """
     return hashlib.sha256("\n".join(sorted(set(lines))).encode()).hexdigest()
 

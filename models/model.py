@@ -1,4 +1,4 @@
-"""Which model: a family's name, a pretrained model, or a factory of one's own, and how it becomes a blueprint."""
+"""The model of a run: a family's name, a pretrained model or your own factory, made into a blueprint."""
 
 import difflib
 from dataclasses import dataclass, field, replace
@@ -26,12 +26,12 @@ class ModelOptions:
     "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
     your own."""
     weights: str = FRESH
-    """"fresh" draws them from the seed; "pretrained" reads those that come with the name; a folder with
-    model.safetensors those of another; the name that torchvision gives to weights (IMAGENET1K_V1) those. Each stage
-    reads its own tensors only."""
+    """"fresh" draws them from the seed; "pretrained" reads the weights of the named model; a folder with
+    model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those. Each stage reads only its own
+    tensors."""
     config: dict[str, Any] = field(default_factory=dict)
-    """What differs from the model's configuration, by the names its library uses (vocab_size, n_layer, ...); the
-    keyword arguments of a factory."""
+    """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory its
+    keyword arguments."""
 
     def __post_init__(self) -> None:
         require(
@@ -41,7 +41,7 @@ class ModelOptions:
 
 
 def with_own_family(options: ModelOptions) -> ModelOptions:
-    """The options, a family of one's own (`module:FAMILY`) put into the table and named as others are.
+    """The options with your own family (`module:FAMILY`) put into the table and named like the others.
 
     Weights in a folder with config.json bring their configuration.
 
@@ -189,7 +189,7 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     family = _family(config)
     if family.task != task:
         able = ", ".join(other.name for other in FAMILIES.values() if other.task == task)
-        raise ModelError(f"{family.name} is here for {family.task} only, got the task {task}; take one of {able}")
+        raise ModelError(f"the task of {family.name} must be {family.task}, got {task}; take one of {able}")
     if num_labels is not None and task == "classification":
         config.num_labels = num_labels
     return take_apart(family, config, block_size=block_size, source=source)
@@ -204,7 +204,7 @@ def _family(config: Any) -> "Family":
 
 
 def _source(options: ModelOptions) -> str | None:
-    """Where the weights of a model of transformers are read; None draws them."""
+    """The source of the weights of a model of transformers; None draws them."""
     if options.weights == FRESH:
         return None
     other = options.weights != PRETRAINED

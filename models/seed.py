@@ -1,4 +1,4 @@
-"""Seeds derived from names: the same number in every process, on every day, whatever was drawn before.
+"""Seeds derived from names: the same number in every process, independent of all other draws.
 
 Python's own hash() differs from process to process, and consecutive seeds of one generator give related streams, so
 every seed is a slice of a cryptographic hash of what it is for.
@@ -18,7 +18,7 @@ def derive_seed(*purpose: int | str) -> int:
 
 
 class Seeded(AbstractContextManager[None]):
-    """Torch's CPU generator is in the state of another inside, and as it was outside."""
+    """A context in which torch's CPU generator has the state of another; it is put back at the end."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

@@ -1,8 +1,8 @@
-"""What is minimised, and what people want to know of it. A task sums and counts; who knows the whole batch divides.
+"""Losses and metrics. A task sums and counts; the caller, who knows the whole batch, divides.
 
 The loss of a step is the sum over its valid targets divided by their number in the WHOLE batch. The mean of micro-batch
-means is another number wherever targets are masked unevenly, and NaN where a micro-batch has none. Metrics are made of
-counts that add up, for the same reason.
+means differs if targets are masked unevenly, and is NaN if a micro-batch has none. Metrics are made of counts that add
+up, for the same reason.
 """
 
 import math
@@ -15,16 +15,16 @@ from torch.nn import functional
 from thinwire.models.errors import require
 
 TaskName = Literal["causal-lm", "classification"]
-"""What a family of models can be trained for."""
+"""The task that a family of models is for."""
 IGNORE = -100
-"""The target that counts for nothing."""
+"""The target that does not count."""
 
 
 class Task(Protocol):
     """A loss, and the metrics that belong to it."""
 
     unit: str
-    """What a mean loss is counted in."""
+    """The unit of a mean loss."""
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The summed loss of the valid targets: a float32 scalar, 0 where there is none."""
@@ -36,7 +36,7 @@ class Task(Protocol):
         """Counts of the valid targets, float64 [k]: those of parts add up to those of the whole."""
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """What the mean loss and the sum of all counts say."""
+        """The metrics from the mean loss and the sum of all counts."""
 
 
 class LanguageModeling:
@@ -53,7 +53,7 @@ class LanguageModeling:
         return _num_valid(target)
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """Nothing, float64 [0]: the loss says it all."""
+        """No counts, float64 [0]: the loss is enough."""
         return torch.zeros(0, dtype=torch.float64)
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
@@ -65,12 +65,12 @@ class LanguageModeling:
 
 
 class Classification:
-    """Tell which of `num_labels` classes a sample belongs to: output [B, L] logits, target [B] labels or `IGNORE`."""
+    """Classify each sample into one of `num_labels` classes: output [B, L] logits, target [B] labels or `IGNORE`."""
 
     unit = "nats per sample"
 
     def __init__(self, num_labels: int) -> None:
-        require((num_labels >= 2, f"there must be at least two classes to tell apart, got {num_labels}"))
+        require((num_labels >= 2, f"num_labels must be at least 2, got {num_labels}; check the labels of the data"))
         self.num_labels = num_labels
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Classification:
         return torch.bincount(cells.cpu(), minlength=self.num_labels**2).double()
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """The fraction that was told right, and Matthews' correlation; NaN for no samples."""
+        """Accuracy and Matthews' correlation; NaN without samples."""
         rows = [[int(count) for count in row] for row in counts.view(self.num_labels, self.num_labels).tolist()]
         total = sum(map(sum, rows))
         right = sum(row[label] for label, row in enumerate(rows))

@@ -1,4 +1,4 @@
-"""The layer that most models are made of: modules of the unsplit model, one after the other."""
+"""The layer of most models: modules of the unsplit model, one after the other."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from thinwire.models.layers import Layer
 
 
 class Chain(Layer):
-    """Runs its parts in order; what one returns, a tensor or a tuple, are the next one's arguments."""
+    """Runs its parts in order; the result of one, a tensor or a tuple, is the next one's arguments."""
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Chain(Layer):
         self.sequence = nn.ModuleList(parts.values())
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What the last part returns."""
+        """The result of the last part."""
         result: Tensor | tuple[Tensor, ...] = tensors
         for module in self.sequence:
             result = module(*(result if isinstance(result, tuple) else (result,)))

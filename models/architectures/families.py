@@ -1,13 +1,12 @@
-"""The families of transformers that come apart into layers: a table, and how a configuration becomes a blueprint.
+"""The supported families of transformers: a table, and how a configuration becomes a blueprint.
 
 A family is one row: the class that holds the unsplit model, and the full names of its embedding, blocks and head. All
 arithmetic is that of the library's own modules, and all names are those of its unsplit model.
 
-The head of a language model has a weight of its own at every number of stages, one included. Many families tie it to
-the token embedding, but the two stand at opposite ends of the pipeline: tied, every step would have to ship the
-gradient of the whole vocabulary matrix between them, 154 MB for GPT-2 small, which no compression of activations makes
-smaller. Untied at one stage as well, the model is the same whatever the cut. Pretrained, it starts as the embedding's
-copy.
+The head of a language model has its own weight, for any number of stages. Many families tie it to the token embedding,
+but the two are at opposite ends of the pipeline: tied, every step would send the gradient of the whole vocabulary
+matrix, 154 MB for GPT-2 small, which no compression of activations makes smaller. With one stage it is untied too, so
+the model is the same for every cut. A pretrained head starts as a copy of the embedding.
 """
 
 import copy
@@ -47,10 +46,10 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What must be known to take the models of one architecture apart."""
+    """How to split the models of one architecture into layers."""
 
     name: str
-    """What transformers calls the type of its configuration."""
+    """The type of its configuration in transformers."""
     architecture: str
     """The class of the unsplit model."""
     task: TaskName
@@ -62,23 +61,23 @@ class Family:
     head: tuple[ChainStep, ...]
     """The steps from the last hidden state to the logits."""
     tied: tuple[tuple[str, str], ...] = ()
-    """Weights of the head that a checkpoint may hold as another's."""
+    """Weights of the head, each with the weight it is tied to in a checkpoint."""
     fresh: tuple[str, ...] = ()
     """The prefixes of the weights that a pretrained model may lack; they are drawn."""
     shared: tuple[str, ...] = ()
-    """The parts that all blocks hold."""
+    """The parts that all blocks share."""
     attention: str = "sdpa"
     """The library's implementation of attention."""
     unlisted: tuple[str, ...] = ()
-    """What the library reads of a configuration but does not list among its defaults."""
+    """Fields of a configuration that the library reads but does not list among its defaults."""
     refine: Callable[[str, nn.Module, Any], None] | None = None
-    """What first values need after the library's own rules, given full name, module and configuration."""
+    """Changes first values after the library's own rules, given full name, module and configuration."""
     positions_taken: Callable[[Any], int] = lambda config: 0
-    """How many of the positions no token can have."""
+    """How many positions no token can use."""
 
 
 def causal_family(name: str, architecture: str, base: str, **more: Any) -> Family:
-    """A family with rotary positions, as most language models have them today."""
+    """A family with rotary positions, like most language models today."""
     tokens, norm = more.pop("tokens", "embed_tokens"), more.pop("norm", "norm")
     row: dict[str, Any] = {
         "embedding": partial(CopiedChain, steps=(f"{base}.{tokens}", f"{base}.emb_dropout")),
@@ -92,7 +91,7 @@ def causal_family(name: str, architecture: str, base: str, **more: Any) -> Famil
 
 
 def encoder_family(name: str, architecture: str, base: str, **more: Any) -> Family:
-    """A family of classifiers; positions are embedded, and padding is told by the attention mask."""
+    """A family of classifiers with embedded positions; the attention mask marks the padding."""
     row: dict[str, Any] = {"blocks": f"{base}.encoder.layer", "block": EncoderBlock, **more}
     return Family(name=name, architecture=architecture, task="classification", **row)
 
@@ -210,13 +209,13 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     token's forward pass, `block_size` tokens attending to each other.
 
     Raises:
-        ModelError: if the library refuses the configuration, or there are no weights to read.
+        ModelError: the library refuses the configuration, or there are no weights to read.
     """
     always_tied = bool(getattr(config, "tie_word_embeddings", False))
     saved = copy.deepcopy(config)
     saved.tie_word_embeddings = False
     saved.architectures = [family.architecture]
-    # training reads no token twice
+    # a cache is for generation only
     config = copy.deepcopy(saved)
     config.use_cache = False
     skeleton = _skeleton(family, config)
@@ -242,7 +241,7 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
         ),
         LayerSpec("head", partial(CopiedChain, skeleton, family.head), _multiplications(skeleton, family.head)),
     )
-    # built without weights, they know best what they read
+    # layers built without weights tell which side inputs they read
     with parameters_on_meta():
         built = [spec.build() for spec in layers]
     left_over = skeleton.model.state_dict().keys() - {name for layer in built for name in layer.full_state()}
@@ -266,7 +265,7 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
 
 
 def _save_config(config: Any, source: str | None, folder: Path) -> None:
-    """Write config.json, and how the source's own model generates: the tokens that end a text, how it samples."""
+    """Write config.json, and the source's generation settings: the tokens that end a text, how it samples."""
     config.save_pretrained(folder)
     generation = None if source is None else find(source, GENERATION)
     if generation is not None:
@@ -298,6 +297,6 @@ def _max_positions(family: Family, config: Any) -> int | None:
 
 
 def _multiplications(skeleton: Skeleton, steps: Sequence[ChainStep]) -> float:
-    """How often one token is multiplied: once by each number of each matrix."""
+    """The multiplications of one token: one for each number of each matrix."""
     modules = [skeleton.model.get_submodule(step) for step in steps if isinstance(step, str) and skeleton.has(step)]
     return float(sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1))

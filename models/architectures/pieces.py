@@ -1,7 +1,7 @@
-"""The pieces that language models and classifiers of transformers come apart into, made of the library's own modules.
+"""The layers of transformers' language models and classifiers, made of the library's own modules.
 
-Only the hidden state crosses a boundary. What else a block reads, its positions, rotary angles and masks, depends on
-no activation: the stage that holds the block computes it, or reads it as a side input.
+Only the hidden state crosses a boundary. The positions, rotary angles and masks of a block depend on no activation: the
+block's stage computes them, or reads them as side inputs.
 
 Tensor names end in their shape: B samples, T tokens, C channels.
 """
@@ -20,7 +20,7 @@ ChainStep = str | Callable[[Tensor, Any], Tensor]
 
 
 class Skeleton:
-    """A whole model of transformers without its weights, of which pieces are copied."""
+    """A whole model of transformers without its weights; layers copy their modules from it."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -32,7 +32,7 @@ class Skeleton:
         return getattr(self.model.get_submodule(path), name, None) is not None
 
     def copy(self, full_name: str, **replaced: nn.Module) -> Any:
-        """A copy of one module, its children in `replaced` exchanged; the configuration is not copied."""
+        """A copy of one module with the children in `replaced`; the configuration is not copied."""
         module = self.model.get_submodule(full_name)
         memo = {id(getattr(module, name)): child for name, child in replaced.items()}
         return copy.deepcopy(module, {id(self.config): self.config, **memo})
@@ -49,7 +49,7 @@ class CopiedChain(Layer):
         self.steps = [step for step in steps if not isinstance(step, str) or step in self.parts]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last step makes of it."""
+        """The result of the last step."""
         for step in self.steps:
             x = self.parts[step](x) if isinstance(step, str) else step(x, self.config)
         return x
@@ -138,7 +138,7 @@ class CausalBlock(Layer):
         return self.rotary(hidden_BTC, positions_1T, *([self.kind] if differs else []))
 
     def _mask(self, hidden_BTC: Tensor) -> Tensor | None:
-        """Who sees whom, [1, 1, T, T]; None where the attention is causal of itself."""
+        """The tokens that each token sees, [1, 1, T, T]; None if the attention is causal without a mask."""
         length = hidden_BTC.shape[1]
         slides = self.window is not None and self.window < length
         if not (slides or self.eager):
@@ -167,7 +167,7 @@ class TypedEmbedding(Layer):
 
 
 class EncoderBlock(Layer):
-    """One block of an encoder, [B, T, C] to [B, T, C]: each token sees all that are no padding."""
+    """One block of an encoder, [B, T, C] to [B, T, C]: each token sees all tokens but padding."""
 
     side = ("attention_mask",)
 
@@ -186,7 +186,7 @@ class EncoderBlock(Layer):
 
 
 class DebertaBlock(Layer):
-    """One block of DeBERTa in an encoder of its own, which has the relative positions that all blocks share."""
+    """One block of DeBERTa in its own encoder, with the relative positions that all blocks share."""
 
     side = ("attention_mask",)
 
@@ -208,7 +208,7 @@ class DebertaBlock(Layer):
 
 
 def first_token(hidden_BTC: Tensor, config: Any) -> Tensor:
-    """The state of each sample's first token, [B, C], which stands for the whole."""
+    """The state of each sample's first token, [B, C], which represents the sample."""
     return hidden_BTC[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Any model that runs its modules in order, made by a function of one's own: "module:factory" in a recipe."""
+"""Any model that runs its modules in order, made by your own function: "module:factory" in a recipe."""
 
 import inspect
 import sys
@@ -19,21 +19,22 @@ from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_
 def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
     """The model that a function makes: an nn.Sequential, or a list of modules to be run in order.
 
-    Each child is a layer, named as in the nn.Sequential ("0", "1" for a list), as are its tensors ("0.weight"); it
-    takes what the one before it returns, a tensor or a tuple of tensors. The function is called once for each layer
-    that a stage builds, and only that layer is kept. Fresh weights come from the `reset_parameters` of each module
-    that holds parameters, or from a function `initialize(full_name, module)` beside the factory, which is then asked to
-    fill every one of them: values that constructors draw are lost, for they would depend on the order of construction.
-    Buffers stay as constructed. Operations in place are done out of place, because a stage may begin with one, and its
-    input is what gradients are sent back for. A layer's cost is its number of
-    parameters; `thinwire.models.costs.operations` knows better, once it is known what the model reads.
+    Each child is a layer. Layers and tensors have the names of the nn.Sequential ("0", "0.weight"; the same for a
+    list). A child's arguments are the result of the child before it, a tensor or a tuple of tensors. The function is
+    called once for each layer that a stage builds, and only that layer is kept.
+
+    Fresh weights come from the `reset_parameters` of each module that holds parameters, or from a function
+    `initialize(full_name, module)` beside the factory, which must then fill every parameter. Values that constructors
+    draw are lost, because they would depend on the order of construction. Buffers stay as constructed. Operations in
+    place are done out of place: a stage may begin with one, and gradients are sent back for its input. A layer's cost
+    is its number of parameters; `thinwire.models.costs.operations` is more exact, once the model's input is known.
 
     Args:
         path: "module:factory"; the module is imported, from the current directory too.
         config: the function's keyword arguments.
 
     Raises:
-        ModelError: if the path leads to no such function, or what it returns cannot be run so.
+        ModelError: there is no such function, or its result cannot be run in order.
     """
     module, factory = _find(path)
     make: Callable[[], object] = partial(factory, **config)
@@ -58,7 +59,7 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
 
 def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:
     module, colon, name = path.partition(":")
-    require((bool(module and colon and name), f'a model of your own is "module:factory", got {path!r}'))
+    require((bool(module and colon and name), f'your own model must be written as "module:factory", got {path!r}'))
     factory = find(path, ModelError)
     if not callable(factory):
         raise ModelError(f"{path} must be a function, got {type(factory).__name__}")

@@ -1,7 +1,7 @@
-"""Image classifiers as torchvision computes them, in layers: stem, residual or transformer blocks, head.
+"""Torchvision's image classifiers in layers: stem, residual or transformer blocks, head.
 
-Each layer holds modules that torchvision built, under their names in the unsplit model, so that the states of all
-stages together are what its `load_state_dict` takes.
+Each layer holds modules that torchvision built, under their names in the unsplit model. So its `load_state_dict` takes
+the states of all stages together.
 
 Tensor names end in their shape: B samples, C channels, H and W pixels, P patches and the class token, D hidden_dim.
 """
@@ -53,10 +53,10 @@ VISION = (*_RESNETS, *_VITS)
 """The names of all models here, which are torchvision's."""
 
 HEADS = ("fc.", "heads.")
-"""What the names of tensors begin with that depend on the number of classes."""
+"""The prefixes of tensors that depend on the number of classes."""
 
 TORCHVISION_CLASSES = 1000
-"""The classes that torchvision's pretrained weights tell apart."""
+"""The classes of torchvision's pretrained weights."""
 
 _STEMS = ("imagenet", "cifar")
 
@@ -77,7 +77,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
         num_labels: the labels of the data, the default of num_classes.
 
     Raises:
-        ModelError: if there is no such model, or it cannot be built so.
+        ModelError: there is no such model, or its configuration is wrong.
     """
     require((name in VISION, f"a vision model must be one of {', '.join(VISION)}, got {name!r}"))
     options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
@@ -163,7 +163,7 @@ def _check(name: str, options: Mapping[str, Any], num_labels: int | None) -> Non
 
 
 def _make_resnet(name: str, options: Mapping[str, Any]) -> nn.Module:
-    # importing torchvision takes seconds, which only building a model may cost
+    # importing torchvision takes seconds, so only building a model does it
     from torchvision.models import get_model
 
     config = dict(options)
@@ -198,7 +198,7 @@ def _take_resnet_apart(model: Any) -> dict[str, Layer]:
 def _take_vit_apart(model: Any) -> dict[str, Layer]:
     blocks = {name: Chain({f"encoder.layers.{name}": block}) for name, block in model.encoder.layers.named_children()}
     head = Chain({"encoder.ln": model.encoder.ln, "class_token": _ClassToken(), "heads": model.heads})
-    # what is left of the model is its stem
+    # the rest of the model is its stem
     model.encoder.layers, model.encoder.ln, model.heads = nn.Sequential(), nn.Identity(), nn.Identity()
     return {"stem": _ViTStem(model), **blocks, "head": head}
 

@@ -1,7 +1,7 @@
-"""The data of a run: what the options name, read, cut into numbered samples, split, and joined with its task.
+"""The data of a run: read, cut into numbered samples, split, and joined with its task.
 
 Every stage's process loads it and walks the same ids; only the first reads inputs, only the last targets. `texts`,
-`pairs` and `images` hold the three kinds of samples, `sources` and `tokenizer` what they are made from.
+`pairs` and `images` have the three kinds of samples, made from `sources` and `tokenizer`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from thinwire.models.tasks import Classification, LanguageModeling
 
 
 def load(options: DataOptions, *, seed: int = 0) -> Data:
-    """Read the data. `seed` is that of crops and flips alone.
+    """Read the data; `seed` is for crops and flips only.
 
     Raises:
-        ModelError: if it cannot be read, or cannot be what the options say; with every mistake that can be told.
+        ModelError: the data cannot be read, or do not fit the options; with every mistake that is found.
     """
     return _LOADERS[options.chosen_kind](options, seed)
 
 
 def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
-    """What to change for more samples of a part, the option that took most away first."""
+    """What to change for more samples of a part, the option that removed most first."""
     limited = [] if options.limit is None else [f"raise data.limit, which is {options.limit}"]
     shared = ["raise data.held_out"] if held_out and not options.evaluation else []
     return [*limited, *shared]
@@ -139,7 +139,7 @@ def _labelled(options: DataOptions) -> tuple[Labelled, Labelled | None]:
             f"held_out must leave a sample on both sides, got {options.held_out} of {len(training)}",
         )
     )
-    # sources are often sorted by class, so an end of them would be one class
+    # sources are often sorted by class, so their end would be one class
     generator = torch.Generator().manual_seed(derive_seed("held out"))
     order = torch.randperm(len(training), generator=generator)
     return training.select(order[count:].sort().values.tolist()), training.select(order[:count].sort().values.tolist())

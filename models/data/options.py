@@ -15,49 +15,49 @@ from thinwire.models.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What is trained on, and how it becomes samples."""
+    """The data to train on, and how it becomes samples."""
 
     name: str = "pydoc"
     """"pydoc" (the documentation that comes with Python, half a megabyte of English) or "digits" (scikit-learn's 1797
     handwritten ones); the path of a text, parquet, JSON (an object a line) or CSV file, or of a folder of text, tables
     or images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
     kind: Literal["auto", "text", "pairs", "images"] = "auto"
-    """Whether text is continued, or one text or a pair of texts or an image is classified. "auto" is images for
-    "digits", else text."""
+    """The task: continue text, classify a text or a pair of texts, or classify images. "auto" is images for "digits",
+    else text."""
     subset: str | None = None
-    """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
+    """The configuration, for a data set with several: cola, qnli, wikitext-2-raw-v1."""
     split: str = "train"
-    """The part that is trained on."""
+    """The part to train on."""
     evaluation: str | None = None
-    """What is kept for evaluation: a word is another split of the data, else it is a path ("./test"); null takes
+    """The data for evaluation: a word is another split of the data, anything else is a path ("./test"); null takes
     `held_out` instead."""
     held_out: float = 0.1
-    """The fraction of the training part that is kept for evaluation, where `evaluation` names nothing: of text its end,
-    else samples chosen once and for all; 0 keeps none."""
+    """The fraction of the training part kept for evaluation, if `evaluation` is null: the end of a text, else random
+    samples, always the same; 0 keeps none."""
     limit: int | None = None
-    """How much of each part is used, from its start: tokens of text, else samples; null uses all."""
+    """How much of each part to use, from its start: tokens of text, else samples; null uses all."""
     columns: list[str] = field(default_factory=list)
-    """The columns of a table that are read; empty takes those of the right type (of text the one called "text")."""
+    """The columns of a table to read; empty takes those of the right type (for text the one called "text")."""
     label: str = "label"
     """The column with the class, an integer."""
     tokenizer: str = BYTES
     """"bytes", or the name or folder of a tokenizer that transformers can load."""
     block_size: int = 128
-    """The tokens of one sample: of text a block, of pairs the length they are cut or padded to."""
+    """The tokens of one sample: a block of text; pairs are cut or padded to this length."""
     shuffle: Shuffle = "epoch"
     """When samples get a new random order: every "epoch", "once" for all of them, or "never"."""
     image_size: int | None = None
-    """The height and width images are scaled to; null leaves them, and all must have one size."""
+    """Images are scaled to this height and width; null does not scale, and all must have one size."""
     channels: int | None = None
-    """1 for grey images, 3 for colour; null takes grey if all are."""
+    """1 for grey images, 3 for colour; null takes grey if all images are grey."""
     mean: list[float] = field(default_factory=list)
     """Subtracted from pixels in [0, 1], by channel; empty measures a thousand training images."""
     std: list[float] = field(default_factory=list)
-    """What that is divided by, by channel; given or left out together with `mean`."""
+    """The divisor after that, by channel; give both `mean` and `std`, or neither."""
     crop: int = 0
-    """Black pixels put around a training image before a random part of the original size is cut out; 0 does not."""
+    """Black pixels added around a training image before a random part of the original size is cut out; 0 adds none."""
     flip: bool = False
-    """Whether every other training image is mirrored, at random."""
+    """Whether to mirror half of the training images, chosen at random."""
 
     def __post_init__(self) -> None:
         kind, bundled = self.chosen_kind, BUNDLED.get(self.name, (self.chosen_kind,))
@@ -81,7 +81,7 @@ class DataOptions:
             (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
-            (not misplaced, f"{misplaced} must be left out for kind {kind}: only images have them"),
+            (not misplaced, f"{misplaced} must be left out for kind {kind}: they are for images only"),
             (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
             (self.channels in (None, *PILLOW_MODES), f"channels must be 1 or 3, got {self.channels}"),
             (

@@ -1,4 +1,4 @@
-"""What a run knows of its data: numbered samples to train on and to evaluate on, and their task."""
+"""The data of a run: numbered samples to train on and to evaluate on, and their task."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ class Samples(Protocol):
     """Numbered samples: ids are 0..len - 1, and mean the same in every process and epoch."""
 
     digest: str
-    """SHA-256, in hex, of all that samples are made from, for stages that must make sure they read the same."""
+    """SHA-256, in hex, of all the samples; stages compare it to make sure that they read the same."""
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -24,7 +24,7 @@ class Samples(Protocol):
         """What the loss compares with: int64 [B, T] or [B]."""
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """What any stage may read by sample id: attention_mask and token_type_ids, int64 [B, T], of pairs."""
+        """Inputs that any stage may read by sample id: for pairs attention_mask and token_type_ids, int64 [B, T]."""
 
     def example(self, batch: int) -> Tensor:
         """The inputs of so many samples, without data: a meta tensor."""
@@ -35,14 +35,14 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """All that a run must know of its data."""
+    """Samples, task, and what the model must know of them."""
 
     training: Samples
     held_out: Samples | None
     task: Task
     num_labels: int | None = None
-    """The classes to tell apart; None for text."""
+    """The number of classes; None for text."""
     vocab_size: int | None = None
     """One more than the largest token the tokenizer can give; None for images."""
     notes: tuple[str, ...] = ()
-    """Sentences for people at the start of a run."""
+    """Sentences to print at the start of a run."""

@@ -149,7 +149,7 @@ MISTAKES = {
     "text to classify for a language model": (
         "gpt2-tiny",
         {"data__kind": "pairs"},
-        "gpt2 is here for causal-lm only, got the task classification; take one of bert, ",
+        "the task of gpt2 must be causal-lm, got classification; take one of bert, ",
     ),
     "no weights": (
         "gpt2-tiny",

@@ -147,5 +147,5 @@ def test_no_samples_have_no_metrics():
 
 
 def test_one_class_cannot_be_told_apart():
-    with pytest.raises(ModelError, match="at least two classes to tell apart, got 1"):
+    with pytest.raises(ModelError, match="num_labels must be at least 2, got 1"):
         Classification(1)
