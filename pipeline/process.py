@@ -69,8 +69,8 @@ class Placement:
                 other, expected = everyone.setdefault(name, (stage, value))
                 if value != expected:
                     raise MismatchError(
-                        f"the buffers of {name} differ between stages {other} and {stage}, but both ends must hold equal "
-                        f"ones; use the same release, torch and kind of machine at both"
+                        f"the buffers of {name} differ between stages {other} and {stage}, but both ends must hold "
+                        f"equal ones; use the same release, torch and kind of machine at both"
                     )
 
     def gather(self, local: Mapping[int, Any]) -> list[Any] | None:
