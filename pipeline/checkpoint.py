@@ -142,7 +142,10 @@ class Checkpoints:
         name, self._thread = self._thread.name, None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise CheckpointError(f"{name} could not be written to {self.folder}: {failure}") from failure
+            raise CheckpointError(
+                f"{name} could not be written to {self.folder}: {_reason(failure)}; mend that, then resume: those "
+                f"before are whole"
+            ) from failure
 
     def resume(self, manifest: Manifest, stage: int, stores: Mapping[str, Store]) -> SavedStage:
         """What a stage saved, its stores restored; later checkpoints of this stage, which it will write anew, go.
@@ -174,7 +177,9 @@ class Checkpoints:
             for stage, state in states.items():
                 for store, snapshot in state.snapshots.values():
                     store.unsave(snapshot)
-                self._post(step, stage, {"failed": str(error)})
+                self._post(step, stage, {"failed": _reason(error)})
+            if not (step_folder(self.folder, step) / _MANIFEST).exists():
+                self._delete(step_folder(self.folder, step))  # a disk that is full has room again
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
@@ -339,9 +344,13 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
+    writer = HuggingFaceStorageWriter(str(folder))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: each stage writes its own
-        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+        try:
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
+        except dcp.CheckpointException as failed:  # no Exception, and it logs the tracebacks of its own threads
+            raise next(iter(failed.failures.values()))[0] from None
 
 
 def _write_durably(path: Path, content: bytes) -> None:
@@ -362,6 +371,11 @@ def _write_durably(path: Path, content: bytes) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the number that the system gives it."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _key(step: int, stage: int) -> str:

@@ -24,11 +24,11 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.run.parent import STOPPED
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import MismatchError, NonFiniteError, OptionsError, PeerError
+from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
-_LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, NonFiniteError)
+_LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, NonFiniteError, CheckpointError)
 """Errors that a restart does not mend."""
 
 

@@ -1,13 +1,13 @@
 """The file of a disk store: created sparse, never at the cost of another file, and checked at every access."""
 
 import os
-import subprocess
 
 import pytest
 import torch
 
 from support.codec_helpers import assert_identical, gaussian
 from support.slow_disk import LAYOUT, GatedFile, row, rows, slots, stored_in
+from support.small_disk import mounted
 from thinwire.compress.stores import slot_file
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.space import check_space, space_needs
@@ -119,14 +119,7 @@ def test_reads_are_right_after_the_cache_was_dropped(disk):
 
 
 def test_a_disk_that_is_really_full(tmp_path):
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a file system: {mounted.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "small", "size=1m") as place:
         layout = StoreLayout(num_slots=64, row_shape=(1 << 14,))  # 4 MiB
         with pytest.raises(StoreError, match=r"small will take .*\(4194304 bytes\) more, but the disk has .* free"):
             check_space([space_needs([(layout, place / "rows")])])
@@ -139,5 +132,3 @@ def test_a_disk_that_is_really_full(tmp_path):
             store.flush()
         store.close()
         assert (place / "rows").read_bytes()[: 2 * layout.row_bytes] == values.numpy().tobytes()
-    finally:
-        subprocess.run(["umount", place], check=True)

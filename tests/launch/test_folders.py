@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from support.recipe_runs import SHORT, TINY
+from support.small_disk import mounted
 from thinwire.launch import cli
 from thinwire.launch.run.folders import check_folders, held
 from thinwire.launch.run.recipe import Recipe
@@ -60,25 +60,9 @@ def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
             assert said.startswith("output must name a folder that no other run writes to") and said.count("\n") == 1
 
 
-@contextmanager
-def mounted(folder, options):
-    """A small file system at a folder."""
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"mounting takes rights that are missing here: {made.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 
 
-@needs_root
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     check_folders(Recipe(output=str(tmp_path / "runs" / "new")))
     (tmp_path / "text").touch()
@@ -86,6 +70,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
         check_folders(Recipe(output=str(tmp_path / "text")))
 
 
+@needs_root
 def test_a_folder_of_stores_that_takes_nothing_is_told_before_training(tmp_path):
     with mounted(tmp_path / "disk", "ro") as disk:
         wanted = Recipe(output=str(tmp_path / "run"), compression=CompressionOptions(store_folder=str(disk)))

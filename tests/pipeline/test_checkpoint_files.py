@@ -3,11 +3,13 @@
 import os
 import random
 import shutil
+from contextlib import suppress
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from support.small_disk import mounted
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import StoreError, StoreLayout
@@ -144,6 +146,34 @@ def test_a_stage_that_cannot_write_is_named_by_all_and_the_next_checkpoint_has_i
     again = Process(tmp_path / "run", words, stage=0, num_stages=2)
     again.resume(newest(again.checkpoints.folder, (0, 1)))
     assert again.content() == wanted[2]
+
+
+def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
+    words = dist.HashStore()
+    with mounted(tmp_path / "run", "size=256k") as folder:
+        one, other = (Process(folder, words, stage=stage, num_stages=2, keep=1) for stage in (0, 1))
+        for process in (one, other):
+            process.train()
+            process.save()
+        for process in (one, other):
+            process.checkpoints.wait()
+        full = folder / "something else"
+        with suppress(OSError):
+            full.write_bytes(bytes(1 << 20))
+        for process in (one, other):
+            process.train()
+            process.save()
+        for process in (one, other):
+            with pytest.raises(CheckpointError, match=r"checkpoint 2 could not be written.*No space left on device"):
+                process.checkpoints.wait()
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+        full.unlink()
+        for process in (one, other):
+            process.train()
+            process.save()
+        for process in (one, other):
+            process.checkpoints.wait()
+        assert [manifest.step for manifest in manifests(folder / "checkpoints")] == [3]
 
 
 class Crash(BaseException):
