@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("train", "train a recipe, a process a stage"),
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
     "partition": ("partition", "show what each layer of a recipe costs, and where to cut"),
-    "predict": ("predict", "predict the speed of a recipe over slow links"),
+    "predict": ("predict.command", "predict the speed of a recipe over slow links"),
     "cluster": ("cluster", "run a command on several simulated hosts with slow links, all on this machine"),
     "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),
     "trace": ("report.perfetto", "turn the recorded steps of a run into a trace for Perfetto"),

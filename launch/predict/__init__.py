@@ -1,0 +1,1 @@
+"""`thinwire predict`: the speed of a pipeline over slow links, before anything is trained."""

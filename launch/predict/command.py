@@ -1,0 +1,179 @@
+"""`thinwire predict`: how fast a pipeline will be over which links, with which codec and schedule, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from thinwire.launch.predict.answer import Answer, answer
+from thinwire.launch.predict.output import as_json, show, show_published
+from thinwire.launch.run import recipe
+from thinwire.launch.shared.arguments import Parser, positive, share
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.timing.prediction import (
+    NO_COMPRESSION,
+)
+from thinwire.launch.timing.workload import Link, Network, codec_pair, label
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.schedules import SCHEDULES
+
+PROG = "thinwire predict"
+BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
+COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
+"""Compared where nobody asks for others, beside none and the recipe's own."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict, and print tables or JSON; the exit status."""
+    options, overrides = _options(argv)
+    if options.like:
+        show_published(options.json)
+        return OK
+    found = _answer(options, overrides)
+    if options.json:
+        print(json.dumps(as_json(found), indent=2, allow_nan=False))
+    else:
+        show(found, options.link, options.max_in_flight)
+    return OK
+
+
+def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
+    from thinwire.launch.timing.profile import from_recipe
+
+    wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
+    if wanted.pipeline.num_stages < 2:
+        raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
+    given = [codec_pair(text) for text in options.codec or COMPARED_CODECS]
+    own = [] if wanted.compression.automatic else [wanted.compression]
+    codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
+    schedule = options.schedule or wanted.pipeline.schedule
+    seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
+    workload = from_recipe(wanted, codecs, *seconds)
+    spec = SCHEDULES[schedule]
+    count = workload.num_stages * spec.stages_per_process
+    if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
+        raise OptionsError(mistakes)
+    wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
+    if wrong:
+        raise OptionsError(
+            f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"
+        )
+    networks = [
+        Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex, links=options.link)
+        for bandwidth in options.bandwidth
+    ]
+    return answer(workload, schedule, codecs, networks, options.max_in_flight)
+
+
+def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = _parser()
+    options, overrides = parser.parse_known_args(argv)
+    if options.recipe is None and options.like is None:
+        parser.error("give a RECIPE, or --like aqsgd")
+    if options.like:
+        alone = parser.parse_args(["--like", options.like, *["--json"] * options.json])
+        if options != alone or overrides:
+            parser.error(
+                f"--like {options.like} shows a published workload: no RECIPE or option but --json goes with it"
+            )
+    options.link = {pair: link for group in options.link for pair, link in group.items()}
+    return options, overrides
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} RECIPE [options] [--field value ...]",
+        description="Predict a pipeline's speed over slow links. Fields of the recipe can be overridden as for train.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")
+    add(
+        "--forward-ms",
+        type=positive,
+        help="milliseconds of one micro-batch on one stage (default: measured on this machine)",
+    )
+    add(
+        "--backward-ms",
+        type=positive,
+        help="milliseconds of one micro-batch on one stage (default: measured on this machine)",
+    )
+    add(
+        "--bandwidth",
+        type=_bandwidths,
+        default=BANDWIDTHS,
+        help="bandwidths of every link, in each direction (default: %(default)s)",
+    )
+    add("--latency", type=_latency, default="0ms", help="latency of every link in one direction (default: %(default)s)")
+    add(
+        "--duplex",
+        type=share,
+        default=1.0,
+        help="share of a link's bandwidth that remains while its other direction is busy (default: %(default)s)",
+    )
+    add(
+        "--link",
+        type=_link,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A-B:BANDWIDTH[,LATENCY]",
+        help="links with their own bandwidth or latency, named by their stages: 1-2:20mbit in both directions, "
+        "2>1:5mbit,30ms in one",
+    )
+    add("--schedule", choices=SCHEDULES, help="default: the recipe's")
+    add("--codec", nargs="+", action="extend", metavar="FW/BW", help="such as 'q(4)/q(8)' (default: a few)")
+    add(
+        "--max-in-flight",
+        type=positive,
+        default=math.inf,
+        help="the number of micro-batches that fit in the memory of a process",
+    )
+    add("--like", choices=["aqsgd"], help="compare this prediction with the published tables of 2206.01299")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _bandwidths(text: str) -> list[float]:
+    return [_bandwidth(part) for part in text.split(",")]
+
+
+def _bandwidth(text: str) -> float:
+    """Bits a second."""
+    with _refusal():
+        rate = parse_bandwidth(text)
+    if rate == 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
+    return math.inf if rate is None else 1e6 * rate
+
+
+def _latency(text: str) -> float:
+    """Seconds."""
+    with _refusal():
+        return parse_latency(text) / 1e3
+
+
+@contextmanager
+def _refusal() -> Iterator[None]:
+    """Raise the refusal of an option as argparse's own."""
+    try:
+        yield
+    except OptionsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _link(text: str) -> dict[tuple[int, int], Link]:
+    found = re.fullmatch(r"(\d+)([->])(\d+):([^,]+)(?:,(.+))?", text)
+    if found is None or abs(int(found[1]) - int(found[3])) != 1:
+        raise argparse.ArgumentTypeError(
+            f"must be two neighbouring stages such as 1-2:20mbit or 2>1:5mbit, got {text!r}"
+        )
+    source, target = int(found[1]), int(found[3])
+    link = Link(bandwidth=_bandwidth(found[4]), latency=_latency(found[5]) if found[5] else None)
+    return {(source, target): link} if found[2] == ">" else {(source, target): link, (target, source): link}

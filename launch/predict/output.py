@@ -1,0 +1,209 @@
+"""An answer as tables on the console, and as a JSON document; the published tables beside the prediction."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from thinwire.launch.predict.answer import Answer
+from thinwire.launch.shared import tables
+from thinwire.launch.shared.tables import document
+from thinwire.launch.timing import published
+from thinwire.launch.timing.prediction import (
+    HIDDEN,
+    Prediction,
+    bandwidth_text,
+    hides_in_words,
+)
+from thinwire.launch.timing.workload import Link
+
+
+def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: float) -> None:
+    """Print an answer as tables.
+
+    Args:
+        found: the prediction.
+        links: those with a bandwidth or latency of their own, by their stages.
+        max_in_flight: the number of micro-batches that fit in the memory of a process.
+    """
+    console, workload = Console(), found.workload
+    times = ", ".join(
+        f"{1e3 * forth:.3g}+{1e3 * back:.3g}" for forth, back in zip(workload.forward, workload.backward, strict=True)
+    )
+    console.print(
+        f"{workload.name}: {workload.num_stages} stages, {workload.num_microbatches} micro-batches of "
+        f"{workload.microbatch_size}; forward+backward ms a stage: {times}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_throughput_table(found.predictions))
+    for codec, bandwidth in found.needed.items():
+        console.print(f"{escape(codec)} {hides_in_words(bandwidth, links)}", highlight=False, soft_wrap=True)
+    for sentence in found.verdicts:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+    console.print(_stages_table(found.predictions))
+    console.print(_schedules_table(found.schedules))
+    limit = "" if math.isinf(max_in_flight) else f" with at most {max_in_flight:g} micro-batches held"
+    if found.best is None:
+        console.print(f"no schedule runs{limit}; raise --max-in-flight")
+    else:
+        at = bandwidth_text(found.best.bandwidth)
+        console.print(
+            f"best{limit} at {at}: {found.best.schedule} with {escape(found.best.codec)}, "
+            f"{found.best.samples_per_second:.3g} samples/s, {found.best.in_flight:g} held",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _throughput_table(predictions: Sequence[Prediction]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=0, title="samples/s", title_justify="left")
+    table.add_column("link", no_wrap=True)
+    table.add_column("codec", overflow="fold")
+    for header in ("samples/s", "x none", "of full", "step s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in predictions:
+        table.add_row(
+            bandwidth_text(one.bandwidth),
+            escape(one.codec),
+            f"{one.samples_per_second:.3g}",
+            f"{one.speedup:.2f}",
+            f"{one.of_unthrottled:.0%}",
+            f"{one.seconds:.4g}",
+        )
+    return table
+
+
+def _stages_table(predictions: Sequence[Prediction]) -> Table:
+    """Where each stage's time goes at the lowest bandwidth."""
+    slowest = min(one.bandwidth for one in predictions)
+    title = f"share of the step each stage is busy / waits for the wire / idles, at {bandwidth_text(slowest)}"
+    shown = [one for one in predictions if one.bandwidth == slowest]
+    table = Table(box=SIMPLE_HEAD, padding=0, title=title, title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for one in shown:
+        table.add_column(escape(one.codec), justify="right", overflow="fold")
+    for stage in range(len(shown[0].busy)):
+        table.add_row(
+            str(stage),
+            *(
+                "/".join(f"{100 * part[stage] / one.seconds:.0f}" for part in (one.busy, one.wait, one.bubble))
+                for one in shown
+            ),
+        )
+    return table
+
+
+def _schedules_table(predictions: Sequence[Prediction]) -> Table:
+    """Every schedule with every codec, at one bandwidth."""
+    codecs = list(dict.fromkeys(one.codec for one in predictions))
+    title = f"samples/s of every schedule at {bandwidth_text(predictions[0].bandwidth)}"
+    table = Table(box=SIMPLE_HEAD, padding=0, title=title, title_justify="left")
+    table.add_column("schedule", no_wrap=True)
+    table.add_column("held", justify="right")
+    for codec in codecs:
+        table.add_column(escape(codec), justify="right", overflow="fold")
+    for name in dict.fromkeys(one.schedule for one in predictions):
+        row = [one for one in predictions if one.schedule == name]
+        table.add_row(name, f"{row[0].in_flight:g}", *(f"{one.samples_per_second:.3g}" for one in row))
+    return table
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    """An answer as a document, and all of it beside; null is unlimited bandwidth, one never enough, or no schedule."""
+    workload = found.workload
+    everything = {
+        "workload": {
+            "name": workload.name,
+            "num_stages": workload.num_stages,
+            "num_microbatches": workload.num_microbatches,
+            "microbatch_size": workload.microbatch_size,
+            "forward": workload.forward,
+            "backward": workload.backward,
+            "codec_seconds": [
+                {"channel": channel, "codec": codec, **asdict(cost)}
+                for (channel, codec), cost in workload.costs.items()
+            ],
+        },
+        "predictions": [_finite(one) for one in found.predictions],
+        "needed_bandwidth": {codec: _number(bandwidth) for codec, bandwidth in found.needed.items()},
+        "schedules": [_finite(one) for one in found.schedules],
+        "best": None if found.best is None else _finite(found.best),
+        "verdicts": found.verdicts,
+    }
+    return document(f"prediction of {workload.name}", _documented(found), **everything)
+
+
+def _documented(found: Answer) -> list[tables.Table]:
+    columns = ("link", "schedule", "codec", "samples/s", "x none", "of full", "s a step", "held")
+    speeds, schedules = (
+        [
+            (
+                *(bandwidth_text(one.bandwidth), one.schedule, one.codec, one.samples_per_second),
+                *(one.speedup, one.of_unthrottled, one.seconds, one.in_flight),
+            )
+            for one in predictions
+        ]
+        for predictions in (found.predictions, found.schedules)
+    )
+    needed = [(codec, _number(1e-6 * bandwidth)) for codec, bandwidth in found.needed.items()]
+    return [
+        tables.Table("predicted speed", columns, speeds, "; ".join(found.verdicts)),
+        tables.Table(f"the wire hides ({HIDDEN:.0%} of full speed) from", ("codec", "Mbit/s"), needed),
+        tables.Table("every schedule on the slowest link", columns, schedules),
+    ]
+
+
+def _finite(one: Prediction) -> dict[str, Any]:
+    return {**asdict(one), "bandwidth": _number(one.bandwidth)}
+
+
+def _number(value: float) -> float | None:
+    """A number as JSON has it: null is infinity."""
+    return value if math.isfinite(value) else None
+
+
+def show_published(as_data: bool) -> None:
+    """Tables 2 and 3 of 2206.01299 beside the simulation."""
+    compared = {
+        "Table 2, sequences/s": published.throughput_numbers(),
+        "Table 2, share of the speed at 10 Gbps": published.share_numbers(),
+        "Table 3, ms on the wire": published.wire_numbers(),
+    }
+    if as_data:
+        shown = [
+            tables.Table(
+                f"2206.01299, {title}",
+                ("Mbit/s", "method", "published", "predicted", "deviation"),
+                [
+                    (1e-6 * one.bandwidth, one.method, one.published, one.predicted, one.deviation)
+                    for one in comparisons
+                ],
+            )
+            for title, comparisons in compared.items()
+        ]
+        print(json.dumps(document("prediction of 2206.01299", shown), indent=2, allow_nan=False))
+        return
+    for title, comparisons in compared.items():
+        table = Table(box=SIMPLE_HEAD, padding=0, title=f"2206.01299, {title}", title_justify="left")
+        table.add_column("link")
+        table.add_column("")
+        for header in ("published", "predicted", "deviation"):
+            table.add_column(header, justify="right")
+        for one in comparisons:
+            table.add_row(
+                bandwidth_text(one.bandwidth),
+                one.method,
+                f"{one.published:.3g}",
+                f"{one.predicted:.3g}",
+                f"{one.deviation:+.0%}",
+            )
+        Console().print(table)
