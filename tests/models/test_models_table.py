@@ -71,7 +71,7 @@ def table(models_of):
         ),
         row(models_of, "ResNet, ResNeXt, wide ResNet of torchvision", "classifier of images", set(VISION) - vits),
         row(models_of, "ViT of torchvision", "classifier of images", vits),
-        row(models_of, f"`{FACTORY}`, layers of one's own", "any", {FACTORY}),
+        row(models_of, f"`{FACTORY}`, your own layers", "any", {FACTORY}),
     ]
 
 
