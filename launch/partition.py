@@ -1,7 +1,7 @@
-"""`thinwire partition RECIPE`: what each layer costs, where the recipe is cut, and where it would be cut best.
+"""`thinwire partition RECIPE`: the cost of each layer, the cut of the recipe, and the best cut.
 
-A run cuts by counted costs unless its recipe says where, because every process must find the same cut. What is measured
-here goes into a recipe as `pipeline.layers`.
+A run cuts by counted costs unless its recipe gives `pipeline.layers`, because every process must find the same cut. The
+best cut of measured costs can be given there.
 """
 
 from __future__ import annotations
@@ -187,11 +187,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("--count", action="store_true", help="count multiplications in place of measuring seconds")
     parser.add_argument(
-        "--bandwidth", default="none", help="of the links, such as 100mbit, for boundaries to cost what they take"
+        "--bandwidth", default="none", help="bandwidth of the links, such as 100mbit; then bytes at a cut cost time too"
     )
-    parser.add_argument("--memory", type=float, help="the most that one stage may take, in GB")
+    parser.add_argument("--memory", type=float, help="most memory that one stage may take, in GB")
     parser.add_argument(
-        "--codec", nargs="+", default=list(SIZED_CODECS), help="activations/gradients, whose bytes are shown"
+        "--codec", nargs="+", default=list(SIZED_CODECS), help="codecs whose bytes are shown, as activations/gradients"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -70,7 +70,7 @@ class Choice:
     hidden: float
     """Seconds that it may take without holding compute up."""
     share: float
-    """`allowed` as a share of the slowest process's forwards of a micro-batch (for a gradient: backwards)."""
+    """`hidden` as a share of the slowest process's forwards of a micro-batch (for a gradient: backwards)."""
     milder: str | None
     """The next milder candidate, which takes too long; None if there is none."""
     milder_wire: float | None

@@ -14,7 +14,7 @@ from thinwire.pipeline.schedules import SCHEDULES
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """All that was asked about one workload."""
+    """All answers about one workload."""
 
     workload: Workload
     predictions: list[Prediction]

@@ -25,7 +25,7 @@ from thinwire.pipeline.schedules import SCHEDULES
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
 COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
-"""Compared where nobody asks for others, beside none and the recipe's own."""
+"""Compared by default, beside none and the recipe's own."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest checkpoint that every process has whole, and whether the recipe agrees with it."""
+"""Where a run goes on: the newest checkpoint that is complete in every process, and whether the recipe fits it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAY_CHANGE = (
     "pipeline.stages_per_process",
     "pipeline.layers",
 )
-"""Fields of a recipe, or with a dot whole groups, that may be others than those of the checkpoint."""
+"""Fields of a recipe that may differ from the checkpoint; a name that ends with a dot is a whole group."""
 
 
 class Resumption:

@@ -1,4 +1,4 @@
-"""What a pipeline will do over slow links: the simulation asked the questions a user has."""
+"""Predictions for a pipeline over slow links: answers to the questions of a user, from the simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAYS = 1.05
 """Compression pays where it makes a step this many times as fast."""
 NO_COMPRESSION = CompressionOptions(activations="none", gradients="none")
 SLOWEST, FASTEST = 1e3, 1e13
-"""Bits a second between which a bandwidth is looked for."""
+"""Range of the search for a bandwidth, in bits a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class Prediction:
     speedup: float
     """Over the same schedule and network with nothing compressed."""
     of_unthrottled: float
-    """Share of the speed of the same schedule, uncompressed, with no wire at all."""
+    """Share of the speed of the same schedule without a wire, uncompressed."""
     in_flight: float
-    """The most micro-batches whose activations a process holds, in those of a whole process."""
+    """The most activations that a process holds, in micro-batches of a whole process."""
     busy: tuple[float, ...]
     """Seconds of each process computing, encoding and decoding."""
     wait: tuple[float, ...]
-    """Seconds of each process idle while a frame it needs is under way."""
+    """Seconds of each process idle while a frame that it needs is on the wire."""
     bubble: tuple[float, ...]
     """Seconds of each process idle otherwise."""
 
@@ -60,14 +60,14 @@ def limit(workload: Workload, schedule: str, compression: CompressionOptions, ne
 
 
 def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
-    """Simulate one step, and what it is compared with."""
+    """Simulate one step, and the uncompressed steps to compare it with."""
     return predict_each(workload, schedule, [compression], network)[0]
 
 
 def predict_each(
     workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
 ) -> list[Prediction]:
-    """As `predict`, of several codecs that are compared with the same."""
+    """As `predict`, for several codecs with the same comparison."""
     uncompressed = limit(workload, schedule, NO_COMPRESSION, network)
     unthrottled = limit(workload, schedule, NO_COMPRESSION, Network())
     predictions = []
@@ -96,8 +96,8 @@ def needed_bandwidth(
 ) -> float:
     """The bandwidth (bits a second) below which the wire is the bottleneck: a step is slower than `hidden` allows.
 
-    That is against unlimited bandwidth on every link, with the same latency; 0 where none is needed. Links of their
-    own keep their bandwidth: infinity where they alone make a step too slow, however fast the others are.
+    The comparison is with unlimited bandwidth on every link and the same latency. 0 if every bandwidth is enough.
+    Links with their own bandwidth keep it; infinity if they alone make a step too slow.
     """
     free = {pair: replace(link, bandwidth=math.inf) for pair, link in network.links.items()}
     unlimited = replace(network, bandwidth=math.inf, links=free)
@@ -118,7 +118,7 @@ def needed_bandwidth(
 
 
 def hides_in_words(bandwidth: float, links: Mapping[tuple[int, int], Link]) -> str:
-    """From which bandwidth up the wire is hidden, in words; `links` have one of their own."""
+    """The bandwidth from which the wire is hidden, in words; `links` have their own bandwidth."""
     hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
     if math.isinf(bandwidth):
         return f"never {hides}: what --link says of {_names(links)} is too slow for it, however fast the others are"
@@ -133,7 +133,7 @@ def _names(links: Mapping[tuple[int, int], Link]) -> str:
 
 
 def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
-    """Those schedules that can run a workload's micro-batches on its processes."""
+    """The schedules that can run a workload's micro-batches on its processes."""
     return [
         name
         for name in schedules
@@ -145,13 +145,13 @@ def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
 
 
 def best(predictions: Sequence[Prediction], max_in_flight: float = math.inf) -> Prediction | None:
-    """The fastest of those that hold at most so many micro-batches; None if there is none."""
+    """The fastest prediction that holds at most `max_in_flight` micro-batches; None if there is none."""
     fitting = [prediction for prediction in predictions if prediction.in_flight <= max_in_flight]
     return max(fitting, key=lambda prediction: (prediction.samples_per_second, -prediction.in_flight), default=None)
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
-    """Whether compression pays, of predictions for one schedule and bandwidth, in a sentence."""
+    """A sentence that says whether compression pays, from predictions for one schedule and bandwidth."""
     winner = max(predictions, key=lambda prediction: prediction.speedup)
     where = f"at {bandwidth_text(winner.bandwidth)} with {winner.schedule}"
     if winner.speedup < PAYS:

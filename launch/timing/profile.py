@@ -1,6 +1,6 @@
-"""A recipe as a workload: what crosses its boundaries, and how long its stages and codecs take on this machine.
+"""A recipe as a workload: the tensors at its boundaries, and the seconds of its stages and codecs on this machine.
 
-The only file of the predictor that builds models, and all it asks of recipes is in `from_recipe`.
+Only this file of the predictor builds models.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ REPETITIONS = 5
 def from_recipe(
     recipe: Recipe, codecs: Sequence[CompressionOptions], forward: float | None, backward: float | None
 ) -> Workload:
-    """A recipe's workload, a stage a process: every stage takes the seconds given, or those measured here.
+    """A recipe's workload, a stage a process, with the given seconds of a stage or measured ones.
 
-    Where they are measured, so are the codecs; where they are given, codecs are free. One stage after the other is
-    built, timed on one micro-batch of the training data, and dropped. Raises ModelError for parts that do not fit.
+    With measured seconds, codecs are measured too; with given seconds, codecs are free. Each stage is built, timed on
+    one micro-batch of the training data, and dropped. Raises ModelError for parts that do not fit.
     """
     prepared = prepare(recipe)
     rows, outputs = recipe.pipeline.microbatch_size, prepared.outputs
@@ -63,7 +63,7 @@ def from_recipe(
 
 
 def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Median seconds of one micro-batch forward and back through one stage, the loss being part of the last one's."""
+    """Median seconds of one micro-batch forward and back through one stage; the last stage includes the loss."""
     training = prepared.recipe.training
     stage = build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
     ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
@@ -86,9 +86,9 @@ def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tu
 def codec_costs(
     codecs: Sequence[CompressionOptions], workload: Workload
 ) -> Mapping[tuple[ChannelName, str], CodecCost]:
-    """Median seconds of each method's codec on what crosses the boundary that uses it first.
+    """Median seconds of each method's codec on the tensors of the first boundary that uses it.
 
-    What feedback adds around a codec is not in it; `reuse`, which needs an activation's indices, counts as free.
+    Feedback is not included; `reuse`, which needs an activation's indices, counts as free.
     """
     found: dict[tuple[ChannelName, str], tuple[Method, Tensor]] = {}
     for compression in codecs:

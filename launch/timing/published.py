@@ -1,4 +1,4 @@
-"""The published throughput of AQ-SGD (2206.01299, Tables 2 and 3), and what the simulation says of the same numbers."""
+"""The published throughput of AQ-SGD (2206.01299, Tables 2 and 3) beside the simulation's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ THROUGHPUT = {
 """Table 2, AQ-SGD: sequences a second by bandwidth (bits a second) and method."""
 
 RATIOS = {10e9: 0.116, 1e9: 1.16, 500e6: 2.3, 300e6: 3.9, 100e6: 11.6}
-"""How long an uncompressed activation is on the wire in times of its forward compute, by bandwidth, in Table 2."""
+"""Wire time of an uncompressed activation over its forward compute, by bandwidth, in Table 2."""
 
 WIRE_SECONDS = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.063), 100e6: (0.063, 0.125)}
 """Table 3, fw4 bw8: seconds of one micro-batch on the wire, forward and back, by bandwidth."""
@@ -49,7 +49,7 @@ class PublishedNumber:
 
     @property
     def deviation(self) -> float:
-        """How far the prediction lies above the published number, as a share of it."""
+        """Prediction minus published number, as a share of the published number."""
         return self.predicted / self.published - 1
 
 

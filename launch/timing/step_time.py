@@ -6,11 +6,16 @@ r"""One step of a pipeline, simulated event by event: when every action starts a
                                                                                       \
     process q                                          waits for it, if it must        | decode | forward ...
 
-The rules: a process does its actions in the schedule's order, each as soon as what it needs is there; sends never hold
-it up, receives are posted ahead; a link carries one frame after the other in each direction, both directions at once,
-each then with the share of its bandwidth that the other leaves it; a frame arrives a latency after its last byte left.
-With codecs that take no time the length of such a step is the LIMIT: fill and drain included, it is what the schedule
-allows and no implementation can beat.
+The rules:
+
+- A process does its actions in the schedule's order, each as soon as its input is there.
+- A process never waits for a send. Receives are posted ahead.
+- A link carries one frame after the other in each direction. While both directions are busy, each has only a share of
+  its bandwidth.
+- A frame arrives a latency after its last byte left.
+
+With codecs that take no time, the length of the step is the LIMIT, fill and drain included: no implementation of the
+schedule can be faster.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from numpy.typing import NDArray
 from thinwire.launch.timing.timetable import ACTION_KINDS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Timetable
 
 _ROUNDS = 6
-"""How often frames are slowed by what crosses them, which moves when they do; 6 left changes below 1e-4 of a step."""
+"""Rounds in which frames slow each other down; after 6, changes were below 1e-4 of a step."""
 
 Seconds = NDArray[np.float64]
 PerStage = float | Sequence[float]
@@ -44,16 +49,16 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelTiming:
-    """One direction over every boundary: its frames, its links and what its codec takes; a number each or for all."""
+    """One direction over every boundary: frames, links and codec times; a number for each boundary, or one for all."""
 
     nbytes: PerStage
     """Bytes of a frame, header included."""
     bandwidth: PerStage = float("inf")
     """Bits a second."""
     latency: PerStage = 0.0
-    """Seconds from a byte's leaving to its arrival."""
+    """Seconds from the departure of a byte to its arrival."""
     duplex: PerStage = 1.0
-    """Share of the bandwidth that is left while the link's other direction carries a frame too."""
+    """Share of the bandwidth that is left while the other direction of the link carries a frame."""
     encode: PerStage = 0.0
     """Seconds the sending stage spends on a frame."""
     decode: PerStage = 0.0
@@ -76,32 +81,32 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Course:
-    """When everything happened; seconds from the start of the step, arrays of [actions] or [processes]."""
+    """The times of all events: seconds from the start of the step, arrays of [actions] or [processes]."""
 
     table: Timetable
     start: Seconds = field(repr=False)
     """[actions]: when each began to decode or, with nothing to decode, to compute."""
     end: Seconds = field(repr=False)
-    """[actions]: when each had encoded what it gives."""
+    """[actions]: when each had encoded its output."""
     decode: Seconds = field(repr=False)
-    """[actions]: the part of it spent decoding."""
+    """[actions]: seconds of decoding."""
     encode: Seconds = field(repr=False)
-    """[actions]: the part of it spent encoding."""
+    """[actions]: seconds of encoding."""
     departure: Seconds = field(repr=False)
-    """[actions]: when the first byte of what it gives left; `end` where it gives nothing or keeps it here."""
+    """[actions]: when the first byte of its output left; `end` if it sends nothing to another process."""
     arrival: Seconds = field(repr=False)
-    """[actions]: when what it gives had arrived."""
+    """[actions]: when its output had arrived."""
     seconds: float
     """The step, fill and drain included."""
     busy: Seconds
     """[processes]: computing, encoding and decoding."""
     wait: Seconds
-    """[processes]: idle while the frame it needed was under way or queued."""
+    """[processes]: idle while the needed frame was on the wire or queued."""
     bubble: Seconds
-    """[processes]: idle for any other reason: nothing to do yet, the neighbour not done, or all done."""
+    """[processes]: idle for another reason: nothing to do yet, the neighbour not done, or all done."""
 
     def intervals(self) -> Iterator[Interval]:
-        """Everything that took time, in an order in which it can happen."""
+        """All intervals, in a possible order."""
         table = self.table
         for i in range(len(self.start)):
             where = int(table.process[i]), int(table.stage[i]), int(table.microbatch[i])
@@ -258,8 +263,8 @@ def _of_boundary(
 def _links(table: Timetable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The link each action sends over, and whether it does.
 
-    A link is a direction between two processes; where several boundaries lie between the same two, they share it. What
-    stays on its process has a number of its own for each, on which nothing is ever queued.
+    A link is one direction between two processes. Several boundaries between the same two processes share it. Outputs
+    that stay on their process have a link of their own, on which nothing is queued.
     """
     neighbour = np.where(table.kind == FORWARD, table.stage + 1, table.stage - 1)
     target = table.process_of[np.clip(neighbour, 0, table.num_stages - 1)]

@@ -1,7 +1,7 @@
 """A schedule's order as arrays, in rounds of actions that do not depend on each other.
 
-How long anything takes does not change which action waits for which; so an order is compiled once, and a simulation
-walks its rounds as often as it likes, each in a few operations over arrays, with a thousand stages as with two.
+The seconds of an action do not change which action waits for which. So an order is compiled once, and a simulation runs
+its rounds often, each in a few operations over arrays, for two stages or a thousand.
 """
 
 from __future__ import annotations

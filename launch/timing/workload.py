@@ -1,4 +1,4 @@
-"""What a prediction is made from: a pipeline's compute, what crosses its boundaries, and the links it crosses."""
+"""The input of a prediction: a pipeline's compute, the tensors at its boundaries, and its links."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Workload:
     boundaries: tuple[Examples, ...]
     """The meta tensors that cross each boundary forward, requires_grad set on those whose gradients come back."""
     costs: Mapping[tuple[ChannelName, str], CodecCost] = field(default_factory=dict)
-    """What a codec costs, by channel and expression; what is not there is free."""
+    """Cost of a codec, by channel and expression; others are free."""
 
     where: tuple[int, ...] = ()
     """The process of each stage; empty means that stage i is process i."""
