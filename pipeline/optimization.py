@@ -12,11 +12,12 @@ from thinwire.pipeline.options import OptimizerOptions
 
 
 def make_optimizer(parameters: Iterable[Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    """The optimizer of one stage."""
+    """The optimizer of one stage, which may have no parameters."""
+    group = [{"params": list(parameters)}]  # torch refuses an empty list of parameters, and takes an empty group
     if options.name == "sgd":
-        return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+        return torch.optim.SGD(group, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
     return torch.optim.AdamW(
-        parameters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+        group, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
     )
 
 

@@ -162,7 +162,7 @@ def test_absent_tools_are_named(monkeypatch):
 @pytest.mark.parametrize(
     ("links", "kind", "said"),
     [
-        (PAIR, "tbf", "a bandwidth needs the kernel's tbf (unknown); load it with `modprobe sch_tbf`, or leave --b"),
+        (PAIR, "tbf", "a bandwidth needs the kernel's tbf (unknown); load it with `modprobe sch_tbf`, or remove --b"),
         (Links(overrides={(0, 1): 1}), "htb", "a link of its own needs the kernel's htb (unknown); load it with `mod"),
         (Links(latency=1), "netem", "latency and loss need the kernel's netem (unknown); load it with `modprobe sch_n"),
     ],

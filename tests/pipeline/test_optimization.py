@@ -67,3 +67,11 @@ def test_the_optimizer_has_the_recipes_numbers(name, kind):
     assert (group["lr"], group["weight_decay"]) == (0.3, 0.2)
     assert group.get("betas", (0.8, 0.9)) == (0.8, 0.9)
     assert group.get("momentum", 0.7) == 0.7
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_stage_without_parameters_has_an_optimizer_too(name):
+    optimizer = make_optimizer([], OptimizerOptions(name=name))
+    optimizer.step()
+    optimizer.zero_grad()
+    assert optimizer.param_groups[0]["params"] == []
