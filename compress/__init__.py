@@ -1,12 +1,30 @@
 """Codecs, tensors to bytes and back, and feedback around them, by expressions such as `ef(topk(0.1))`."""
 
-from thinwire.compress.buffers import SlotCounts
-from thinwire.compress.codec import Codec, CodecError, Key
-from thinwire.compress.coder import Coder, Decoder, Encoder
-from thinwire.compress.expression import parse
-from thinwire.compress.feedback import Feedback, Method
-from thinwire.compress.microbatch import Microbatch, PassKind
-from thinwire.compress.stores.store import StoreError
+from typing import TYPE_CHECKING
+
+from thinwire.errors.imports import on_demand
+
+if TYPE_CHECKING:
+    from thinwire.compress.buffers import SlotCounts
+    from thinwire.compress.codec import Codec, CodecError, Key
+    from thinwire.compress.coder import Coder, Decoder, Encoder
+    from thinwire.compress.expression import parse
+    from thinwire.compress.feedback import Feedback, Method
+    from thinwire.compress.microbatch import Microbatch, PassKind
+    from thinwire.compress.stores.store import StoreError
+else:
+    __getattr__ = on_demand(
+        __name__,
+        {
+            "thinwire.compress.buffers": ["SlotCounts"],
+            "thinwire.compress.codec": ["Codec", "CodecError", "Key"],
+            "thinwire.compress.coder": ["Coder", "Decoder", "Encoder"],
+            "thinwire.compress.expression": ["parse"],
+            "thinwire.compress.feedback": ["Feedback", "Method"],
+            "thinwire.compress.microbatch": ["Microbatch", "PassKind"],
+            "thinwire.compress.stores.store": ["StoreError"],
+        },
+    )
 
 __all__ = [
     "Codec",

@@ -1,11 +1,13 @@
-"""The user's own objects, by import path: found, or one sentence that says why not."""
+"""Imports that wait: the user's own objects, by import path, and what a package exports on demand."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from thinwire.errors import ThinwireError
 
@@ -42,3 +44,22 @@ def find_in(module_name: str, name: str, written: str, error: type[ThinwireError
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     error.require((hasattr(module, name), f"module {module_name} has no {name!r}{meant}"))
     return getattr(module, name)
+
+
+def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names are imported when they are first asked for.
+
+    Args:
+        package: the package's `__name__`.
+        homes: by module, the names that it brings.
+    """
+    home = {name: module for module, names in homes.items() for name in names}
+
+    def find_name(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[package], name, found)  # so that nobody asks twice
+        return found
+
+    return find_name

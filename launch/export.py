@@ -24,9 +24,9 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import Ended, read_run, weights_of
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
-from thinwire.models.data.tokenizer import BYTES
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.model import library_code
 from thinwire.pipeline.errors import OptionsError

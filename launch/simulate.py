@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import Prepared, prepare, simulated_placement
-from thinwire.launch.run.folders import check_folders, held
 from thinwire.launch.shared.exit_codes import OK, working
+
+if TYPE_CHECKING:
+    from thinwire.launch.run.assembly import Prepared
 
 
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe; the exit status."""
     wanted = recipe.parse(argv, prog="thinwire simulate")
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
+    from thinwire.launch.run.assembly import prepare
+    from thinwire.launch.run.folders import check_folders, held
+
     prepared = prepare(wanted)
     check_folders(wanted)
     with held(wanted.folder), working():
@@ -26,6 +29,9 @@ def main(argv: Sequence[str]) -> int:
 
 def simulate(prepared: Prepared) -> None:
     """Train all stages in this process, which must not have a default process group."""
+    import torch.distributed as dist
+
+    from thinwire.launch.run.assembly import simulated_placement
     from thinwire.launch.run.run import Run
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -5,7 +5,8 @@ r"""`thinwire train`: start the stage processes of a recipe, or run as one of th
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \
         -m thinwire.launch.train quickstart
 
-A stage watches its parent before it imports anything large, so most imports are inside functions here.
+The launcher imports the libraries and reads the data once, and forks the stage processes. A process that torchrun
+started watches its parent before it imports anything large, so most imports are inside functions here.
 """
 
 from __future__ import annotations
@@ -14,30 +15,36 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.launch import cli
-from thinwire.launch.run import parent
+from thinwire.launch.run import forks, parent
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.run.local import Start
 
 
 def main(argv: Sequence[str]) -> int:
     """Train a recipe; the exit status."""
     if "RANK" in os.environ:
         parent.end_with_parent()
+    else:
+        forks.use_one_thread()
     from thinwire.launch.run import recipe
+
+    wanted = recipe.parse(argv)
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, held
 
-    wanted = recipe.parse(argv)
     prepared = prepare(wanted)
     check_folders(wanted)
     if "RANK" not in os.environ:
         with held(wanted.folder) as descriptor:
-            launch(wanted, argv, descriptor)
+            launch(prepared, argv, descriptor)
         return OK
     from thinwire.launch.run.worker import work
 
@@ -47,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         return work(prepared)
 
 
-def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
+def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> None:
     """Start the stage processes on this machine, and wait until all have ended. They inherit `descriptor`.
 
     Where one dies, all start again from the newest checkpoint, as often as the recipe allows.
@@ -60,14 +67,17 @@ def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
     from thinwire.launch.run import failures, local
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.shared import scratch
+    from thinwire.launch.shared.progress import tell
 
-    command = [sys.executable, "-m", "thinwire.launch.train", *arguments]
+    wanted = prepared.recipe
+    tell(f"building {wanted.pipeline.num_stages} stages in {wanted.pipeline.num_processes} processes")
+    start = _starting(prepared, arguments, descriptor)
     scratch.remove_orphans()
     with gathered_signals() as came:
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
                 given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
-                end = local.run(command, given, came, [descriptor])
+                end = local.run(start, given, came)
                 reports = failures.read_reports(folder)
             if came:
                 raise StoppedError(f"stopped by {came[0].name}")
@@ -77,7 +87,20 @@ def launch(wanted: Recipe, arguments: Sequence[str], descriptor: int) -> None:
             if left == 0 or any(report.lasting for report in reports.values()):
                 raise FailedError(told)
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
-            command = [*command, "--checkpoint.resume", "auto"]  # also where this run itself was to start anew
+            # also where this run itself was to start anew
+            going_on = replace(wanted, checkpoint=replace(wanted.checkpoint, resume="auto"))
+            again = [*arguments, "--checkpoint.resume", "auto"]
+            start = _starting(replace(prepared, recipe=going_on), again, descriptor)
+
+
+def _starting(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Start:
+    """How a stage process is started: forked, or, where that is not safe, as a new interpreter."""
+    from thinwire.launch.run import local
+    from thinwire.launch.run.worker import work
+
+    if forks.is_safe():
+        return partial(forks.Forked, partial(work, prepared))
+    return local.command([sys.executable, "-m", "thinwire.launch.train", *arguments], [descriptor])
 
 
 if __name__ == "__main__":

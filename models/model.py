@@ -1,7 +1,7 @@
 """The model of a run: a family's name, a pretrained model or your own factory, made into a blueprint."""
 
 import difflib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,35 +9,11 @@ from thinwire.errors.imports import find, is_path
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
+from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.models.tasks import TaskName
 
 if TYPE_CHECKING:
     from thinwire.models.architectures.families import Family
-
-FRESH, PRETRAINED = "fresh", "pretrained"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The model, and where its first weights come from."""
-
-    name: str = "gpt2"
-    """A family (gpt2, llama, bert, resnet18, ...), the folder or hub name of a pretrained model of one, or
-    "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
-    your own."""
-    weights: str = FRESH
-    """"fresh" draws them from the seed; "pretrained" reads the weights of the named model; a folder with
-    model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those. Each stage reads only its own
-    tensors."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory its
-    keyword arguments."""
-
-    def __post_init__(self) -> None:
-        require(
-            (bool(self.name), "name must be a family, a pretrained model or module:factory, got nothing"),
-            (bool(self.weights), f"weights must be {FRESH}, {PRETRAINED} or a folder, got nothing"),
-        )
 
 
 def with_own_family(options: ModelOptions) -> ModelOptions:

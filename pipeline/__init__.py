@@ -4,12 +4,29 @@
 process.
 """
 
-from thinwire.compress import SlotCounts
-from thinwire.pipeline.errors import PipelineError
-from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
-from thinwire.pipeline.passes import Pass
-from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.wire import Wire
+from typing import TYPE_CHECKING
+
+from thinwire.errors.imports import on_demand
+
+if TYPE_CHECKING:
+    from thinwire.compress.buffers import SlotCounts
+    from thinwire.pipeline.errors import PipelineError
+    from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
+    from thinwire.pipeline.passes import Pass
+    from thinwire.pipeline.stage import CompressedStage
+    from thinwire.pipeline.wire import Wire
+else:
+    __getattr__ = on_demand(
+        __name__,
+        {
+            "thinwire.compress.buffers": ["SlotCounts"],
+            "thinwire.pipeline.errors": ["PipelineError"],
+            "thinwire.pipeline.options": ["BoundaryOptions", "CompressionOptions", "WireOptions"],
+            "thinwire.pipeline.passes": ["Pass"],
+            "thinwire.pipeline.stage": ["CompressedStage"],
+            "thinwire.pipeline.wire": ["Wire"],
+        },
+    )
 
 __all__ = [
     "BoundaryOptions",

@@ -16,11 +16,12 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, get_args
-
-from torch import Tensor, frombuffer, uint8
+from typing import TYPE_CHECKING, Literal, get_args
 
 from thinwire.pipeline.errors import WireError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Phase = Literal["train", "eval-on", "eval-off"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -65,7 +66,7 @@ class Header:
             self.crc32,
             self.departed,
         )
-        frame[:HEADER_BYTES] = frombuffer(bytearray(packed.ljust(HEADER_BYTES, b"\0")), dtype=uint8)
+        frame[:HEADER_BYTES].numpy().data[:] = packed.ljust(HEADER_BYTES, b"\0")
 
     @classmethod
     def read(cls, frame: Tensor) -> Header:

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.progress import tell
 from thinwire.models.costs import operations
 from thinwire.models.data.load import load, more_samples
 from thinwire.models.data.sampler import Sampler
@@ -78,7 +79,9 @@ def prepare(recipe: Recipe) -> Prepared:
         ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so; as many mistakes at
             once as can be told.
     """
+    tell("reading the data")
     data, _ = attempt(lambda: load(recipe.data, seed=recipe.training.seed), lambda: check_name(recipe.model))
+    tell("cutting the model")
     model = make_blueprint(recipe, data)
     cuts, *_ = attempt(
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)

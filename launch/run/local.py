@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from thinwire.launch.run import failures, parent
 
@@ -54,32 +55,43 @@ def environments(num_processes: int, threads: int, folder: Path) -> list[dict[st
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 
 
-def run(
-    command: Sequence[str],
-    given: Sequence[Mapping[str, str]],
-    came: Sequence[signal.Signals],
-    held: Sequence[int] = (),
-) -> End:
-    """Run a command once in each environment, and say how it ended.
+class Process(Protocol):
+    """A started process, in a session of its own so that only the launcher gets Ctrl-C."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its return code; None while it runs."""
+
+    def wait(self) -> int:
+        """Its return code, once it has ended."""
+
+
+Start = Callable[[Mapping[str, str]], Process]
+"""Starts a process in an environment."""
+
+
+def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
+    """Start of a command; `held` are file descriptors that it inherits, such as those of locks."""
+
+    def start(environment: Mapping[str, str]) -> Process:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, pass_fds=held, start_new_session=True)
+
+    return start
+
+
+def run(start: Start, given: Sequence[Mapping[str, str]], came: Sequence[signal.Signals]) -> End:
+    """Start a process in each environment, and say how they ended.
 
     Args:
-        command: what each process runs.
+        start: starts one.
         given: the environment of each, in rank order.
         came: signals that this process got so far; the first one stops the processes.
-        held: file descriptors that the processes inherit, such as those of locks.
     """
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Process] = []
     try:
         for environment in given:
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                    pass_fds=held,
-                    start_new_session=True,  # so that only the launcher gets Ctrl-C
-                )
-            )
+            processes.append(start(environment))
         while not came and not _failed(processes) and any(process.poll() is None for process in processes):
             time.sleep(_POLL)
         if not came and _failed(processes):
@@ -91,11 +103,11 @@ def run(
             process.wait()
 
 
-def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+def _failed(processes: Sequence[Process]) -> dict[int, int]:
     return {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def _stop(processes: Sequence[Process]) -> list[int]:
     """Send SIGTERM to those that still run; the ranks that did not end within the grace time."""
     for process in processes:
         _signal(process, signal.SIGTERM)
@@ -105,7 +117,7 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     return [rank for rank, process in enumerate(processes) if process.poll() is None]
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal(process: Process, number: signal.Signals) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

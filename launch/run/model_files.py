@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinwire.launch.run.assembly import Prepared
-from thinwire.models.data.tokenizer import BYTES
+from thinwire.models.data.options import BYTES
 from thinwire.pipeline.errors import OptionsError
 
 FACTS = "facts.json"

@@ -18,6 +18,7 @@ STOPPED = 143
 """The status of a process that was told to stop."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def end_with_parent() -> None:
@@ -26,6 +27,12 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if launcher_is_gone():
         os._exit(STOPPED)
+
+
+def name_process(name: str) -> None:
+    """What lists of processes call this one (on Linux), in 15 bytes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def launcher_is_gone() -> bool:

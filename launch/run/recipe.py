@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -21,9 +22,10 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.launch.run.spelling import dotted, unknown_options
 from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.shared.progress import tell
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
-from thinwire.models.model import ModelOptions
+from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import (
@@ -121,7 +123,11 @@ def make_parser(prog: str) -> ArgumentParser:
         exit_on_error=False,
     )
     parser.add_argument("recipe", metavar="RECIPE", type=str, help="packaged name or path of a YAML file")
-    parser.add_class_arguments(Recipe, None)
+    # each part by its class: jsonargparse would build a default to look into, and its checks import torch
+    parts = {name: kind for name, kind in get_type_hints(Recipe).items() if is_dataclass(kind)}
+    parser.add_class_arguments(Recipe, None, skip=set(parts))
+    for name, kind in parts.items():
+        parser.add_class_arguments(kind, name)
     return parser
 
 
@@ -143,6 +149,8 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         raise OptionsError(_sentence(error, prog)) from error
     except RecursionError as error:
         raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
+    if "torch" not in sys.modules:
+        tell("importing torch")  # which the checks need
     return _instantiate(parser, values)
 
 

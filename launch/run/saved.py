@@ -17,7 +17,7 @@ from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.models.model import PRETRAINED, ModelOptions
+from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 
 

@@ -1,16 +1,21 @@
-"""What a user can choose about data: the fields of a recipe's `data`, with their checks."""
+"""What a user can choose about data: the fields of a recipe's `data`, with their checks.
+
+Nothing large is imported before a check asks for it, so that `thinwire train --help` needs no torch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinwire.models.data.images import PILLOW_MODES
 from thinwire.models.data.parts import Columns, Kind
-from thinwire.models.data.sampler import Shuffle
-from thinwire.models.data.sources import BUNDLED, RULE
-from thinwire.models.data.tokenizer import BYTES
 from thinwire.models.errors import require
+
+BYTES = "bytes"
+"""The name of the tokenizer that needs nothing."""
+Shuffle = Literal["epoch", "once", "never"]
+"""When samples get a new random order. "once" and "never" keep which samples meet in a batch, as AQ-SGD suggests where
+buffers of samples are read from disk in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,9 @@ class DataOptions:
     """Whether to mirror half of the training images, chosen at random."""
 
     def __post_init__(self) -> None:
+        from thinwire.models.data.images import PILLOW_MODES
+        from thinwire.models.data.sources import BUNDLED, RULE
+
         kind, bundled = self.chosen_kind, BUNDLED.get(self.name, (self.chosen_kind,))
         for_images = {
             "image_size": self.image_size,
@@ -94,6 +102,8 @@ class DataOptions:
     @property
     def chosen_kind(self) -> Kind:
         """The kind, "auto" decided."""
+        from thinwire.models.data.sources import BUNDLED
+
         return BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
 
     @property

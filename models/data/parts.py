@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from thinwire.models.errors import ModelError, require
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 Kind = Literal["text", "pairs", "images"]
 MAIN_SPLIT = "train"

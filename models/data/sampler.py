@@ -6,17 +6,14 @@ sampler state to keep.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from thinwire.models.data.options import Shuffle
 from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
-
-Shuffle = Literal["epoch", "once", "never"]
-"""When samples get a new random order. "once" and "never" keep which samples meet in a batch, as AQ-SGD suggests where
-buffers of samples are read from disk in order."""
 
 
 @dataclass(frozen=True, eq=False)

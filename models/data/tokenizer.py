@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 
-BYTES = "bytes"
 _ROWS = 1000
 _RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
 

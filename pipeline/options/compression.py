@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Self
 
-from thinwire.compress import CodecError, Method, parse
-from thinwire.compress.stores.files import is_on_disk
+from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import misspelt, read_duration
@@ -55,8 +54,8 @@ class CompressionOptions:
             if _is_auto(expression):
                 continue
             try:
-                parse(expression).check_channel(channel)
-            except CodecError as error:
+                compress.parse(expression).check_channel(channel)
+            except compress.CodecError as error:
                 mistakes.append(f"{where}: {error}")
         if not mistakes:
             mistakes += self._mistakes_of_reuse()
@@ -72,8 +71,8 @@ class CompressionOptions:
             gradients = _method(pair["gradients"]).codec
             if not _is_auto(pair["activations"]):
                 try:
-                    gradients.bound_to(parse(pair["activations"]).codec)
-                except CodecError as error:
+                    gradients.bound_to(compress.parse(pair["activations"]).codec)
+                except compress.CodecError as error:
                     mistakes.append(f"{where}.gradients: {error}")
             elif gradients.reuses_indices:
                 mistakes.append(
@@ -90,12 +89,14 @@ class CompressionOptions:
         wanted = {channel for _, channel, expression in self._expressions() if _is_auto(expression)}
         for index, expression in enumerate(self.candidates):
             try:
-                method = parse(expression)
+                method = compress.parse(expression)
                 for channel in sorted(wanted):
                     method.check_channel(channel)
                 if method.codec.reuses_indices:
-                    raise CodecError("reuse needs a topk or randk that was chosen before it; give gradients: reuse")
-            except CodecError as error:
+                    raise compress.CodecError(
+                        "reuse needs a topk or randk that was chosen before it; give gradients: reuse"
+                    )
+            except compress.CodecError as error:
                 mistakes.append(f"compression.candidates.{index}: {error}")
         return mistakes
 
@@ -122,11 +123,11 @@ class CompressionOptions:
         number, in_epochs = read_duration(self.warmup)
         return (epoch if in_epochs else step) < number
 
-    def method(self, boundary: int, channel: ChannelName) -> Method:
+    def method(self, boundary: int, channel: ChannelName) -> compress.Method:
         """What one channel of one boundary goes through; a codec that auto has not chosen yet is none."""
         return _method(self._expression(boundary, channel))
 
-    def methods(self, num_boundaries: int, channel: ChannelName) -> list[Method]:
+    def methods(self, num_boundaries: int, channel: ChannelName) -> list[compress.Method]:
         """What one channel of each boundary goes through, as `method` has it; every expression is read once."""
         read = cache(_method)
         return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
@@ -134,6 +135,8 @@ class CompressionOptions:
     @property
     def on_disk(self) -> list[str]:
         """The fields whose method keeps its buffers on disk, by dotted name."""
+        from thinwire.compress.stores.files import is_on_disk
+
         return [where for where, _, expression in self._expressions() if is_on_disk(_method(expression))]
 
     @property
@@ -191,8 +194,8 @@ def split_pair(text: str) -> tuple[str, str]:
     return activations.strip(), (gradients or activations).strip()
 
 
-def _method(expression: str) -> Method:
-    return parse("none" if _is_auto(expression) else expression)
+def _method(expression: str) -> compress.Method:
+    return compress.parse("none" if _is_auto(expression) else expression)
 
 
 def _is_auto(expression: str) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +47,8 @@ class PipelineOptions:
     """Passes through the pipeline before the optimizer steps."""
 
     def __post_init__(self) -> None:
+        from thinwire.pipeline.schedules import SCHEDULES
+
         mistakes = [
             f"pipeline.{name} must be at least 1, got {value}"
             for name, value in (
@@ -80,6 +81,8 @@ class PipelineOptions:
     @property
     def per_process(self) -> int:
         """Stages a process holds."""
+        from thinwire.pipeline.schedules import SCHEDULES
+
         chosen = self.stages_per_process
         return chosen if chosen is not None else SCHEDULES[self.schedule].stages_per_process
 

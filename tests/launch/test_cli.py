@@ -155,6 +155,42 @@ def test_help_imports_nothing_heavy():
     assert "'torch'" not in loaded and "'rich'" not in loaded
 
 
+@pytest.mark.parametrize("arguments", [["recipes"], ["train", "--help"], ["simulate", "--help"]])
+def test_what_only_reads_options_imports_no_torch(arguments):
+    """`thinwire recipes` took 4 to 11 seconds."""
+    code = f"""
+import sys
+from thinwire.launch.cli import main
+try:
+    main({arguments})
+finally:
+    print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines()[-1] == "False False"
+
+
+def test_on_a_terminal_the_first_words_come_before_anything_large_is_imported(tmp_path):
+    """Nothing was said for 4 to 11 seconds."""
+    code = """
+import io, sys
+from thinwire.launch.cli import main
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def write(self, said):
+        sys.__stdout__.write(said.replace("...", f"{'torch' in sys.modules}"))
+
+sys.stdout = Terminal()
+main(["simulate", "quickstart", "--training.steps", "0", "--data.held_out", "0", "--pipeline.num_stages", "99"])
+"""
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path)
+    assert result.stdout.splitlines() == ["importing torch False", "reading the data True", "cutting the model True"]
+
+
 @pytest.mark.slow
 def test_an_output_that_cannot_be_written_is_told_before_anything_starts(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")

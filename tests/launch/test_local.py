@@ -1,4 +1,4 @@
-"""Processes of one machine: how they end together. The commands here are small; what they run does not matter."""
+"""Processes of one machine: how they end together, new or forked. They are small; what they run does not matter."""
 
 import os
 import signal
@@ -7,31 +7,48 @@ import sys
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from thinwire.launch.run import local, parent
+from thinwire.launch.run import forks, local, parent
 from thinwire.launch.run.local import End, environments
 
 
-def run(script, *names, came=(), folder=None):
+def new(script):
+    """Each process a new interpreter."""
+    return local.command([sys.executable, "-c", script])
+
+
+def forked(script):
+    """Each process a copy of this one."""
+    return partial(forks.Forked, lambda: exec(script, {}) or 0)
+
+
+@pytest.fixture(params=[new, forked])
+def run(request):
     """Run a script once under each name; how it ended."""
+    return partial(ended, request.param)
+
+
+def ended(start, script, *names, came=(), folder=None):
+    """How a script ended, run once under each name."""
     given = [{**os.environ, "NAME": name, "FOLDER": str(folder)} for name in names]
-    return local.run([sys.executable, "-c", textwrap.dedent(script)], given, came)
+    return local.run(start(textwrap.dedent(script)), given, came)
 
 
-def test_processes_that_end_well_end_well():
+def test_processes_that_end_well_end_well(run):
     assert run("pass", "a", "b") == End()
 
 
-def test_a_failure_ends_the_others_and_only_it_is_a_cause():
+def test_a_failure_ends_the_others_and_only_it_is_a_cause(run):
     """A stage that was still importing died of the launcher's own SIGTERM, and stood on top by its rank."""
     end = run("import os, time; time.sleep(600 * (os.environ['NAME'] != 'bad')); raise SystemExit(7)", "a", "b", "bad")
     assert end == End(failed={2: 7})
 
 
-def test_a_killed_process_is_told_by_its_signal():
+def test_a_killed_process_is_told_by_its_signal(run):
     script = """
         import os, signal, time
         if os.environ["NAME"] == "bad":
@@ -41,7 +58,7 @@ def test_a_killed_process_is_told_by_its_signal():
     assert run(script, "a", "bad") == End(failed={1: -signal.SIGKILL})
 
 
-def test_a_process_that_does_not_answer_is_killed_and_named(tmp_path, monkeypatch):
+def test_a_process_that_does_not_answer_is_killed_and_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "GRACE", 0.5)
     script = """
         import os, pathlib, signal, time
@@ -57,7 +74,7 @@ def test_a_process_that_does_not_answer_is_killed_and_named(tmp_path, monkeypatc
     assert run(script, "deaf", "bad", folder=tmp_path) == End(failed={1: 1}, hung=[0])
 
 
-def test_a_signal_to_the_launcher_stops_all_and_blames_none(tmp_path):
+def test_a_signal_to_the_launcher_stops_all_and_blames_none(run, tmp_path):
     came = []
 
     def interrupt():
@@ -117,3 +134,50 @@ def test_a_process_whose_launcher_is_gone_already_ends_at_once():
     environment = {**os.environ, parent.VARIABLE: "1" if os.getpid() != 1 else "2"}
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(ORPHAN)], env=environment, stdout=subprocess.PIPE)
     assert (found.returncode, found.stdout) == (parent.STOPPED, b"")
+
+
+ALONE = """
+    import os, signal, sys
+    from thinwire.launch.run import forks
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.environ["OURS"] = "1"
+
+    def work():
+        said = [sorted(os.environ), os.getpgid(0) == os.getpid(), os.read(0, 1), open("/proc/self/comm").read()]
+        print(said, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+        return 5
+
+    forked = forks.Forked(work, {"RANK": "3"})
+    print(forked.wait(), forked.poll(), os.environ["OURS"], signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of processes are read from /proc")
+def test_a_forked_process_has_nothing_of_what_its_launcher_had_under_way():
+    """Its own environment, session, input and name, signals that end it; the launcher keeps its own."""
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ALONE)], capture_output=True, text=True, input="x", timeout=60
+    )
+    assert found.stdout.splitlines() == ["[['RANK'], True, b'', 'thinwire 3\\n'] True", "5 5 1 set()"], found.stderr
+
+
+THREADS = """
+    import sys, threading
+    from thinwire.launch.run import forks
+    forks.use_one_thread()
+    import torch
+    from thinwire.launch.run import worker
+    print(forks.is_safe())
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    print(forks.is_safe(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_only_a_process_of_one_thread_is_forked_and_imports_start_none():
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=120
+    )
+    assert found.stdout == "True\nFalse\n", found.stderr

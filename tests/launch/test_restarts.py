@@ -36,16 +36,11 @@ def summary(folder):
     return {name: found[name] for name in ("weights_digest", "held_out", "train_loss", "channels", "bytes_sent")}
 
 
-def stage_processes(command):
-    """The pids of the stages that live now."""
-    return [pid for pid, environment in command.processes().items() if "RANK" in environment]
-
-
 def kill_at_random(command, draw):
-    """Kill a random stage, at a random moment of its life: while it imports, trains, evaluates or saves."""
-    command.wait_until(lambda: len(stage_processes(command)) == 2)
-    victim = draw.choice(stage_processes(command))
-    time.sleep(draw.uniform(0, 12))
+    """Kill a random stage, at a random moment of its life: while it starts, trains, evaluates or saves."""
+    command.wait_until(lambda: len(command.stage_processes()) == 2)
+    victim = draw.choice(list(command.stage_processes().values()))
+    time.sleep(draw.uniform(0, 4))
     with suppress(ProcessLookupError):
         os.kill(victim, draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
     deadline = time.monotonic() + 60

@@ -39,7 +39,7 @@ def test_a_run_listens_on_loopback_only_and_its_launcher_nowhere(tmp_path, monke
     with started([*THINWIRE, "train", *ENDLESS], tmp_path) as command:
         command.wait_until(lambda: trained(tmp_path))
         processes = command.processes()
-        stages = {pid for pid, environment in processes.items() if "RANK" in environment}
+        stages = set(command.stage_processes().values())
         assert len(stages) == 4
         assert listening(stages) == {"127.0.0.1"}
         assert listening(processes.keys() - stages) == set()
@@ -70,9 +70,9 @@ def test_nothing_temporary_is_left_of_a_run_or_of_a_killed_launcher(tmp_path):
         assert left() <= before
 
 
-def test_stages_end_when_their_launcher_is_killed_while_they_import(tmp_path):
+def test_stages_end_when_their_launcher_is_killed_while_they_start(tmp_path):
     with started([*THINWIRE, "train", *ENDLESS], tmp_path) as command:
-        command.wait_until(lambda: any("RANK" in found for found in command.processes().values()))
+        command.wait_until(command.stage_processes)
         launcher_killed(command)
     assert command.process.returncode == -signal.SIGKILL
     assert "Traceback" not in command.stderr

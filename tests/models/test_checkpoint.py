@@ -11,7 +11,8 @@ from support.family_cases import CASES, LABELS, LENGTH, apart, inputs, library_s
 from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage
-from thinwire.models.model import ModelOptions, blueprint
+from thinwire.models.model import blueprint
+from thinwire.models.options import ModelOptions
 
 IDENTICAL = {"rtol": 0, "atol": 0}
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -172,7 +173,8 @@ def test_folders_without_safetensors(saved, tmp_path):
 MEASURE = """
 import ctypes, gc, pathlib, sys
 from thinwire.models.layers import build_stage
-from thinwire.models.model import ModelOptions, blueprint
+from thinwire.models.model import blueprint
+from thinwire.models.options import ModelOptions
 
 def memory(field):
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -8,7 +8,8 @@ import pytest
 from support.family_cases import CASES, LENGTH, apart
 from thinwire.models.architectures.families import FAMILIES, take_apart
 from thinwire.models.errors import ModelError
-from thinwire.models.model import ModelOptions, blueprint, check_fits
+from thinwire.models.model import blueprint, check_fits
+from thinwire.models.options import ModelOptions
 
 
 def build(name, task="causal-lm", weights="fresh", **config):

@@ -78,10 +78,19 @@ class Command:
                 found[int(entry.name)] = environment
         return found
 
+    def stage_processes(self):
+        """The stage processes: rank -> pid. One that was forked shows the environment of its launcher, but its name."""
+        found = {}
+        for pid, environment in self.processes().items():
+            with suppress(OSError):
+                named = Path(f"/proc/{pid}/comm").read_text().split()
+                rank = named[1] if named[0] == "thinwire" and len(named) == 2 else environment.get("RANK")
+                found |= {int(rank): pid} if rank is not None else {}
+        return found
+
     def stage_process(self, rank):
         """The pid of one rank."""
-        (pid,) = (pid for pid, environment in self.processes().items() if environment.get("RANK") == str(rank))
-        return pid
+        return self.stage_processes()[rank]
 
     def kill(self):
         """End all its processes."""

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from thinwire.models.layers import Blueprint, Stage, build_stage
-from thinwire.models.model import ModelOptions, blueprint
+from thinwire.models.model import blueprint
+from thinwire.models.options import ModelOptions
 from thinwire.models.partition import partition
 
 VOCABULARY, LENGTH, BATCH, LABELS = 61, 9, 3, 3

@@ -1,0 +1,33 @@
+"""What a user can choose about the model: the fields of a recipe's `model`, with their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinwire.models.errors import require
+
+FRESH, PRETRAINED = "fresh", "pretrained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model, and where its first weights come from."""
+
+    name: str = "gpt2"
+    """A family (gpt2, llama, bert, resnet18, ...), the folder or hub name of a pretrained model of one, or
+    "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
+    your own."""
+    weights: str = FRESH
+    """"fresh" draws them from the seed; "pretrained" reads the weights of the named model; a folder with
+    model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those. Each stage reads only its own
+    tensors."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory its
+    keyword arguments."""
+
+    def __post_init__(self) -> None:
+        require(
+            (bool(self.name), "name must be a family, a pretrained model or module:factory, got nothing"),
+            (bool(self.weights), f"weights must be {FRESH}, {PRETRAINED} or a folder, got nothing"),
+        )
