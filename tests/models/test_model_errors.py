@@ -222,7 +222,7 @@ def test_weights_of_another_model_are_told_before_a_stage_reads_them(refused, tm
 
 def test_a_recipe_without_a_mistake_is_launched(files, monkeypatch):
     started = []
-    monkeypatch.setattr(train, "launch", lambda wanted, *arguments: started.append(wanted))
+    monkeypatch.setattr(train, "launch", lambda prepared, *arguments: started.append(prepared.recipe))
     assert cli.main(["train", "gpt2-tiny", "--output", str(files / "fine"), "--training.steps", "3"]) == 0
     assert [wanted.training.steps for wanted in started] == [3]
     assert [wanted.training.epochs for wanted in started] == [None], "steps on the command line take epochs' place"
