@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, version
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.shared.exit_codes import MISTAKE, OK, StoppedError, status_of
+from thinwire.launch.shared.exit_codes import MISTAKE, OK, UNREAD, StoppedError, status_of
 
 Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
@@ -35,6 +36,17 @@ COMMAND_GROUP = "thinwire.commands"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name, and return its exit status."""
+    try:
+        status = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as from `thinwire --help | head -1`
+        # what is still buffered goes nowhere, or Python would complain of it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+    return status
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):

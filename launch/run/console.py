@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
+from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
 
@@ -19,6 +23,10 @@ UNEVEN = 2.0
 """How many times as long as the fastest stage the slowest may compute before the cut is spoken of."""
 NOTICED = 10.0
 """Seconds of compute from which on that is worth a line."""
+SILENCE = 30.0
+"""Seconds after which a run without a terminal says how far it is."""
+ROOMY = 120
+"""Columns of a terminal from which on there is room for a bar."""
 _UNLIMITED = 10_000
 """Columns of a terminal that nothing is too wide for."""
 
@@ -26,18 +34,20 @@ _UNLIMITED = 10_000
 class ProgressLine:
     """A live line on a terminal; elsewhere a plain line now and then, so that logs stay readable."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console()
         self._total = total
         self._bar = Progress(
-            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
             TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            *([BarColumn(bar_width=20)] if self._console.width >= ROOMY else []),
+            expand=True,  # what one column leaves, the words take
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("starting", total=total)
+        self._clock, self._started, self._taken, self._said = clock, clock(), 0, -math.inf
 
     def __enter__(self) -> ProgressLine:
         self._bar.start()
@@ -57,10 +67,27 @@ class ProgressLine:
             f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  "
             f"{_waiting(record)}"
         )
-        self._bar.update(self._task, advance=1, description=line)
+        self._taken += 1
+        self._bar.update(self._task, completed=record.step + 1, description=line)
+        done, now = record.step + 1, self._clock()
         every = max(1, self._total // 10)
-        if self._bar.disable and ((record.step + 1) % every == 0 or record.step == 0):
-            self._console.print(f"step {record.step + 1}/{self._total}  {line}", soft_wrap=True)
+        if self._bar.disable and (self._said < 0 or done % every == 0 or now - self._said >= SILENCE):
+            self._console.print(f"step {done}/{self._total}  {line}  {self._left(done, now)}", soft_wrap=True)
+            self._said = now
+
+    def _left(self, done: int, now: float) -> str:
+        """The time that the steps to come will take, at the pace so far."""
+        seconds = (self._total - done) * (now - self._started) / self._taken
+        return f"{timedelta(seconds=round(seconds))} left"
+
+    def evaluation(self, done: int, scores: Mapping[str, Score]) -> None:
+        """Show how held-out samples scored after so many steps."""
+        said = {
+            mode: ", ".join(f"{name} {value:.4f}" for name, value in {"loss": score.loss, **score.metrics}.items())
+            for mode, score in scores.items()
+        }
+        parts = [f"{mode} {values}" for mode, values in said.items()]
+        self.say(f"held out after step {done}, compression {'; '.join(parts)}")
 
 
 def _waiting(record: StepRecord) -> str:

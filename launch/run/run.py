@@ -207,6 +207,7 @@ class Run:
         if self._log is not None and scores is not None:
             with writing(self.recipe.folder):
                 self._log.evaluation(done, scores)
+            self._line.evaluation(done, scores)
 
     def _save(self, done: int) -> None:
         """Save the weights of all stages as one set, or, where a stage cannot, keep the set before; collective."""

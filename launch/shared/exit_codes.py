@@ -16,6 +16,9 @@ MISTAKE = 2
 INTERRUPTED = 130
 """The user stopped it: 128 and the number of SIGINT."""
 
+UNREAD = 141
+"""Nobody read on: 128 and the number of SIGPIPE."""
+
 
 class FailedError(ThinwireError):
     """Work that began and failed."""

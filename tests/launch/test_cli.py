@@ -24,6 +24,13 @@ def test_help_names_every_command_and_its_purpose(capsys, arguments):
         assert [name, *purpose.split()] in [line.split() for line in said.out.splitlines()]
 
 
+def test_output_that_nobody_reads_on_is_no_traceback():
+    """`thinwire --help | head` ended in a BrokenPipeError."""
+    with subprocess.Popen([*THINWIRE, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 141)
+
+
 def test_the_version_is_that_of_the_package(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr() == (f"thinwire {version('thinwire')}\n", "")

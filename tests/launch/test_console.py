@@ -1,8 +1,11 @@
 """What a run says before it trains, and its closing table, on terminals of several widths."""
 
+import re
+
 import pytest
 
 from thinwire.launch.run.console import ProgressLine, show_stores, show_summary, uneven
+from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.trainer import StepRecord
 
@@ -109,3 +112,52 @@ def test_a_cut_that_is_far_from_even_is_spoken_of(seconds, told):
         if told
         else ""
     )
+
+
+def record(step):
+    """A step of a run over a slow link."""
+    return StepRecord(
+        step=step,
+        epoch=0,
+        loss=5.1234,
+        lr=0.1,
+        grad_norm=None,
+        seconds=2.0,
+        samples=16,
+        sections=dict.fromkeys(SECTIONS, 0.4),
+        bytes=100,
+        uncompressed=800,
+    )
+
+
+def test_without_a_terminal_there_is_a_line_every_30_seconds(capsys):
+    """A run of long steps said nothing for a tenth of its time, which may be hours."""
+    seconds = iter(range(0, 10_000, 7))
+    line = ProgressLine(1000, clock=lambda: next(seconds))
+    for step in range(10):
+        line.step(record(step))
+    lines = capsys.readouterr().out.splitlines()
+    assert [said.split()[1] for said in lines] == ["1/1000", "6/1000"]
+    assert lines[1].startswith("step 6/1000  loss 5.123  8.0 samples/s  8.0x fewer bytes")
+    assert lines[1].endswith("  1:55:58 left"), "6 steps took 42 s, 994 are to come"
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_step_and_the_time_left_stay_in_sight(monkeypatch, capsys, columns):
+    """At 80 columns the words pushed the time left out."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressLine(123_456) as line:
+        for step in (7000, 7001):
+            line.step(record(step))
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out).strip().splitlines()[-1].split("\r")[-1]
+    assert "7002/123456" in last and re.search(r"\d+:\d\d:\d\d|-:--:--", last), last
+    assert "loss 5.123" in last and len(last) <= columns
+
+
+def test_scores_are_shown_while_training(capsys):
+    scores = {mode: Score(1.5, 30, {"accuracy": 0.25}) for mode in ("on", "off")}
+    ProgressLine(10).evaluation(4, scores)
+    said = "held out after step 4, compression on loss 1.5000, accuracy 0.2500; off loss 1.5000, accuracy 0.2500\n"
+    assert capsys.readouterr().out == said
