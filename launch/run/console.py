@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
-from thinwire.pipeline.evaluation import Score
+from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
 
@@ -80,7 +80,7 @@ class ProgressLine:
         seconds = (self._total - done) * (now - self._started) / self._taken
         return f"{timedelta(seconds=round(seconds))} left"
 
-    def evaluation(self, done: int, scores: Mapping[str, Score]) -> None:
+    def evaluation(self, done: int, scores: Mapping[Compression, Score]) -> None:
         """Show how held-out samples scored after so many steps."""
         said = {
             mode: ", ".join(f"{name} {value:.4f}" for name, value in {"loss": score.loss, **score.metrics}.items())
