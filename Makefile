@@ -12,7 +12,7 @@ help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small model cut into stages.
-	$(BIN)/thinwire train quickstart
+	$(BIN)/thinwire train quickstart --overwrite
 
 test: lint types ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
 	$(BIN)/pytest

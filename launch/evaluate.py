@@ -1,6 +1,7 @@
 """`thinwire eval DIR`: the held-out scores of a recipe's model as it stands, with compression on and off.
 
-DIR is what `thinwire export` wrote, or any recipe. All stages run in this process, as `thinwire simulate` does.
+DIR is the folder of a run, what `thinwire export` wrote, or any recipe. All stages run in this process, as
+`thinwire simulate` does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, assemble, prepare, simulated_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.saved import weights_of
+from thinwire.launch.run.saved import chosen_codecs, read_summary, weights_of
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.tables import Table, document, show
@@ -73,13 +74,14 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
 
 
 def _recipe(place: str, options: Sequence[str]) -> Recipe:
-    """The recipe of an export with its weights, or any recipe."""
+    """The recipe of an export or a run with its weights, or any recipe."""
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=PROG)
-    if (exported.parent / "weights").is_dir():
-        raise OptionsError(f"DIR must be what thinwire export wrote, got a run; thinwire export {place} --to DIR")
     found = recipe.parse([str(exported), *options], prog=PROG)
+    if (exported.parent / "weights").is_dir():
+        codecs = chosen_codecs(found.compression, read_summary(exported.parent))
+        return replace(found, model=replace(found.model, weights=place), compression=codecs)
     return replace(found, model=weights_of(found.model, exported.parent))
 
 
@@ -118,6 +120,6 @@ def _parser() -> Parser:
         description="Score held-out samples with compression on and off.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="DIR", help="what thinwire export wrote, or a recipe")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run, what thinwire export wrote, or a recipe")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.saved import Ended, read_run, weights_of
+from thinwire.launch.run.saved import SavedRun, chosen_codecs, read_run, weights_of
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.models.data.options import BYTES
@@ -40,18 +40,18 @@ NEEDS_CODEC = 0.01
 def main(argv: Sequence[str]) -> int:
     """Export a run; the exit status."""
     options = _parser().parse_args(argv)
-    ended = read_run(Path(options.run), PROG)
-    for line in export(ended, Path(options.to), options.dtype):
+    run = read_run(Path(options.run), PROG)
+    for line in export(run, Path(options.to), options.dtype):
         print(line)
-    print(f"{len(ended.weights)} tensors of {ended.recipe.name} are in {options.to}; see its README.md")
+    print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")
     return OK
 
 
-def export(ended: Ended, folder: Path, dtype: str | None = None) -> list[str]:
+def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
     """Write the folder, and say what is other than it came.
 
     Args:
-        ended: the run.
+        run: the run.
         folder: a new or empty one.
         dtype: the type of the weights; None is the one that the model came in.
 
@@ -61,13 +61,13 @@ def export(ended: Ended, folder: Path, dtype: str | None = None) -> list[str]:
     if folder.exists() and any(folder.iterdir()):
         raise OptionsError(f"--to must name a new or empty folder, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    copy_model_files(ended.folder, folder)
-    chosen = dtype or ended.facts.dtype
-    tied, apart = tied_again(ended.weights, ended.facts.tied)
-    kept = {name: tensor for name, tensor in ended.weights.items() if name not in tied}
+    copy_model_files(run.folder, folder)
+    chosen = dtype or run.facts.dtype
+    tied, apart = tied_again(run.weights, run.facts.tied)
+    kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
     _save_weights(folder, {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()})
     _change_config(folder, dtype=chosen, **({"tie_word_embeddings": True} if tied else {}))
-    (folder / "recipe.yaml").write_text(dump(_for_evaluation(ended, folder)))
+    (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
     notes = [
         *(
             f"{name} is no longer equal to {other}, which it was tied to: both are there, untied"
@@ -79,7 +79,7 @@ def export(ended: Ended, folder: Path, dtype: str | None = None) -> list[str]:
             else []
         ),
     ]
-    (folder / "README.md").write_text(readme(ended, notes))
+    (folder / "README.md").write_text(readme(run, notes))
     return notes
 
 
@@ -110,17 +110,17 @@ _WITHOUT = """from safetensors.torch import load_file
 model.load_state_dict(load_file("model.safetensors"))"""
 
 
-def readme(ended: Ended, notes: Sequence[str] = ()) -> str:
+def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     """What the folder's README says; `notes` are what is other than it came."""
-    num_labels, by_transformers = ended.facts.num_labels, (ended.folder / "model" / "config.json").is_file()
+    num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
     auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
-    makes = library_code(ended.recipe.model, num_labels)
+    makes = library_code(run.recipe.model, num_labels)
     loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT.format(makes=makes)
-    wanted, scores = ended.recipe, ended.summary["held_out"]
+    wanted, scores = run.recipe, run.summary["held_out"]
     lines = [
         f"# {wanted.name}",
         "",
-        f"{wanted.model.name} after {ended.summary['steps']} steps in {wanted.pipeline.num_stages} stages, trained "
+        f"{wanted.model.name} after {run.summary['steps']} steps in {wanted.pipeline.num_stages} stages, trained "
         "with Thinwire.",
         "",
         "```python",
@@ -133,7 +133,7 @@ def readme(ended: Ended, notes: Sequence[str] = ()) -> str:
         "",
         "| boundary | channel | codec |",
         "|---|---|---|",
-        *(f"| {row['boundary']} | {row['channel']} | `{row['codec']}` |" for row in ended.summary["channels"]),
+        *(f"| {row['boundary']} | {row['channel']} | `{row['codec']}` |" for row in run.summary["channels"]),
         "",
         "## Compression at inference",
         "",
@@ -173,20 +173,17 @@ def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     return f"Inference does not need the codec: {change}."
 
 
-def _for_evaluation(ended: Ended, folder: Path) -> Recipe:
+def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
     """The recipe with the weights that are exported, the codecs that auto chose, and paths that hold from anywhere."""
-    trained = ended.recipe
-    data, compression = trained.data, trained.compression
+    trained = run.recipe
+    data = trained.data
     evaluation = data.evaluation and (data.evaluation if is_split(data.evaluation) else _resolved(data.evaluation))
-    if compression.automatic:
-        chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in ended.summary["choices"]}
-        compression = compression.chosen(chosen)
     return replace(
         trained,
         model=weights_of(trained.model, folder),
         data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
         training=replace(trained.training, steps=0, epochs=None),
-        compression=compression,
+        compression=chosen_codecs(trained.compression, run.summary),
         output="",
     )
 
@@ -208,7 +205,7 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog=PROG, description="Write a run's model for the library it came from.")
-    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run that has saved its weights")
     parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as the model came; fresh: float32)")
     return parser

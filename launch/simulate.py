@@ -18,11 +18,12 @@ def main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv, prog="thinwire simulate")
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     from thinwire.launch.run.assembly import prepare
-    from thinwire.launch.run.folders import check_folders, held
+    from thinwire.launch.run.folders import check_folders, check_unused, held
 
     prepared = prepare(wanted)
     check_folders(wanted)
     with held(wanted.folder), working():
+        check_unused(wanted)
         simulate(prepared)
     return OK
 

@@ -38,12 +38,13 @@ def main(argv: Sequence[str]) -> int:
 
     wanted = recipe.parse(argv)
     from thinwire.launch.run.assembly import prepare
-    from thinwire.launch.run.folders import check_folders, held
+    from thinwire.launch.run.folders import check_folders, check_unused, held
 
     prepared = prepare(wanted)
     check_folders(wanted)
     if "RANK" not in os.environ:
         with held(wanted.folder) as descriptor:
+            check_unused(wanted)
             launch(prepared, argv, descriptor)
         return OK
     from thinwire.launch.run.worker import work

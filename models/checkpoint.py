@@ -103,12 +103,14 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Find the safetensors of a folder or of a name on the hub; only names are read yet.
 
-    A tensor in `tied` takes the other's values if `always_tied`, or if the files lack it.
+    A tensor in `tied` takes the other's values if `always_tied`, or if the files lack it; in the files of stages, which
+    train both apart, only if they lack it.
 
     Raises:
         ModelError: if there are no safetensors.
     """
     stored = {_today(name): (file, name) for name, file in _weight_map(source).items()}
+    always_tied = always_tied and not _stage_files(source)
     return Checkpoint(
         source=source,
         stored=stored,
@@ -147,13 +149,15 @@ def find(source: str, file: str) -> Path | None:
 
 
 def _weight_map(source: str) -> dict[str, str]:
-    """The file of each tensor."""
+    """The file of each tensor: of a saved model, or of the stages of one, as a run saves them."""
     index = find(source, _INDEX)
     if index is not None:
         return _read_index(index)
     single = find(source, _FILE)
     if single is not None:
         return dict.fromkeys(_shapes(single), _FILE)
+    if stages := _stage_files(source):
+        return {name: file for file in stages for name in _shapes(Path(source, file))}
     old = next((file for file in _OLD_FILES if find(source, file)), None)
     way_out = (
         f"it holds {old}: convert it with from_pretrained(...).save_pretrained(...) of transformers"
@@ -161,6 +165,11 @@ def _weight_map(source: str) -> dict[str, str]:
         else "weights: fresh draws them from the seed instead"
     )
     raise ModelError(f"{source} must hold {_FILE} or {_INDEX}, and does not; {way_out}")
+
+
+def _stage_files(source: str) -> list[str]:
+    """The names of the files that the stages of a run saved in a folder."""
+    return sorted(path.name for path in Path(source).glob("stage-*.safetensors"))
 
 
 def _read_index(path: Path) -> dict[str, str]:

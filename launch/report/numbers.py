@@ -68,7 +68,8 @@ def progress_in_seconds(run: RunFiles) -> list[float]:
 def progress_in_megabytes(run: RunFiles) -> list[float]:
     """MB that all boundaries have sent after each step, from 0: their total, shared out as the last process saw it."""
     seen = [float(step["bytes"]) for step in run.steps]
-    scale = training_bytes(run.summary["channels"]) / max(1.0, math.fsum(seen)) / 1e6
+    counted = math.fsum(seen[: run.summary["steps"]])  # a run that was killed took steps after its last summary
+    scale = training_bytes(run.summary["channels"]) / max(1.0, counted) / 1e6
     return [*accumulate((scale * count for count in seen), initial=0.0)]
 
 

@@ -94,9 +94,14 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
         ("sent in training", _megabytes(training_bytes(summary["channels"]))),
         ("sent in all, evaluations too", _megabytes(summary["bytes_sent"])),
-        ("steps, in all", f"{summary['steps']:,} in {summary['seconds']:,.0f} s"),
+        ("steps, in all", f"{summary['steps']:,}{_planned(summary)} in {summary['seconds']:,.0f} s"),
         ("of them on steps", f"{summary['training_seconds']:,.0f} s"),
     ]
+
+
+def _planned(summary: Mapping[str, Any]) -> str:
+    """How many steps there were to be, where the run had not ended when it said so."""
+    return f" of {summary['planned_steps']:,}, not ended," if summary.get("running") else ""
 
 
 def _loss_picture(run: RunFiles) -> str:

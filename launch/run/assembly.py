@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import tell
 from thinwire.models.costs import operations
 from thinwire.models.data.load import load, more_samples
@@ -103,7 +104,7 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
     else:
         check_reads(recipe.model, kind="text")
     model = blueprint(
-        recipe.model,
+        with_run_weights(recipe.model),
         task="causal-lm" if data.num_labels is None else "classification",
         num_labels=data.num_labels,
         block_size=tokens,

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import remove_leftovers
+from thinwire.launch.run.resume import checkpoint_folder
+from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.shared import scratch
+from thinwire.pipeline.checkpoint import manifests
 from thinwire.pipeline.errors import OptionsError
 
 
@@ -25,6 +27,23 @@ def check_folders(recipe: Recipe) -> None:
             for field, folder in folders.items()
             for reason in [_refusal(folder)]
         )
+    )
+
+
+def check_unused(recipe: Recipe) -> None:
+    """Raise OptionsError where the run would replace another one, and nobody said that it may."""
+    if refusal := replacing(recipe):
+        raise OptionsError(refusal)
+
+
+def replacing(recipe: Recipe) -> str | None:
+    """Why a run must not begin, in a sentence; None where it replaces nothing, goes on, or was told to replace."""
+    folder = recipe.folder
+    if recipe.checkpoint.resume != "auto" or manifests(checkpoint_folder(recipe)) or not _holds_run(folder):
+        return None
+    return (
+        f"output must name a folder without a run, and {folder} holds one; --overwrite replaces it, --output DIR keeps "
+        f"both, and --resume {folder} would go on from its newest checkpoint, but it has none"
     )
 
 
@@ -47,6 +66,13 @@ def held(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run has left results here: a run that failed before its first step has not."""
+    metrics = folder / "metrics.jsonl"
+    steps = metrics.is_file() and metrics.stat().st_size > 0
+    return steps or (folder / "summary.json").is_file() or newest(folder) is not None
 
 
 def _refusal(folder: Path) -> str | None:

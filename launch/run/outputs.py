@@ -21,7 +21,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
@@ -142,13 +142,17 @@ def _with_nan(value: float | None) -> float:
 
 
 def save_recipe(recipe: Recipe) -> None:
-    """Write recipe.yaml. Every process does, when the run begins: on its own host a stage must find it to go on."""
+    """Write recipe.yaml. Every process does, when the run begins: on its own host a stage must find it to go on.
+
+    Whether the run replaced or continued another is not part of it: it is said anew for every run.
+    """
     recipe.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(recipe.folder / "recipe.yaml", dump(recipe))
+    anew = replace(recipe, checkpoint=replace(recipe.checkpoint, resume="auto"))
+    write_whole(recipe.folder / "recipe.yaml", dump(anew))
 
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json."""
+    """Write summary.json, into the folder of a run or that of a set of its weights."""
     write_whole(folder / "summary.json", json.dumps(_without_nan(summary), indent=2) + "\n")
 
 

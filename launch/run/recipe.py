@@ -118,6 +118,7 @@ def make_parser(prog: str) -> ArgumentParser:
         "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
         f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
         "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
+        "--overwrite is short for --checkpoint.resume never: it replaces what an earlier run left in the folder. "
         "--max-restarts N is short for --checkpoint.restarts N.",
         allow_abbrev=False,
         exit_on_error=False,
@@ -248,7 +249,7 @@ def _words(kind: Any) -> str:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--codec A/G`, `--trace`, `--resume` and `--max-restarts` replaced by the full options."""
+    """The arguments, with `--codec A/G`, `--trace`, `--overwrite` and others replaced by the full options."""
     arguments: list[str] = []
     rest = iter(argv)
     for argument in rest:
@@ -259,6 +260,8 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
             arguments.append(f"--debug.trace={given if equals else TRACED}")
         elif option == "--max-restarts":
             arguments += ["--checkpoint.restarts", given if equals else next(rest, "")]
+        elif argument == "--overwrite":
+            arguments.append("--checkpoint.resume=never")
         elif option == "--resume":
             arguments += _resuming(given if equals else next(rest, ""))
         else:

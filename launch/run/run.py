@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -72,6 +73,8 @@ class Run:
         with writing(self.recipe.folder):
             save_recipe(self.recipe)
             if self._log is not None:
+                if not self._resumption.first:
+                    (self.recipe.folder / "summary.json").unlink(missing_ok=True)  # it is about an earlier run
                 save_model_files(self.recipe.folder, self.assembly.prepared)
         if self._log is not None:
             self._log.recipe(dump(self.recipe))
@@ -84,12 +87,12 @@ class Run:
                 self.trainer.train(self._after_step, self._resumption.first)
         if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
             self._evaluate(self.recipe.training.steps)
-        self._save(self.recipe.training.steps)
+        summary = self._save(self.recipe.training.steps)
         self._resumption.finish(self.recipe.training.steps, self._said())
         for stage in self.trainer.stages:
             stage.close()
         self.discard_stores()
-        self._finish()
+        self._finish(summary)
 
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, as far as their disk lets us; at the end, however it comes."""
@@ -209,22 +212,29 @@ class Run:
                 self._log.evaluation(done, scores)
             self._line.evaluation(done, scores)
 
-    def _save(self, done: int) -> None:
-        """Save the weights of all stages as one set, or, where a stage cannot, keep the set before; collective."""
-        with self._times.spent_on("saving"):
-            self._save_weights(done)
+    def _save(self, done: int) -> dict[str, Any] | None:
+        """Save the weights of all stages as one set, or, where a stage cannot, keep the set before; collective.
 
-    def _save_weights(self, done: int) -> None:
-        saving = Saving(self.recipe.folder, done, self.recipe.pipeline.num_stages)
-        mine = self._write_weights(saving)
+        A summary of the run so far goes with them, so that they can be exported and reported if the run gets no
+        further. It is what is returned where the last stage lives.
+        """
+        with self._times.spent_on("saving"):
+            return self._save_set(Saving(self.recipe.folder, done, self.recipe.pipeline.num_stages), done)
+
+    def _save_set(self, saving: Saving, done: int) -> dict[str, Any] | None:
+        summary = self._summarize(done)
+        mine = self._write_set(saving, summary)
         if trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
             saving.discard()
             raise OutputError(trouble)
         with writing(self.recipe.folder):
             saving.complete()
+            if summary is not None:
+                save_summary(self.recipe.folder, summary)
+        return summary
 
-    def _write_weights(self, saving: Saving) -> str | None:
-        """Write the weights of this process's stages; what went wrong, in a sentence."""
+    def _write_set(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
+        """Write the weights of this process's stages, and the summary if it has one; what went wrong, in a sentence."""
         for stage in self.trainer.stages:
             try:
                 saving.write(stage.stage_index, module_of(stage).full_state())
@@ -234,10 +244,15 @@ class Run:
                     f"{getattr(error, 'strerror', None) or error}; free some space; what was saved before is still "
                     f"there, for all stages"
                 )
+        try:
+            if summary is not None:
+                save_summary(saving.folder, summary)
+        except OSError as error:
+            return f"the summary cannot be saved in {self.recipe.folder}: {error.strerror or error}; free some space"
         return None
 
-    def _summary(self) -> dict[str, Any] | None:
-        """What all stages say of the run so far; None except where the last stage lives. Collective."""
+    def _summarize(self, done: int) -> dict[str, Any] | None:
+        """What all stages say of the run after `done` steps; None except where the last stage lives. Collective."""
         stages = self.assembly.placement.gather(
             {stage.stage_index: stage_report(stage) for stage in self.trainer.stages}
         )
@@ -246,6 +261,7 @@ class Run:
         return summarize(
             self.recipe,
             stages,
+            done=done,
             codec_of=lambda boundary, channel: str(self._wire.compression.method(boundary, channel)),
             times=self._times,
             losses=self._log.losses,
@@ -253,12 +269,13 @@ class Run:
             choices=self._choices,
         )
 
-    def _finish(self) -> None:
+    def _finish(self, summary: dict[str, Any] | None) -> None:
         """Gather what only the end knows, and let the last stage's process write and show it."""
-        summary, traces = self._summary(), self._gather_traces()
+        traces = self._gather_traces()
         if self._log is None or summary is None:
             return
         self._log.close()
+        summary |= {"running": False, "seconds": self._times.all, "saving_seconds": self._times.seconds["saving"]}
         save_summary(self.recipe.folder, summary)
         save_traces(self.recipe.folder, traces)
         save_picture(

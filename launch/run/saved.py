@@ -19,11 +19,12 @@ from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import CompressionOptions
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A run that has ended: its recipe, what it measured, its weights by full name, and what its model was."""
+class SavedRun:
+    """What a run saved last: its recipe, what it measured, its weights by full name, and what its model was."""
 
     folder: Path
     recipe: Recipe
@@ -32,22 +33,53 @@ class Ended:
     facts: ModelFacts
 
 
-def read_run(folder: Path, prog: str) -> Ended:
-    """Read what a run left. OptionsError with everything that is missing, or does not belong together."""
+def read_run(folder: Path, prog: str) -> SavedRun:
+    """Read what a run saved last. OptionsError with everything that is missing, or does not belong together."""
     if not folder.is_dir():
         raise OptionsError(f"RUN must be the folder of a run, got {folder}, which does not exist")
-    needed = [folder / "recipe.yaml", folder / "summary.json"]
+    needed = [folder / "recipe.yaml", _summary_of_weights(folder)]
     if missing := [str(path) for path in needed if not path.is_file()]:
-        raise OptionsError(f"RUN must be the folder of a run that has ended, and {', '.join(missing)} is missing")
+        raise OptionsError(
+            f"RUN must be the folder of a run that has saved its weights, and {', '.join(missing)} is missing"
+        )
     found = recipe.parse([str(needed[0])], prog=prog)
     summary = _read_summary(needed[1])
     weights = _read_weights(folder, found.pipeline.num_stages)
     if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
         raise OptionsError(
-            f"the weights in {folder} must be those that the run ended with, and their digest is another; copy the "
+            f"the weights in {folder} must be those that the run saved last, and their digest is another; copy the "
             f"files of all stages from the same run"
         )
-    return Ended(folder, found, summary, weights, read_facts(folder))
+    return SavedRun(folder, found, summary, weights, read_facts(folder))
+
+
+def chosen_codecs(compression: CompressionOptions, summary: Mapping[str, Any]) -> CompressionOptions:
+    """The codecs that a run used, those that auto chose included; it sends everything as it is until it chooses."""
+    if not compression.automatic:
+        return compression
+    chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in summary["choices"]}
+    return compression.chosen(chosen) if chosen else compression.before_choice()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run said when it saved its newest weights. OptionsError where it is missing or damaged."""
+    path = _summary_of_weights(folder)
+    if not path.is_file():
+        raise OptionsError(f"RUN must be the folder of a run that has saved its weights, and {path} is missing")
+    return _read_summary(path)
+
+
+def _summary_of_weights(folder: Path) -> Path:
+    """The summary that belongs to the newest weights; the run's own where no other lies beside them.
+
+    A run that is killed while it saves may have named a set of weights, and not yet have said so in its own summary.
+    """
+    saved, own = newest(folder), folder / "summary.json"
+    if saved is None:
+        return own
+    beside = folder / "weights" / saved.folder / "summary.json"
+    agree = own.is_file() and beside.is_file() and _read_summary(own)["steps"] == saved.step
+    return own if agree or not beside.is_file() else beside
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
@@ -56,8 +88,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
         summary["weights_digest"], summary["held_out"], summary["channels"], summary["steps"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OptionsError(
-            f"{path} must be the summary of a run that has ended, and is damaged ({error!r}); copy it again, or train "
-            f"again"
+            f"{path} must be the summary of a run, and is damaged ({error!r}); copy it again, or train again"
         ) from error
     return dict(summary)
 

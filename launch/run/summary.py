@@ -43,19 +43,22 @@ def summarize(
     recipe: Recipe,
     stages: Sequence[Mapping[str, Any]],
     *,
+    done: int,
     codec_of: Callable[[int, ChannelName], str],
     times: Times,
     losses: Sequence[tuple[int, float]],
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
 ) -> dict[str, Any]:
-    """The content of summary.json. `stages` are the reports of every stage, in stage order."""
+    """The content of summary.json after `done` steps of a run that goes on; `stages` are all reports, in order."""
     scores = evaluations[-1][1] if evaluations else {}
     traffic = traffic_by_phase(stages)
     return {
         "name": recipe.name,
         "folder": str(recipe.folder),
-        "steps": recipe.training.steps,
+        "steps": done,
+        "running": True,
+        "planned_steps": recipe.training.steps,
         "seconds": times.all,
         **{f"{purpose}_seconds": seconds for purpose, seconds in times.seconds.items()},
         "train_loss": losses[-1][1] if losses else None,

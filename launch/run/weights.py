@@ -3,6 +3,7 @@
 weights/
   newest.json                       {"step": 40, "stages": 4, "folder": "step-40"}
   step-40/stage-I.safetensors
+  step-40/summary.json              what the run said after that step, where the last stage lives
 
 The order makes a set complete at any time:
 
@@ -21,13 +22,14 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.models.file_mode import follow_umask
+from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
 
 _MANIFEST = "newest.json"
@@ -75,6 +77,11 @@ class Saving:
         fresh.replace(target)
         _sync(target.parent)
 
+    @property
+    def folder(self) -> Path:
+        """Where this set is written."""
+        return self._base / self._set.folder
+
     def complete(self) -> None:
         """Name this set in the manifest, and remove the set before. Call it after every stage has written its file."""
         write_whole(self._base / _MANIFEST, json.dumps(asdict(self._set)) + "\n")
@@ -103,6 +110,25 @@ def newest(folder: Path) -> WeightSet | None:
 def weight_file(folder: Path, saved: WeightSet, stage: int) -> Path:
     """The file with the weights of one stage."""
     return folder / "weights" / saved.folder / f"stage-{stage}.safetensors"
+
+
+def with_run_weights(model: ModelOptions) -> ModelOptions:
+    """The model with the newest weights of a run, where its weights are the folder of one; else as it is.
+
+    Raises:
+        OptionsError: the files of some stages are missing, as on a machine that did not hold them.
+    """
+    folder = Path(model.weights)
+    saved = newest(folder)
+    if saved is None:
+        return model
+    files = [weight_file(folder, saved, stage) for stage in range(saved.stages)]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise OptionsError(
+            f"model.weights names a run, and must hold the weights of its {saved.stages} stages; "
+            f"{', '.join(missing)} is missing in {files[0].parent}; copy it from the machine that held the stage"
+        )
+    return replace(model, weights=str(files[0].parent))
 
 
 def remove_leftovers(folder: Path) -> None:

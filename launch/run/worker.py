@@ -12,9 +12,11 @@ import torch.distributed as dist
 from thinwire.launch.run import parent
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, once, report_of, stop_on_signals
+from thinwire.launch.run.folders import replacing
 from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
-from thinwire.pipeline.errors import MismatchError, PeerError
+from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
+from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
 
 
@@ -44,6 +46,8 @@ def work(prepared: Prepared) -> int:
     try:
         # 2. join before building: to build a run, the processes exchange messages
         join(prepared, rank)
+        if begins_alone():
+            refuse_replacing(prepared, where)
         run = Run(prepared, where)
         run.go()
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
@@ -55,6 +59,20 @@ def work(prepared: Prepared) -> int:
         leave(report_of(error, rank, stages))
         os._exit(1)
     return 0
+
+
+def begins_alone() -> bool:
+    """Whether no launcher of ours has looked at the output folder, and this is no restart by torchrun."""
+    return parent.VARIABLE not in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+
+
+def refuse_replacing(prepared: Prepared, where: Placement) -> None:
+    """Raise OptionsError, in every process alike, where a host has the results of another run there; collective.
+
+    All have looked before any of them writes.
+    """
+    if said := [refusal for refusal in where.everyone(replacing(prepared.recipe)) if refusal]:
+        raise OptionsError(said[:1])
 
 
 def join(prepared: Prepared, rank: int) -> None:

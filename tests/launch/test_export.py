@@ -230,7 +230,7 @@ def test_a_folder_that_does_not_exist_is_said_not_to(command, tmp_path, capsys):
 
 def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     said = refused(capsys, "export", tmp_path, "--to", tmp_path / "export")
-    assert said.startswith("RUN must be the folder of a run that has ended, and ")
+    assert said.startswith("RUN must be the folder of a run that has saved its weights, and ")
     assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} is missing" in said
     weights_of(copied, 1).unlink()
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
@@ -242,14 +242,14 @@ def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
 def test_a_damaged_summary_is_one_sentence(copied, tmp_path, capsys, text):
     (copied / "summary.json").write_text(text)
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert f"{copied / 'summary.json'} must be the summary of a run that has ended, and is damaged" in said
+    assert f"{copied / 'summary.json'} must be the summary of a run, and is damaged" in said
 
 
 def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
     path = weights_of(copied, 1)
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert "must be those that the run ended with, and their digest is another" in said
+    assert "must be those that the run saved last, and their digest is another" in said
 
 
 def test_a_folder_in_use_is_left_alone(copied, capsys):

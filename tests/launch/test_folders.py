@@ -11,7 +11,7 @@ import pytest
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from thinwire.launch import cli
-from thinwire.launch.run.folders import check_folders, held
+from thinwire.launch.run.folders import check_folders, held, replacing
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest
 from thinwire.pipeline.errors import OptionsError
@@ -96,3 +96,40 @@ def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys):
         assert sorted(path.name for path in (disk / "weights").iterdir()) == ["newest.json", "step-1"]
         assert not list(disk.rglob("*.part"))
         assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())
+
+
+def results_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_does_not_replace_another_unless_it_is_told_to(tmp_path, capsys):
+    """The second run once replaced the first without a word."""
+    options = [*TINY["gpt2-tiny"], *SHORT, "--output", str(tmp_path)]
+    assert cli.main(["simulate", "gpt2-tiny", *options]) == 0
+    first = results_of(tmp_path)
+    capsys.readouterr()
+    for command in ("train", "simulate"):
+        assert cli.main([command, "gpt2-tiny", *options]) == 2
+        said = capsys.readouterr().err
+        assert all(way in said for way in ("--overwrite", "--output", f"--resume {tmp_path}")), said
+        assert (
+            said.startswith(f"output must name a folder without a run, and {tmp_path} holds one") and said[-1] == "\n"
+        )
+    assert results_of(tmp_path) == first
+    assert cli.main(["simulate", "gpt2-tiny", *options, "--training.seed", "7", "--overwrite"]) == 0
+    assert results_of(tmp_path) != first
+    assert cli.main(["simulate", str(tmp_path / "recipe.yaml")]) == 2, "a recipe does not say once and for all"
+
+
+def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "recipe.yaml").touch()
+    assert replacing(Recipe(output=str(tmp_path))) is None
+
+
+def test_a_run_with_a_checkpoint_goes_on_and_is_not_refused(tmp_path):
+    saved = ["--checkpoint.every", "1 steps", "--output", str(tmp_path)]
+    options = [*TINY["gpt2-tiny"], *SHORT, *saved]
+    assert cli.main(["simulate", "gpt2-tiny", *options]) == 0
+    assert cli.main(["simulate", "gpt2-tiny", *options, "--training.steps", "3"]) == 0
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]

@@ -53,6 +53,7 @@ FILES = [
     "weights/newest.json",
     "weights/step-3/stage-0.safetensors",
     "weights/step-3/stage-1.safetensors",
+    "weights/step-3/summary.json",
 ]
 
 

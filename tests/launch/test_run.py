@@ -1,10 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
+from thinwire.launch import cli
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
@@ -67,6 +69,47 @@ def test_seconds_of_training_are_those_of_its_steps(here):
 def test_evaluations_follow_the_steps_of_the_recipe_and_the_last_step_once(options, steps):
     folder = ran("--output", "run", "--training.steps", "3", *options).recipe.folder
     assert [line["step"] for line in lines(folder / "evaluations.jsonl")] == steps
+
+
+def stopped_after(step, *options):
+    """A run in the folder `run` that ends in an error behind a step, as if it were killed."""
+    with alone():
+        ready = prepared("--output", "run", *options)
+        run = Run(ready, simulated_placement(ready.recipe))
+        after_step = run._after_step
+
+        def killed(record):
+            after_step(record)
+            if record.step + 1 == step:
+                raise KeyboardInterrupt
+
+        run._after_step = killed
+        with pytest.raises(KeyboardInterrupt):
+            run.go()
+
+
+def test_what_a_stopped_run_saved_can_be_exported_evaluated_reported_and_started_from(here, capsys):
+    stopped_after(3, "--training.steps", "9", "--save_every", "2", "--training.evaluate_every", "1 steps")
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["planned_steps"], summary["running"]) == (2, 9, True)
+    assert len(lines(here / "run" / "metrics.jsonl")) == 3
+    assert cli.main(["export", "run", "--to", "exported"]) == 0
+    assert weights_digest(tensor_lines(load_file("exported/model.safetensors"))) == summary["weights_digest"]
+    capsys.readouterr()
+    assert cli.main(["eval", "run", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in summary["held_out"].items()]
+    assert cli.main(["report", "run"]) == 0
+    assert "2 of 9, not ended," in Path("report.html").read_text()
+    folder = ran("--output", "next", "--model.weights", "run", "--training.steps", "0").recipe.folder
+    assert json.loads((folder / "summary.json").read_text())["weights_digest"] == summary["weights_digest"]
+
+
+def test_a_run_killed_between_its_weights_and_its_summary_can_be_exported(here, monkeypatch):
+    ran("--output", "run", "--save_every", "1")
+    own = here / "run" / "summary.json"
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"steps": 1, "weights_digest": "of the set before"}))
+    assert cli.main(["export", "run", "--to", "exported"]) == 0
 
 
 def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
