@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from support.recipe_runs import simulate
@@ -58,13 +60,14 @@ def test_a_store_folder_that_cannot_be_written_is_a_sentence(here, capsys):
     assert said.err.count("\n") == 1
 
 
-def test_a_run_is_no_export(here, capsys):
+def test_a_run_is_scored_with_the_weights_it_saved(here, capsys):
     """Its recipe names the weights that it started with, whose scores nobody asked for."""
-    simulate("tiny.yaml", here / "run")
+    run = simulate("tiny.yaml", here / "run")
     capsys.readouterr()
-    assert cli.main(["eval", "run"]) == 2
-    said = "DIR must be what thinwire export wrote, got a run; thinwire export run --to DIR\n"
-    assert capsys.readouterr() == ("", said)
+    assert cli.main(["eval", "run", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    ended = json.loads((run / "summary.json").read_text())["held_out"]
+    assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in ended.items()]
 
 
 def test_a_folder_of_neither_is_answered_with_the_packaged_recipes(here, capsys):
