@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Purpose = Literal["training", "evaluation", "saving"]
+Activity = Literal["training", "evaluation", "saving"]
 
 
 class Times:
@@ -21,7 +21,7 @@ class Times:
     """
 
     def __init__(self, before: Mapping[str, float]) -> None:
-        self.seconds: dict[Purpose, float] = {purpose: before.get(purpose, 0.0) for purpose in get_args(Purpose)}
+        self.seconds: dict[Activity, float] = {purpose: before.get(purpose, 0.0) for purpose in get_args(Activity)}
         self._started = time.perf_counter() - before.get("all", 0.0)
 
     @property
@@ -30,7 +30,7 @@ class Times:
         return time.perf_counter() - self._started
 
     @contextmanager
-    def spent_on(self, purpose: Purpose) -> Iterator[None]:
+    def spent_on(self, purpose: Activity) -> Iterator[None]:
         """Charge the time inside."""
         started = time.perf_counter()
         try:
