@@ -308,7 +308,7 @@ def test_a_simulated_stage_that_raises_tells_the_same(folder, capsys):
     diverging = ["--optimizer.lr", "1e30", "--optimizer.max_grad_norm", "null", "--output", "simulated-diverged"]
     assert simulated(folder, *diverging) == 1
     assert capsys.readouterr().err.startswith("stage 0 has NaN or infinity in the activations of micro-batch 0")
-    assert simulated(folder, *diverging, "--wire.nonfinite", "send") == 0
+    assert simulated(folder, *diverging, "--wire.nonfinite", "send", "--overwrite") == 0
     first, *others = (line["loss"] for line in metrics(folder / "simulated-diverged"))
     assert math.isfinite(first)
     assert others == [None] * (STEPS - 1), "NaN is null in JSON"
