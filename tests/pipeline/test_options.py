@@ -33,9 +33,7 @@ def test_an_override_replaces_one_channel_of_one_boundary():
 def test_an_expression_is_read_once_for_all_boundaries(monkeypatch):
     """Read once a boundary, it was most of what a prediction of a thousand stages took."""
     read = []
-    monkeypatch.setattr(
-        "thinwire.pipeline.options.compression.parse", lambda expression: read.append(expression) or parse(expression)
-    )
+    monkeypatch.setattr("thinwire.compress.parse", lambda expression: read.append(expression) or parse(expression))
     compression = CompressionOptions(activations="q(4)", boundaries={1: BoundaryOptions(activations="q(2)")})
     read.clear()
     assert compression.methods(4, "activations") == [parse("q(4)"), parse("q(2)"), parse("q(4)"), parse("q(4)")]

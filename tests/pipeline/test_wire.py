@@ -86,7 +86,9 @@ def test_two_wires_in_one_folder_never_delete_each_others_stores(alone, tmp_path
     first, second = make_trainer(0, **options), make_trainer(0, **options)
     first.train_step(0)
     kept = sorted(tmp_path.iterdir())
-    with pytest.raises(StoreError, match=r"\.slots is in use by another store; give each run a folder of its own"):
+    with pytest.raises(
+        StoreError, match=r"\.slots is in use by another store; give each run its own folder as compression"
+    ):
         second.train_step(0)
     second.stages[0].wire.discard_stores()
     assert sorted(tmp_path.iterdir()) == kept != []
