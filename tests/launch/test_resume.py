@@ -37,7 +37,7 @@ def stops(monkeypatch):
         def after_step(run, record):
             real(run, record)
             if record.step + 1 == done:
-                run._course._checkpoints.wait()
+                run._resumption._checkpoints.wait()
                 raise Stopped
 
         monkeypatch.setattr(Run, "_after_step", after_step)
