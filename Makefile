@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
+WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 
 .PHONY: help quickstart test test-fast drill lint format types docs clean
@@ -15,10 +16,10 @@ quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small m
 	$(BIN)/thinwire train quickstart --overwrite
 
 test: lint types ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
-	$(BIN)/pytest
+	$(BIN)/pytest $(WORKERS)
 
 test-fast: $(VENV)/installed-dev ## Run the tests that need no processes and little time: under two minutes.
-	$(BIN)/pytest -m "not processes and not namespaces and not slow"
+	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
 drill: $(VENV)/installed-dev ## Kill KILLS (20) stages of one run at random; it must end as an undisturbed one.
 	THINWIRE_KILLS=$(or $(KILLS),20) $(BIN)/pytest tests/launch/test_restarts.py

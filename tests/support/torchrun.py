@@ -1,17 +1,11 @@
 """A script on several processes, as a user starts it."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from support.commands import free_port
 
 
 def torchrun(script: Path, processes: int = 2, timeout: float = 240) -> str:
