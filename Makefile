@@ -7,16 +7,21 @@ INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --edi
 WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 
-.PHONY: help quickstart test test-fast drill lint format types docs clean
+.PHONY: help quickstart test browser test-fast drill lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small model cut into stages.
 	$(BIN)/thinwire train quickstart --overwrite
+	@echo "To call thinwire yourself: . $(BIN)/activate in this shell, or for every shell: pipx install . (or: uv tool install .)"
+	@echo "Then, for example: thinwire train quickstart --codec 'q(2)/q(6)' --output runs/two-bits"
 
-test: lint types ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
+test: lint types browser ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
 	$(BIN)/pytest $(WORKERS)
+
+browser:
+	@sh tests/support/browser.sh
 
 test-fast: $(VENV)/installed-dev ## Run the tests that need no processes and little time: under two minutes.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
