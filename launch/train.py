@@ -65,7 +65,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
         StoppedError: a signal came.
     """
     from thinwire.launch.hosts.crew import gathered_signals
-    from thinwire.launch.run import failures, local
+    from thinwire.launch.run import failures, host_data, local
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
@@ -78,6 +78,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
                 given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
+                if not forks.is_safe():
+                    host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 end = local.run(start, given, came)
                 reports = failures.read_reports(folder)
             if came:

@@ -16,11 +16,12 @@ from torch.nn import Parameter
 
 from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
+from thinwire.launch.run.host_data import load_once
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import tell
 from thinwire.models.costs import operations
-from thinwire.models.data.load import load, more_samples
+from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
@@ -81,7 +82,7 @@ def prepare(recipe: Recipe) -> Prepared:
             once as can be told.
     """
     tell("reading the data")
-    data, _ = attempt(lambda: load(recipe.data, seed=recipe.training.seed), lambda: check_name(recipe.model))
+    data, _ = attempt(lambda: load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model))
     tell("cutting the model")
     model = make_blueprint(recipe, data)
     cuts, *_ = attempt(

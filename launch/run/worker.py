@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from thinwire.launch.run import parent
+from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, once, report_of, stop_on_signals
 from thinwire.launch.run.folders import replacing
@@ -46,6 +46,7 @@ def work(prepared: Prepared) -> int:
     try:
         # 2. join before building: to build a run, the processes exchange messages
         join(prepared, rank)
+        host_data.discard()
         if begins_alone():
             refuse_replacing(prepared, where)
         run = Run(prepared, where)

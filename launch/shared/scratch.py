@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,22 @@ def folder() -> Iterator[Path]:
             yield Path(made)
         finally:
             os.close(held)
+
+
+def of_parent() -> Path:
+    """A private folder that all processes with our parent share; `remove_orphans` removes it once the parent has ended.
+
+    Raises OSError if there is none, or if it is not ours alone.
+    """
+    parent = os.getppid()
+    if not (started := _started(parent)):
+        raise OSError("the parent has no start time, which tells it from a later process with its number")
+    path = Path(tempfile.gettempdir(), f"{PREFIX}-{parent}-{started}-shared")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is open to others")
+    return path
 
 
 def remove_orphans() -> list[str]:
