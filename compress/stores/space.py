@@ -1,6 +1,6 @@
-"""Whether disks have room for the stores of all processes that share them.
+"""Whether disks have room for what all processes that share them will keep there: stores, weights, checkpoints.
 
-Each process says what its own stores need (`space_needs`). One process gets all needs and checks the sums.
+Each process says what its own files need (`space_needs`). One process gets all needs and checks the sums.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from thinwire.compress.stores.store import StoreError, StoreLayout
 
 @dataclass(frozen=True)
 class SpaceNeed:
-    """The space that the stores of one process still need on one file system."""
+    """The space that files of one process still need on one file system."""
 
     disk: tuple[str, int]
     """The machine, and the number of the file system: the same in all processes that share it."""
     folder: str
-    """The folder of the first store."""
+    """The folder of the first file."""
     nbytes: int
     free: int
     """Free bytes on the file system."""
+    what: str = "stores"
+    """What they are: a key of `ADVICE`."""
 
     def to_json(self) -> dict[str, Any]:
         """This need as JSON values."""
@@ -36,41 +38,59 @@ class SpaceNeed:
     def from_json(cls, value: Mapping[str, Any]) -> SpaceNeed:
         """The need that `to_json` described."""
         machine, device = value["disk"]
-        return cls((machine, device), value["folder"], value["nbytes"], value["free"])
+        return cls((machine, device), value["folder"], value["nbytes"], value["free"], value["what"])
+
+
+ADVICE = {
+    "stores": "name a folder on a larger disk as compression.store_folder, or keep fewer bits a value with store_bits",
+    "weights": "name an --output on a larger disk",
+    "checkpoints": "name a folder on a larger disk as checkpoint.folder, or keep fewer with checkpoint.keep",
+}
+"""What to change beside freeing space, by what lacks it."""
 
 
 def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
     """The space these stores still need until they are full, one entry a file system."""
+    return needs_of("stores", ((layout.nbytes, path) for layout, path in stores))
+
+
+def needs_of(what: str, files: Iterable[tuple[int, Path]]) -> list[SpaceNeed]:
+    """The space that files still need until they have so many bytes, one entry a file system."""
     machine = _machine()
     needed: defaultdict[int, int] = defaultdict(int)
     first: dict[int, tuple[Path, Path]] = {}
-    for layout, path in stores:
+    for nbytes, path in files:
         place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         device = place.stat().st_dev
-        taken = path.stat().st_blocks * 512 if path.exists() else 0
-        needed[device] += max(0, layout.nbytes - taken)
+        taken = path.stat().st_blocks * 512 if path.is_file() else 0
+        needed[device] += max(0, nbytes - taken)
         first.setdefault(device, (path.parent, place))
     return [
-        SpaceNeed((machine, device), str(folder), needed[device], _free(place))
+        SpaceNeed((machine, device), str(folder), needed[device], _free(place), what)
         for device, (folder, place) in first.items()
     ]
 
 
 def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
-    """Raise one StoreError unless every file system has room for the full stores of all processes.
+    """Raise one StoreError unless every file system has room for all that the processes will keep.
 
     Call it before training: the files are almost empty then, and the disk would run full much later.
     """
-    by_disk: defaultdict[tuple[str, int], list[SpaceNeed]] = defaultdict(list)
-    for needs in processes:
-        for need in needs:
-            by_disk[need.disk].append(need)
-    short = [sentence for needs in by_disk.values() if (sentence := _shortage(needs))]
-    if short:
+    if short := shortages(processes):
+        advice = dict.fromkeys(ADVICE[need.what] for needs, _ in short for need in needs)
         raise StoreError(
-            f"disks must have room for all stores before training: {'; '.join(short)}; free some space, name a folder "
-            f"on a larger disk as compression.store_folder, or keep fewer bits a value with store_bits"
+            f"disks must have room before training for all that a run keeps: "
+            f"{'; '.join(sentence for _, sentence in short)}; free some space, {', or '.join(advice)}"
         )
+
+
+def shortages(processes: Iterable[Sequence[SpaceNeed]]) -> list[tuple[list[SpaceNeed], str]]:
+    """The file systems without room for all that the processes need: those needs, and a sentence about them."""
+    by_disk: defaultdict[tuple[str, int], list[tuple[int, SpaceNeed]]] = defaultdict(list)
+    for process, needs in enumerate(processes):
+        for need in needs:
+            by_disk[need.disk].append((process, need))
+    return [([need for _, need in needs], said) for needs in by_disk.values() if (said := _shortage(needs))]
 
 
 def in_words(nbytes: int) -> str:
@@ -80,15 +100,17 @@ def in_words(nbytes: int) -> str:
     return f"{nbytes / scale:.3g} {unit} ({nbytes} bytes)"
 
 
-def _shortage(needs: Sequence[SpaceNeed]) -> str | None:
-    """The sentence for one file system that lacks room, given the needs of all processes; None if it has room."""
-    needed, free = sum(need.nbytes for need in needs), min(need.free for need in needs)
+def _shortage(needs: Sequence[tuple[int, SpaceNeed]]) -> str | None:
+    """The sentence for one file system that lacks room, given the needs of processes; None if it has room."""
+    needed, free = sum(need.nbytes for _, need in needs), min(need.free for _, need in needs)
     if needed <= free:
         return None
-    processes = f"{len(needs)} processes" if len(needs) > 1 else "1 process"
-    folders = ", ".join(dict.fromkeys(need.folder for need in needs))
+    count = len({process for process, _ in needs})
+    processes = f"{count} processes" if count > 1 else "1 process"
+    kinds = " and ".join(dict.fromkeys(need.what for _, need in needs))
+    folders = ", ".join(dict.fromkeys(need.folder for _, need in needs))
     room = f"will take {in_words(needed)} more, but the disk has {in_words(free)} free"
-    return f"those of {processes} in {folders} {room}"
+    return f"the {kinds} of {processes} in {folders} {room}"
 
 
 def _machine() -> str:

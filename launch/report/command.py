@@ -15,9 +15,9 @@ from thinwire.launch.report.comparison import compare, find_baseline
 from thinwire.launch.report.page import render
 from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
-from thinwire.launch.report.replay import parse_link
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.timing.replay import parse_link
 
 
 def main(argv: Sequence[str]) -> int:

@@ -25,8 +25,8 @@ from thinwire.launch.report.numbers import (
 )
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.report.replay import PredictedLink, step_seconds
 from thinwire.launch.shared.tables import Cell, Table
+from thinwire.launch.timing.replay import PredictedLink, step_seconds
 from thinwire.pipeline.errors import OptionsError
 
 MODES = ("on", "off")
@@ -177,7 +177,7 @@ def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[P
     """Seconds of a step over each link, and of the whole training."""
     rows: list[list[Cell]] = []
     for name, run in zip(names, runs, strict=True):
-        steps = [step_seconds(run, link) for link in links]
+        steps = [step_seconds(run.fields["pipeline"], run.summary, link) for link in links]
         rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), *steps])
     columns = ["run", "s a step, measured", *(f"at {link.name}, predicted" for link in links)]
     note = (
@@ -234,7 +234,7 @@ def _losses_over(
 
 
 def _predicted_progress(run: RunFiles, link: PredictedLink) -> list[float]:
-    seconds = step_seconds(run, link)
+    seconds = step_seconds(run.fields["pipeline"], run.summary, link)
     return [seconds * step for step in range(len(run.steps) + 1)]
 
 

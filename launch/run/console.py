@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
+from thinwire.launch.run.slower_links import Gain
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
@@ -27,6 +28,7 @@ SILENCE = 30.0
 """Seconds after which a run without a terminal says how far it is."""
 ROOMY = 120
 """Columns of a terminal from which on there is room for a bar."""
+SMOKE_NOTE = "a smoke run: every part has worked, and the numbers say nothing of loss or speed"
 _UNLIMITED = 10_000
 """Columns of a terminal that nothing is too wide for."""
 
@@ -118,6 +120,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
     table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['training_seconds']:.0f} s")
+    if summary["smoke"]:
+        console.print(SMOKE_NOTE, highlight=False, soft_wrap=True)
     table.add_column("")
     columns = [name for name in next(iter(summary["held_out"].values()), {}) if name != "num_targets"]
     for column in columns:
@@ -132,6 +136,32 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
     console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
+
+
+def show_gains(gains: Sequence[Gain], summary: Mapping[str, Any], samples: int, how_to_measure: str) -> None:
+    """Print the speeds that are predicted over slower links, beside the one measured; nothing without any.
+
+    Args:
+        gains: what is predicted.
+        summary: of the run.
+        samples: those of a step.
+        how_to_measure: the command that measures what is predicted; empty where there is none.
+    """
+    if not gains:
+        return
+    console = Console()
+    table = _table("samples/s over slower links between the stages: predicted, not measured")
+    for column in ("link", "compressed", "uncompressed", "gain"):
+        table.add_column(column, justify="left" if column == "link" else "right", no_wrap=True)
+    measured = samples * summary["steps"] / max(1e-9, summary["training_seconds"])
+    table.add_row("this machine, measured", f"{measured:.1f}", "", "")
+    for gain in gains:
+        table.add_row(gain.link, f"{gain.compressed:.1f}", f"{gain.uncompressed:.1f}", f"{gain.times:.2f}x")
+    console.print(table)
+    said = "the schedule, walked through again with the compute, codec times and bytes of this run"
+    how = f"; to measure it on Linux, as root: {how_to_measure}" if how_to_measure else ""
+    console.print(f"{said}{how}", highlight=False, soft_wrap=True, markup=False)
+    console.print()
 
 
 def _apart(summary: Mapping[str, Any]) -> str:

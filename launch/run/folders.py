@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.weights import newest, remove_leftovers
@@ -39,6 +41,8 @@ def check_unused(recipe: Recipe) -> None:
 def replacing(recipe: Recipe) -> str | None:
     """Why a run must not begin, in a sentence; None where it replaces nothing, goes on, or was told to replace."""
     folder = recipe.folder
+    if recipe.debug.smoke:
+        return _replacing_by_smoke(folder)
     if recipe.checkpoint.resume != "auto" or manifests(checkpoint_folder(recipe)) or not _holds_run(folder):
         return None
     return (
@@ -73,6 +77,14 @@ def _holds_run(folder: Path) -> bool:
     metrics = folder / "metrics.jsonl"
     steps = metrics.is_file() and metrics.stat().st_size > 0
     return steps or (folder / "summary.json").is_file() or newest(folder) is not None
+
+
+def _replacing_by_smoke(folder: Path) -> str | None:
+    """Why a smoke run must not begin: it replaces other smoke runs, and nothing else."""
+    found = folder / "recipe.yaml"
+    if not _holds_run(folder) or (found.is_file() and yaml.safe_load(found.read_text())["debug"].get("smoke")):
+        return None
+    return f"a smoke run must not replace {folder}, which holds another run; give this one another --name or --output"
 
 
 def _refusal(folder: Path) -> str | None:

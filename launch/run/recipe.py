@@ -43,6 +43,7 @@ PACKAGED = files("thinwire.launch") / "recipes"
 
 _NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
+MOST_WAITING = 1e6
 TRACED = 5
 """Steps that --trace records where it does not say how many."""
 
@@ -60,6 +61,8 @@ class Recipe:
     simulate."""
     save_every: int = 0
     """Steps between saves of the newest weights; 0 saves at the end only."""
+    wait_for_space: float = 3600.0
+    """Seconds that a run waits, its weights in memory, where a disk is full at a save; 0 stops at once."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
@@ -81,6 +84,8 @@ class Recipe:
             mistakes.append(f"output must be a path without control characters, got {self.output[:60]!r}")
         if self.save_every < 0:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
+        if not 0 <= self.wait_for_space <= MOST_WAITING:
+            mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
         unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
         if unknown:
             mistakes.append(
@@ -119,7 +124,8 @@ def make_parser(prog: str) -> ArgumentParser:
         f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
         "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
         "--overwrite is short for --checkpoint.resume never: it replaces what an earlier run left in the folder. "
-        "--max-restarts N is short for --checkpoint.restarts N.",
+        "--max-restarts N is short for --checkpoint.restarts N. "
+        "--smoke is short for --debug.smoke true: three steps of everything, to see that all of it works.",
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -152,7 +158,12 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
     if "torch" not in sys.modules:
         tell("importing torch")  # which the checks need
-    return _instantiate(parser, values)
+    wanted = _instantiate(parser, values)
+    if not wanted.debug.smoke:
+        return wanted
+    from thinwire.launch.run.smoke import smoke
+
+    return smoke(wanted)
 
 
 def dump(recipe: Recipe) -> str:
@@ -249,7 +260,7 @@ def _words(kind: Any) -> str:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--codec A/G`, `--trace`, `--overwrite` and others replaced by the full options."""
+    """The arguments, with `--codec A/G`, `--trace`, `--smoke` and others replaced by the full options."""
     arguments: list[str] = []
     rest = iter(argv)
     for argument in rest:
@@ -260,6 +271,8 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
             arguments.append(f"--debug.trace={given if equals else TRACED}")
         elif option == "--max-restarts":
             arguments += ["--checkpoint.restarts", given if equals else next(rest, "")]
+        elif argument == "--smoke":
+            arguments.append("--debug.smoke=true")
         elif argument == "--overwrite":
             arguments.append("--checkpoint.resume=never")
         elif option == "--resume":

@@ -22,6 +22,7 @@ _MAY_CHANGE = (
     "description",
     "output",
     "save_every",
+    "wait_for_space",
     "checkpoint.",
     "wire.",
     "debug.",

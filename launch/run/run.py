@@ -13,9 +13,9 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from thinwire.compress import parse
-from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
-from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
+from thinwire.launch.run.console import ProgressLine, show_gains, show_notes, show_stores, show_summary
+from thinwire.launch.run.layer_times import uneven_cut
 from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.outputs import (
     MetricsLog,
@@ -28,6 +28,8 @@ from thinwire.launch.run.outputs import (
 )
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
+from thinwire.launch.run.room import Room
+from thinwire.launch.run.slower_links import gains, how_to_measure
 from thinwire.launch.run.summary import module_of, stage_report, summarize
 from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
@@ -52,7 +54,8 @@ class Run:
         self.trainer = self.assembly.trainer
         self._held_out = prepared.data.held_out
         self._wire = self.trainer.stages[0].wire
-        self._check_space()
+        self._room = Room(self.recipe, where, self.trainer, prepared.steps_per_epoch)
+        self._room.check()
         self._automatic: Automatic | None = None
         if self.recipe.compression.automatic:
             self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, self.recipe.pipeline)
@@ -155,18 +158,12 @@ class Run:
             for choice in self._choices:
                 self._line.say(str(choice))
         if any(parse(choice.codec).feedback is not None for choice in self._choices):
-            self._check_space()
+            self._room.check_stores()
             self._show_stores()
 
     @property
     def _steps_measured(self) -> int:
         return self.recipe.compression.steps_measured(self._steps_per_epoch)
-
-    def _check_space(self) -> None:
-        """Raise StoreError, in every process alike, where stores on disk would run out of room; collective."""
-        mine = space_needs((layout, path) for layout, path in self._wire.stores if path is not None)
-        everyone = self.assembly.placement.everyone([need.to_json() for need in mine])
-        check_space([[SpaceNeed.from_json(need) for need in needs] for needs in everyone])
 
     @property
     def _steps_per_epoch(self) -> int:
@@ -177,9 +174,10 @@ class Run:
         gathered = self.assembly.placement.gather(
             {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self.trainer.stages}
         )
+        cut = None if self._resumption.first else uneven_cut(self.assembly)
         if gathered is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
-            notes = [self._resumption.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning]
+            notes = [self._resumption.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning, cut]
             show_notes([note for note in notes if note])
 
     def _notes_on_auto(self) -> list[str]:
@@ -213,7 +211,7 @@ class Run:
             self._line.evaluation(done, scores)
 
     def _save(self, done: int) -> dict[str, Any] | None:
-        """Save the weights of all stages as one set, or, where a stage cannot, keep the set before; collective.
+        """Save the weights of all stages as one set; collective. Where a stage cannot, wait until there is room.
 
         A summary of the run so far goes with them, so that they can be exported and reported if the run gets no
         further. It is what is returned where the last stage lives.
@@ -224,9 +222,11 @@ class Run:
     def _save_set(self, saving: Saving, done: int) -> dict[str, Any] | None:
         summary = self._summarize(done)
         mine = self._write_set(saving, summary)
-        if trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
+        while trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
             saving.discard()
-            raise OutputError(trouble)
+            if not self._room.wait(mine):
+                raise OutputError(trouble)
+            mine = self._write_set(saving, summary)
         with writing(self.recipe.folder):
             saving.complete()
             if summary is not None:
@@ -286,6 +286,7 @@ class Run:
             self._log.evaluations,
         )
         show_summary(summary)
+        show_gains(gains(self.recipe, summary), summary, self.recipe.pipeline.batch_size, how_to_measure(self.recipe))
 
     def _gather_traces(self) -> list[StageTrace]:
         """The trace of every stage; none where no trace is kept, and except where the last stage lives."""

@@ -58,6 +58,7 @@ def summarize(
         "folder": str(recipe.folder),
         "steps": done,
         "running": True,
+        "smoke": recipe.debug.smoke,
         "planned_steps": recipe.training.steps,
         "seconds": times.all,
         **{f"{purpose}_seconds": seconds for purpose, seconds in times.seconds.items()},

@@ -136,6 +136,9 @@ class DebugOptions:
     """Compare the buffers at both ends of every boundary after each epoch and at the end."""
     trace: int = 0
     """How many of the last training steps to record as a trace, for thinwire trace and thinwire report; 0: none."""
+    smoke: bool = False
+    """Whether to make the run as short as one can be that uses every part: three steps of little data, an evaluation, a
+    save, a checkpoint and a trace, in a folder of its own. --smoke is short for it."""
 
     def __post_init__(self) -> None:
         if self.trace < 0:

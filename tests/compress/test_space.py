@@ -39,9 +39,9 @@ def test_stores_on_one_disk_are_added_up(tmp_path, free):
     with pytest.raises(StoreError) as error:
         check(*wanted)
     assert str(error.value) == (
-        f"disks must have room for all stores before training: those of 1 process in {tmp_path} will take 4.96 kB "
-        f"(4960 bytes) more, but the disk has 4.96 kB (4959 bytes) free; free some space, name a folder on a larger "
-        f"disk as compression.store_folder, or keep fewer bits a value with store_bits"
+        f"disks must have room before training for all that a run keeps: the stores of 1 process in {tmp_path} will "
+        f"take 4.96 kB (4960 bytes) more, but the disk has 4.96 kB (4959 bytes) free; free some space, name a folder "
+        f"on a larger disk as compression.store_folder, or keep fewer bits a value with store_bits"
     )
     assert not list(tmp_path.iterdir())
 
@@ -75,7 +75,7 @@ def test_processes_on_one_disk_are_added_up_and_others_are_not():
     need = SpaceNeed(disk=DISK, folder="/fast", nbytes=358, free=500)
     there = [replace(need, disk=("another machine", 1)), replace(need, disk=("this machine", 2))]
     check_space([[need, there[1]], [there[0]]])
-    with pytest.raises(StoreError, match=r"those of 2 processes in /fast will take .*\(716 bytes\) more"):
+    with pytest.raises(StoreError, match=r"the stores of 2 processes in /fast will take .*\(716 bytes\) more"):
         check_space([[need, there[1]], [need], [there[0]]])
 
 
@@ -97,7 +97,7 @@ def room_for_everyone(rank, folder):
 def test_real_processes_are_all_stopped_by_one_sentence(tmp_path):
     told = processes.run(room_for_everyone, 2, str(tmp_path))
     assert told[0] == told[1]
-    assert f"those of 2 processes in {tmp_path}/0, {tmp_path}/1 will take" in told[0]
+    assert f"the stores of 2 processes in {tmp_path}/0, {tmp_path}/1 will take" in told[0]
 
 
 @pytest.mark.slow
@@ -120,5 +120,5 @@ def test_a_run_is_refused_before_it_trains(tmp_path, free, capsys):
     free(1000)
     codecs = ["--compression.activations", 'aqsgd(q(4), store="disk")', "--compression.gradients", "q(8)"]
     assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, *codecs, "--output", str(tmp_path)]) == 1
-    assert "those of 1 process in" in (told := capsys.readouterr()).err
+    assert "the stores and weights of 1 process in" in (told := capsys.readouterr()).err
     assert "step" not in told.out and not list(tmp_path.rglob("*.slots"))

@@ -10,7 +10,7 @@ from thinwire.launch import cli
 from thinwire.launch.report.comparison import compare, differences, find_baseline
 from thinwire.launch.report.numbers import held_out_losses, losses, progress_in_megabytes, progress_in_seconds
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.report.replay import PredictedLink, parse_link, step_seconds
+from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
 from thinwire.pipeline.errors import OptionsError
 
 STEPS, MICROBATCHES, FRAMES = 4, 2, 8
@@ -132,15 +132,21 @@ def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
 
 def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
     """Of two stages and micro-batches: fill and drain are a forward and a backward, 0.05 s and 0.1 s."""
-    run = made(tmp_path, "none")
+
+    def seconds(codec, link, **how):
+        run = made(tmp_path, codec, codec=codec)
+        return step_seconds(run.fields["pipeline"], run.summary, link, **how)
+
     free = PredictedLink("none", math.inf, 0.0)
-    assert step_seconds(run, free) == pytest.approx(0.3 + 0.15)
-    far = step_seconds(run, PredictedLink("far", math.inf, 1.0))
-    assert far == pytest.approx(0.3 + 0.15 + 2.0)
-    slow = {codec: step_seconds(made(tmp_path, codec, codec=codec), parse_link("100kbit")) for codec in NBYTES}
+    assert seconds("none", free) == pytest.approx(0.3 + 0.15)
+    assert seconds("none", PredictedLink("far", math.inf, 1.0)) == pytest.approx(0.3 + 0.15 + 2.0)
+    slow = {codec: seconds(codec, parse_link("100kbit")) for codec in NBYTES}
     frame = {codec: 8 * nbytes / 1e5 for codec, nbytes in NBYTES.items()}
     assert slow["none"] == pytest.approx(0.3 + 4 * frame["none"])
-    assert slow["none"] > slow["q(8)"] > slow["q(4)"] > step_seconds(run, free)
+    assert slow["none"] > slow["q(8)"] > slow["q(4)"] > seconds("none", free)
+    uncompressed = seconds("q(4)", parse_link("100kbit"), compressed=False)
+    header = 8 * 64 / 1e5
+    assert uncompressed == pytest.approx(slow["none"] + 4 * header)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import pytest
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from thinwire.launch import cli
+from thinwire.launch.run import room
 from thinwire.launch.run.folders import check_folders, held, replacing
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.room import Room
 from thinwire.launch.run.weights import newest
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
@@ -82,20 +84,54 @@ def test_a_folder_of_stores_that_takes_nothing_is_told_before_training(tmp_path)
 
 
 @needs_root
-def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys):
+def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys, monkeypatch):
     """The last save ended in a traceback, and two of four stages' new files stayed beside the others' old ones."""
     saving = [*TINY["gpt2-tiny"], *SHORT, "--save_every", "1"]
     assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(tmp_path / "free")]) == 0
     taken = sum(path.stat().st_size for path in (tmp_path / "free/weights").rglob("*.safetensors"))
     capsys.readouterr()
+    monkeypatch.setattr(Room, "check", lambda room: None)  # which would have told before
     with mounted(tmp_path / "disk", f"size={int(1.7 * taken) // 1024}k") as disk:
-        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk)]) == 1
+        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk), "--wait_for_space", "0"]) == 1
         said = capsys.readouterr().err
         assert "the weights of stage" in said and "cannot be saved in" in said and "Traceback" not in said
         assert newest(disk).step == 1
         assert sorted(path.name for path in (disk / "weights").iterdir()) == ["newest.json", "step-1"]
         assert not list(disk.rglob("*.part"))
         assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())
+
+
+@needs_root
+def test_a_run_without_room_for_its_weights_is_told_before_it_trains(tmp_path, capsys):
+    with mounted(tmp_path / "disk", "size=64k") as disk:
+        options = [*TINY["gpt2-tiny"], *SHORT, "--checkpoint.every", "1 steps", "--output", str(disk)]
+        assert cli.main(["simulate", "gpt2-tiny", *options]) == 1
+        said = capsys.readouterr().err
+        assert f"the weights and checkpoints of 1 process in {disk}/weights, {disk}/checkpoints will take" in said
+        assert "name an --output on a larger disk" in said and "checkpoint.keep" in said
+        assert not (disk / "metrics.jsonl").exists()
+
+
+@needs_root
+def test_weights_that_do_not_fit_at_the_end_wait_for_a_folder_on_another_disk(tmp_path, capsys, monkeypatch):
+    """They were lost with the process. A user types what the run says, and the run ends as any other."""
+    options = [*TINY["gpt2-tiny"], *SHORT]
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(Room, "check", lambda room: None)
+    typed = []
+
+    def user(seconds):
+        said = capsys.readouterr().err
+        if not typed:
+            typed.append(next(line.strip() for line in said.splitlines() if line.startswith("  mv ")))
+            subprocess.run(typed[0].replace("/OTHER/DISK", str(tmp_path)), shell=True, check=True)
+
+    monkeypatch.setattr(room.time, "sleep", user)
+    with mounted(tmp_path / "disk", "size=300k") as disk:
+        assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 0
+        assert typed and (disk / "weights").resolve() == tmp_path / "weights"
+        assert cli.main(["export", str(disk), "--to", str(tmp_path / "model")]) == 0
+        assert not json.loads((disk / "summary.json").read_text())["running"]
 
 
 def results_of(folder):

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName
 
 FORWARD_SHARE = 1 / 3
 """Of a micro-batch's compute: a backward multiplies twice as often as its forward."""
@@ -41,15 +40,22 @@ def parse_link(text: str) -> PredictedLink:
     )
 
 
-def step_seconds(run: RunFiles, link: PredictedLink) -> float:
-    """Seconds of an average step of the run with this link at every boundary, and with its own compute and codecs.
+def step_seconds(
+    pipeline: Mapping[str, Any], summary: Mapping[str, Any], link: PredictedLink, *, compressed: bool = True
+) -> float:
+    """Seconds of an average step of a run with this link at every boundary, and with its own compute and codecs.
 
     The frames are as long as the run's were on average, and a stage's compute is spread evenly over its micro-batches.
+
+    Args:
+        pipeline: the fields of the recipe's `pipeline`.
+        summary: what the run measured.
+        link: what all boundaries between processes cross.
+        compressed: whether tensors go through the run's codecs; without them, they cross as they are, at no cost.
     """
-    pipeline: Mapping[str, Any] = run.fields["pipeline"]
-    passes = max(1, len(run.steps)) * pipeline["accumulation"]
+    passes = max(1, summary["steps"]) * pipeline["accumulation"]
     microbatches = passes * pipeline["num_microbatches"]
-    compute = [stage["seconds"]["compute"] / microbatches for stage in run.summary["stages"]]
+    compute = [stage["seconds"]["compute"] / microbatches for stage in summary["stages"]]
     table = timetable(pipeline["schedule"], pipeline["num_stages"], pipeline["num_microbatches"])
     course = time_step(
         table,
@@ -57,28 +63,31 @@ def step_seconds(run: RunFiles, link: PredictedLink) -> float:
             forward=[FORWARD_SHARE * seconds for seconds in compute],
             backward=[(1 - FORWARD_SHARE) * seconds for seconds in compute],
         ),
-        *(_channel(run, name, link) for name in CHANNELS),
+        *(_channel(summary, name, link, compressed) for name in CHANNELS),
     )
     return course.seconds * int(pipeline["accumulation"])
 
 
-def _channel(run: RunFiles, name: ChannelName, link: PredictedLink) -> ChannelTiming:
-    rows = sorted((row for row in run.summary["channels"] if row["channel"] == name), key=lambda row: row["boundary"])
+def _channel(summary: Mapping[str, Any], name: ChannelName, link: PredictedLink, compressed: bool) -> ChannelTiming:
+    rows = sorted((row for row in summary["channels"] if row["channel"] == name), key=lambda row: row["boundary"])
+    if not compressed:
+        frames = [HEADER_BYTES + row["uncompressed"] / max(1, row["frames"]) for row in rows]
+        return ChannelTiming(nbytes=frames, bandwidth=link.bandwidth, latency=link.latency)
     senders, receivers = (0, 1) if name == "activations" else (1, 0)
     return ChannelTiming(
         nbytes=[row["bytes"] / max(1, row["frames"]) for row in rows],
         bandwidth=link.bandwidth,
         latency=link.latency,
-        encode=[_codec_seconds(run, row["boundary"] + senders, "encode") for row in rows],
-        decode=[_codec_seconds(run, row["boundary"] + receivers, "decode") for row in rows],
+        encode=[_codec_seconds(summary, row["boundary"] + senders, "encode") for row in rows],
+        decode=[_codec_seconds(summary, row["boundary"] + receivers, "decode") for row in rows],
     )
 
 
-def _codec_seconds(run: RunFiles, stage: int, section: str) -> float:
+def _codec_seconds(summary: Mapping[str, Any], stage: int, section: str) -> float:
     """Seconds that a stage spent on each frame it sent (`encode`) or received (`decode`)."""
     ends = {("activations", stage), ("gradients", stage - 1)}
     if section == "decode":
         ends = {("activations", stage - 1), ("gradients", stage)}
-    frames: int = sum(row["frames"] for row in run.summary["channels"] if (row["channel"], row["boundary"]) in ends)
-    spent = float(run.summary["stages"][stage]["seconds"][section])
+    frames: int = sum(row["frames"] for row in summary["channels"] if (row["channel"], row["boundary"]) in ends)
+    spent = float(summary["stages"][stage]["seconds"][section])
     return spent / max(1, frames)

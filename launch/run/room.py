@@ -1,0 +1,106 @@
+"""Room on the disks for what a run saves: checked before it trains, and waited for where a disk is full at a save.
+
+A disk that is full when a run ends must not cost the run. The weights stay in memory until there is room, or until
+weights/ is a link to a folder on another disk.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+
+from thinwire.compress.stores.space import SpaceNeed, check_space, in_words, needs_of, shortages, space_needs
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.resume import checkpoint_folder
+from thinwire.launch.run.summary import module_of
+from thinwire.launch.run.weights import newest
+from thinwire.pipeline.checkpoint import manifests
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.trainer import Trainer
+
+POLL_SECONDS = 2.0
+COPIES = {"adamw": 3, "sgd": 2}
+"""Tensors of the parameters' size in a checkpoint: themselves, and the moments."""
+
+
+class Room:
+    """The room that one process of a run needs.
+
+    Args:
+        recipe: that of the run.
+        where: where its stages live.
+        trainer: the stages of this process.
+        steps_per_epoch: optimizer steps in one pass through the training data.
+    """
+
+    def __init__(self, recipe: Recipe, where: Placement, trainer: Trainer, steps_per_epoch: int) -> None:
+        self._recipe, self._where, self._trainer, self._steps_per_epoch = recipe, where, trainer, steps_per_epoch
+        self._rounds = math.ceil(recipe.wait_for_space / POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raise StoreError, in every process alike, where a disk would run full before the run ends; collective."""
+        check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
+
+    def check_stores(self) -> None:
+        """As `check`, for stores alone: `auto` may choose codecs that have some."""
+        check_space(self._everyone(self._stores()))
+
+    def wait(self, trouble: str | None) -> bool:
+        """Wait until the weights fit on every disk; collective. False once the run has waited for as long as it may.
+
+        `trouble` is why this process cannot write them, in a sentence; None if it can.
+        """
+        folder = self._recipe.folder.absolute() / "weights"
+        nbytes = self._weight_bytes()
+        if trouble is not None and self._rounds:
+            print(
+                f"{trouble}\nThe weights stay in memory, and the run waits {self._rounds * POLL_SECONDS:.0f} s: free "
+                f"{in_words(nbytes)} there, or give it a folder on another disk:\n"
+                f"  mv {folder} /OTHER/DISK/weights && ln -s /OTHER/DISK/weights {folder}",
+                file=sys.stderr,
+                flush=True,
+            )
+        while self._rounds:
+            # counted, not timed: every process must go round as often as the others
+            self._rounds -= 1
+            time.sleep(POLL_SECONDS)
+            if not shortages(self._everyone(self._weights(1))):
+                return True
+        return False
+
+    def _everyone(self, mine: Sequence[SpaceNeed]) -> list[list[SpaceNeed]]:
+        everyone = self._where.everyone([need.to_json() for need in mine])
+        return [[SpaceNeed.from_json(need) for need in needs] for needs in everyone]
+
+    def _stores(self) -> list[SpaceNeed]:
+        stores = self._trainer.stages[0].wire.stores
+        return space_needs((layout, path) for layout, path in stores if path is not None)
+
+    def _sets(self) -> int:
+        """Sets of weights that are there at once beside one that is there already: a new one is written first."""
+        several = 0 < self._recipe.save_every < self._recipe.training.steps
+        return 2 if several and newest(self._recipe.folder) is None else 1
+
+    def _weight_bytes(self) -> int:
+        tensors = [tensor for stage in self._trainer.stages for tensor in module_of(stage).full_state().values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _weights(self, sets: int) -> list[SpaceNeed]:
+        return needs_of("weights", [(sets * self._weight_bytes(), self._recipe.folder / "weights" / "new")])
+
+    def _checkpoints(self) -> list[SpaceNeed]:
+        """Those kept and the one being written, less those that are there, and the rows of stores once."""
+        options, folder = self._recipe.checkpoint, checkpoint_folder(self._recipe)
+        if not options.wanted:
+            return []
+        written = sum(options.due_after(done, self._steps_per_epoch) for done in self._steps) or 1
+        count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
+        rows = sum(layout.nbytes for layout, _ in self._trainer.stages[0].wire.stores)
+        nbytes = count * COPIES[self._recipe.optimizer.name] * self._weight_bytes() + rows
+        return needs_of("checkpoints", [(nbytes, folder / "new")])
+
+    @property
+    def _steps(self) -> range:
+        return range(1, self._recipe.training.steps + 1)

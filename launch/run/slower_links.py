@@ -1,0 +1,77 @@
+"""What compression gains over slower links: predicted when a run ends, from the times and bytes that it measured.
+
+Stages of one machine are joined by its memory, and no link slows them. So a run on one machine shows how many bytes
+compression saves, and nothing of the speed that it is for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
+from thinwire.pipeline.schedules import SCHEDULES
+
+LINKS = ("1gbit", "100mbit", "10mbit")
+"""Those of a data centre, of a fast home, and of a slow one."""
+SHOWN = "100mbit"
+"""The link that a user is told how to measure."""
+FEWEST_STEPS = 20
+"""Steps from which on their average says something: the first ones are slower."""
+UNSLOWED = parse_link("none")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The speed over one link, in samples a second."""
+
+    link: str
+    compressed: float
+    uncompressed: float
+
+    @property
+    def times(self) -> float:
+        """How many times as fast as uncompressed."""
+        return self.compressed / self.uncompressed
+
+
+def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
+    """The speeds predicted for each of `LINKS`; none where the run cannot tell."""
+    if not _tells(recipe, summary):
+        return []
+    pipeline = asdict(recipe.pipeline)
+    measured = summary["training_seconds"] / summary["steps"]
+    # all that the schedule does not account for; it stays the same over any link
+    rest: float = max(0.0, measured - step_seconds(pipeline, summary, UNSLOWED))
+
+    def speed(link: PredictedLink, compressed: bool) -> float:
+        seconds = step_seconds(pipeline, summary, link, compressed=compressed) + rest
+        return recipe.pipeline.batch_size / seconds
+
+    return [Gain(name, speed(parse_link(name), True), speed(parse_link(name), False)) for name in LINKS]
+
+
+def how_to_measure(recipe: Recipe) -> str:
+    """The command that measures the same on links of this machine that are slowed down; empty where none can."""
+    if recipe.pipeline.accumulation > 1:
+        return ""
+    pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
+    codec = "" if recipe.compression.automatic else f" --codec '{pair}'"
+    return f"thinwire bench {Path(recipe.folder, 'recipe.yaml')} --bandwidth {SHOWN}{codec} --repetitions 2"
+
+
+def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
+    """Whether compressed frames went between processes of one machine, often enough."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    pipeline, usual = recipe.pipeline, SCHEDULES[recipe.pipeline.schedule].stages_per_process
+    return (
+        1 < processes == here
+        and summary["steps"] >= FEWEST_STEPS
+        and pipeline.per_process == usual
+        and any(channel["codec"] != "none" for channel in summary["channels"])
+    )

@@ -1,0 +1,52 @@
+"""The smoke run of a recipe: three steps of everything, to see that all of it works before hours are spent on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from thinwire.launch.run.recipe import Recipe
+from thinwire.models.data.options import DataOptions
+from thinwire.pipeline.options.durations import read_duration
+
+STEPS = 3
+SUFFIX = "-smoke"
+
+
+def smoke(recipe: Recipe) -> Recipe:
+    """The recipe as a smoke run; that of a smoke run stays as it is.
+
+    Model, cut, batch, codecs and optimizer stay. The first step is the one that a warm-up or `auto` asks for. All that
+    the run writes lies in folders of its own, for it replaces the smoke run before.
+    """
+    compression = recipe.compression
+    warmup = "1 step" if read_duration(compression.warmup)[0] else compression.warmup
+    return replace(
+        recipe,
+        name=_marked(recipe.name),
+        output=recipe.output and _marked(recipe.output.rstrip("/")),
+        save_every=0,
+        data=_little(recipe),
+        compression=replace(compression, measure="1 step", warmup=warmup),
+        training=replace(recipe.training, steps=STEPS, epochs=None, evaluate_every="0 steps"),
+        checkpoint=replace(recipe.checkpoint, every=f"{STEPS} steps", folder="", resume="never"),
+        debug=replace(recipe.debug, trace=STEPS),
+    )
+
+
+def _marked(name: str) -> str:
+    return name if name.endswith(SUFFIX) else name + SUFFIX
+
+
+def _little(recipe: Recipe) -> DataOptions:
+    """As much of the data as three different batches and one evaluation need."""
+    data, pipeline = recipe.data, recipe.pipeline
+    shared = data.held_out if data.evaluation is None else 0.0
+    training = STEPS * pipeline.batch_size / (1 - shared)
+    one_pass = pipeline.num_microbatches * pipeline.microbatch_size
+    # where a part is held out, one sample more than its share: shares are rounded
+    held_out = (one_pass + 1) / shared if shared else one_pass
+    samples = math.ceil(max(training, held_out)) + 1
+    tokens = data.block_size if data.chosen_kind == "text" else 1
+    wanted = samples * tokens + 1
+    return replace(data, limit=wanted if data.limit is None else min(wanted, data.limit))

@@ -1,0 +1,79 @@
+"""What a run says of slower links when it ends."""
+
+import pytest
+
+from thinwire.launch.run import slower_links
+from thinwire.launch.run.console import show_gains
+from thinwire.launch.run.recipe import parse
+from thinwire.launch.run.slower_links import Gain, gains, how_to_measure
+
+STEPS = 100
+
+
+@pytest.fixture(autouse=True)
+def one_machine(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+
+def summary(codec="q(4)", steps=STEPS):
+    """The quickstart's: 16 samples a step, 1 s each; 12.5 kB a frame in place of 1 MB."""
+    frames = 4 * steps
+    rows = [
+        {"boundary": boundary, "channel": channel, "codec": codec, "frames": frames, "bytes": 12_500 * frames,
+         "uncompressed": 1_000_000 * frames}
+        for boundary in range(3)
+        for channel in ("activations", "gradients")
+    ]  # fmt: skip
+    seconds = {"compute": 0.1 * steps, "encode": 0.0, "decode": 0.0}
+    stages = [{"stage": stage, "seconds": seconds} for stage in range(4)]
+    return {"steps": steps, "training_seconds": 1.0 * steps, "channels": rows, "stages": stages}
+
+
+def test_a_slow_link_costs_what_its_frames_take():
+    found = {gain.link: gain for gain in gains(parse(["quickstart"]), summary())}
+    assert list(found) == ["1gbit", "100mbit", "10mbit"]
+    # uncompressed at 10 Mbit/s: 4 frames of 0.8 s one after the other and two more to fill, there and back
+    uncompressed = 16 / found["10mbit"].uncompressed
+    assert 2 * 6 * 0.8 < uncompressed < 2 * 6 * 0.8 + 1.1
+    assert found["10mbit"].times > 5 > found["1gbit"].times > 1
+    assert all(gain.compressed < 16 for gain in found.values()), "no link makes a step faster than it was here"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"steps": 5}, "the first steps are slower than the others"),
+        ({"codec": "none"}, "there is nothing to gain"),
+    ],
+)
+def test_a_run_that_cannot_tell_says_nothing(changed, why):
+    assert gains(parse(["quickstart"]), summary(**changed)) == [], why
+
+
+@pytest.mark.parametrize(("everywhere", "here"), [("4", "2"), ("1", "1")])
+def test_a_run_over_real_links_or_in_one_process_says_nothing(monkeypatch, everywhere, here):
+    monkeypatch.setenv("WORLD_SIZE", everywhere)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert gains(parse(["quickstart"]), summary()) == []
+
+
+def test_the_table_says_what_is_measured_and_what_is_not(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    show_gains([Gain("100mbit", 12.0, 4.0)], summary(), 16, "thinwire bench X")
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["this", "machine,", "measured", "16.0"] in rows
+    assert ["100mbit", "12.0", "4.0", "3.00x"] in rows
+    assert any("predicted, not measured" in line for line in lines)
+    assert any(line.endswith("to measure it on Linux, as root: thinwire bench X") for line in lines)
+    show_gains([], summary(), 16, "")
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_that_measures_is_one_that_bench_takes():
+    wanted = parse(["quickstart", "--codec", "q(2)/q(6)"])
+    assert how_to_measure(wanted).startswith("thinwire bench runs/quickstart/recipe.yaml --bandwidth 100mbit --codec")
+    assert "'q(2)/q(6)'" in how_to_measure(wanted)
+    assert how_to_measure(parse(["quickstart", "--pipeline.accumulation", "2"])) == ""
+    assert slower_links.SHOWN in slower_links.LINKS

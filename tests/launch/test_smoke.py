@@ -1,0 +1,82 @@
+"""A smoke run: short, in a folder of its own, and of every part."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from support.recipe_runs import TINY
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.run.assembly import prepare
+from thinwire.launch.run.folders import replacing
+from thinwire.launch.run.recipe import dump, parse
+from thinwire.launch.run.smoke import STEPS, smoke
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    return tmp_path
+
+
+def test_it_is_three_steps_of_the_same_model_cut_and_codecs():
+    long, short = parse(["quickstart"]), parse(["quickstart", "--smoke"])
+    assert (short.training.steps, short.name, str(short.folder)) == (3, "quickstart-smoke", "runs/quickstart-smoke")
+    assert (short.model, short.pipeline, short.optimizer) == (long.model, long.pipeline, long.optimizer)
+    assert (short.compression.activations, short.compression.gradients) == ("q(4)", "q(8)")
+    assert short.data == replace(long.data, limit=short.data.limit)
+    assert short.data.limit < 30_000
+
+
+def test_the_recipe_that_it_leaves_is_the_same_smoke_run(here):
+    short = parse(["tiny.yaml", "--smoke", "--output", "out/", "--compression.warmup", "3 epochs"])
+    assert (short.output, short.compression.warmup) == ("out-smoke", "1 step")
+    (here / "again.yaml").write_text(dump(short))
+    assert parse(["again.yaml"]) == short
+
+
+def test_checkpoints_of_the_recipe_stay_out_of_it():
+    """A smoke run starts anew, which removes the checkpoints in its folder."""
+    short = parse(["tiny.yaml", "--smoke", "--checkpoint.folder", "kept", "--checkpoint.every", "1 epoch"])
+    assert (short.checkpoint.folder, short.checkpoint.every) == ("", f"{STEPS} steps")
+
+
+@pytest.mark.parametrize("held_out", ["0", "0.1", "0.9"])
+def test_little_data_is_enough_for_every_batch_and_an_evaluation(held_out):
+    short = parse(["tiny.yaml", "--smoke", "--data.name", "pydoc", "--data.held_out", held_out])
+    data = prepare(short).data
+    assert STEPS * short.pipeline.batch_size <= len(data.training) < 100 * short.pipeline.batch_size
+    assert (data.held_out is None) == (held_out == "0")
+
+
+def test_every_part_leaves_what_it_makes(here, capsys):
+    assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "auto"]) == 0
+    run = here / "runs/tiny-smoke-simulated"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["smoke"], summary["steps"], summary["running"]) == (True, 3, False)
+    assert {"on", "off"} == set(summary["held_out"]) and len(summary["choices"]) == 2
+    assert list(run.glob("weights/step-3/stage-*")) and list(run.glob("checkpoints/step-00000003/manifest.json"))
+    assert (run / "trace/stage-0.json").exists() and (run / "loss.png").exists()
+    said = capsys.readouterr().out
+    assert "a smoke run: every part has worked" in said
+    assert cli.main(["report", str(run)]) == 0
+    assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "none"]) == 0, "it replaces the smoke run before"
+
+
+def test_it_replaces_no_other_run(here, capsys):
+    assert cli.main(["simulate", "tiny.yaml", "--output", "run-smoke", "--training.steps", "1"]) == 0
+    assert cli.main(["simulate", "tiny.yaml", "--output", "run", "--smoke"]) == 2
+    assert "a smoke run must not replace run-smoke, which holds another run" in capsys.readouterr().err
+    assert replacing(parse(["tiny.yaml", "--output", "other", "--smoke"])) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TINY, "quickstart", "convergence", "links"])
+def test_a_packaged_recipe_that_downloads_nothing_has_one(name):
+    if name == "resnet-tiny":
+        pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    short = parse([name, "--smoke"])
+    assert smoke(short) == short
+    assert prepare(short).recipe == short, "there is data enough"
