@@ -249,7 +249,8 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
     assert cause == "stage 1 was killed by SIGKILL"
     told = r"  stage (\d) (lost a peer|was told to stop): .*(waiting|sending|reporting|between two sections|compute)"
     assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr
-    assert any(re.search("(was|were) waiting for", line) for line in others), command.stderr
+    doing = "(was|were) (waiting for|reporting to)"  # the kill may find all of them between two steps
+    assert any(re.search(doing, line) for line in others), command.stderr
     for stage in range(3):
         with safe_open(weights_of(folder / "killed", stage), "pt") as weights:
             step = int(weights.metadata()["step"])
