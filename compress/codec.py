@@ -11,17 +11,22 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.errors import ThinwireError
+from thinwire.errors.calls import call
 
 
 class CodecError(ThinwireError, ValueError):
     """A codec expression, or a use of a codec, that cannot work."""
+
+
+class ContractError(CodecError):
+    """A codec of the user's own that breaks a rule of codecs; a codec that refuses a tensor raises CodecError."""
 
 
 @dataclass(frozen=True)
@@ -167,14 +172,14 @@ class Codec(Described):
         """
         self._check_payload(out, x)
         if x.numel():
-            self._encode(x.detach(), out, key, shared)
+            call_method(self, "_encode", x.detach(), out, key, shared)
 
     def decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None = None) -> None:
         """Write the decoded tensor into `out`, which is contiguous and has the sender's shape and dtype."""
         self._check_payload(payload, out)
         assert out.is_contiguous(), "a tensor is decoded into contiguous memory"
         if out.numel():
-            self._decode(payload, out.detach(), key, shared)
+            call_method(self, "_decode", payload, out.detach(), key, shared)
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
@@ -188,8 +193,44 @@ class Codec(Described):
 
     def _check_payload(self, payload: Tensor, x: Tensor) -> None:
         assert payload.dtype == torch.uint8 and payload.dim() == 1 and payload.is_contiguous(), "a payload is bytes"
-        nbytes = self.nbytes(x.shape, x.dtype)
+        nbytes = size_of(self, x.shape, x.dtype)
         assert len(payload) == nbytes, f"{self} needs {nbytes} bytes for {tuple(x.shape)}, got {len(payload)}"
+
+
+def size_of(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """A payload's exact size in bytes. CodecError if the codec refuses the dtype, or gives no such number."""
+    nbytes: int = call_method(codec, "nbytes", shape, dtype)
+    if type(nbytes) is not int or nbytes < 0:
+        where = _words((shape, dtype))
+        raise ContractError(
+            f"{codec.name}'s nbytes must return the number of bytes, an int, got {nbytes!r} for {where}"
+        )
+    return nbytes
+
+
+def call_method(codec: Codec, method: str, *arguments: Any) -> Any:
+    """The result of a codec's method. ContractError, in one sentence, if a codec of the user's own fails in it."""
+    step = getattr(codec, method)
+    if type(codec).__module__.startswith("thinwire."):  # a failure there is our own mistake
+        return step(*arguments)
+    where, takes = f"for {_words(arguments)}", _PARAMETERS[method]
+    return call(step, *arguments, name=f"{codec.name}'s {method}", takes=takes, error=ContractError, where=where)
+
+
+_PARAMETERS = {
+    "nbytes": "(self, shape, dtype)",
+    "error_bound": "(self, x)",
+    "_encode": "(self, x, out, key, shared)",
+    "_decode": "(self, payload, out, key, shared)",
+}
+"""What the methods of a codec take."""
+
+
+def _words(arguments: Sequence[Any]) -> str:
+    """The first tensor that a method is given, in words: float32 [2, 3]."""
+    first, *rest = arguments
+    dtype, shape = (first.dtype, first.shape) if isinstance(first, Tensor) else (rest[0], first)
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def expression_of(described: Described) -> str:
@@ -227,7 +268,8 @@ def require_choice(described: Described, argument: str, value: object, choices: 
 
 def tensor_bytes(x: Tensor) -> Tensor:
     """The bytes of `x` as one-dimensional uint8, a view where `x` is contiguous."""
-    return x.reshape(-1).contiguous().view(torch.uint8)
+    # one element of any stride counts as contiguous, but not as bytes
+    return x.reshape(-1).contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def _literal(value: object) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
-from thinwire.compress.codec import CodecError, Key, tensor_bytes
+from thinwire.compress.codec import CodecError, Key, size_of, tensor_bytes
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Method
 from thinwire.compress.microbatch import Microbatch
@@ -129,7 +129,7 @@ class Coder:
         rest = self._shape[1:]
         shapes = [(self.rows - full, *rest) if self._shape else () for full in range(self.rows)]
         sizes = [
-            full * self._row_bytes + self._codec.nbytes(shape, self._coded_dtype) for full, shape in enumerate(shapes)
+            full * self._row_bytes + size_of(self._codec, shape, self._coded_dtype) for full, shape in enumerate(shapes)
         ]
         return [*sizes, prod(self._shape) * self._dtype.itemsize]
 

@@ -13,8 +13,9 @@ import ast
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import get_type_hints
 
-from thinwire.compress.codec import Codec, CodecError
+from thinwire.compress.codec import Codec, CodecError, ContractError
 from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codecs.dither import Dither
 from thinwire.compress.codecs.fp8 import Float8
@@ -29,6 +30,8 @@ from thinwire.compress.feedback import (
     Method,
     MixedErrorFeedback,
 )
+from thinwire.compress.rules import try_out
+from thinwire.errors.calls import call
 from thinwire.errors.imports import find_in
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
@@ -48,6 +51,16 @@ _NO_CODEC = " is not a codec: write a name or a call, such as none or q(4)"
 
 _KNOWN: Mapping[str, type[Codec] | type[Feedback]] = MappingProxyType({**CODECS, **FEEDBACK})
 
+
+_PLAIN: Mapping[object, tuple[str, tuple[type, ...]]] = MappingProxyType(
+    {
+        int: ("an integer", (int,)),
+        float: ("a number", (int, float)),
+        bool: ("True or False", (bool,)),
+        str: ("a quoted string", (str,)),
+    }
+)
+"""By the type that a field declares: the value in words, and the types that it may have."""
 
 LONGEST = 500
 """The most characters of an expression, several times what a useful one needs."""
@@ -89,7 +102,27 @@ def _method(node: ast.expr, expression: str) -> Method:
     except TypeError as error:
         usage = f"{name}({', '.join(parameters.parameters)})" if parameters.parameters else name
         raise CodecError(f"{expression!r}: {error}; write {usage}") from None
-    return described(*bound.args, **bound.kwargs)
+    if described.name in _KNOWN:
+        return described(*bound.args, **bound.kwargs)
+    return _made(described, bound)
+
+
+def _made(described: type[Codec] | type[Feedback], bound: inspect.BoundArguments) -> Method:
+    """The user's codec or feedback with these arguments, of the types it declares, tried out once."""
+    kinds = call(get_type_hints, described, name=described.name, takes="such fields", error=ContractError)
+    for argument, value in bound.arguments.items():
+        meaning, allowed = _PLAIN.get(kinds.get(argument), ("", (type(value),)))
+        if type(value) not in allowed:
+            raise CodecError(f"{described.name}'s {argument} must be {meaning}, got {value!r}")
+    made: Method = call(
+        lambda: described(*bound.args, **bound.kwargs),
+        name=described.name,
+        takes="these arguments",
+        error=ContractError,
+    )
+    if isinstance(made, Codec) and not made.reuses_indices:
+        try_out(made)
+    return made
 
 
 def _path(node: ast.expr) -> str | None:

@@ -2,6 +2,7 @@
 
 ThinwireError             thinwire.errors
 ├── CodecError            thinwire.compress    a wrong codec expression, or a wrong use of a codec
+│   └── ContractError     a codec of your own that breaks a rule of codecs
 ├── StoreError            thinwire.compress    a store cannot keep or give a row
 ├── ModelError            thinwire.models      a model, its cut, its data or its options are wrong
 ├── PipelineError         thinwire.pipeline

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Key, Method, Microbatch, parse
+from thinwire.compress.codec import size_of
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header
 from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.tracing.spans import Work
@@ -145,4 +146,4 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
 @lru_cache(maxsize=4096)
 def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     codec = method.codec.bound_to(activations.codec)
-    return codec.nbytes(shape, torch.float32 if method.feedback else dtype)
+    return size_of(codec, shape, torch.float32 if method.feedback else dtype)

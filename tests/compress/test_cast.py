@@ -68,3 +68,10 @@ def test_integers_and_8_bit_floats_are_refused(expression, dtype):
 def test_a_payload_is_decoded_to_the_dtype_of_out():
     x = gaussian(5, dtype=torch.bfloat16)
     assert decode("fp16", encode("fp16", x), x.shape, torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("expression", ["none", "fp16", "bf16"])
+def test_one_element_of_any_stride_is_sent(expression):
+    """A view of one element, such as x[:, 0] of [1, 2], counts as contiguous: its bytes could not be taken."""
+    x = torch.tensor([[3.0, 4.0]])[:, 0]
+    assert_identical(roundtrip(expression, x), torch.tensor([3.0]))

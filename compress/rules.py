@@ -1,0 +1,275 @@
+"""The rules that every codec keeps: `check` tries all of them on a codec, of Thinwire or of your own.
+
+Both ends of a boundary trust a codec. The receiver posts a buffer of exactly `nbytes`, both ends write buffers of
+feedback from the decoded payload, and a run can be repeated from its seed. A codec that breaks a rule trains something
+else, or stops a run hours after its start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, CodecError, ContractError, Key, call_method, size_of
+from thinwire.errors.calls import first_line
+
+_KEY = Key(seed=1, boundary=0, channel="activations", phase="train", step=2, microbatch=3)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+_SHAPES = ((), (1,), (7,), (64,), (3, 5), (2, 4, 8), (3, 5, 7), (2, 3, 4, 5), (0,), (3, 0))
+_SPECIAL: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "all 0": torch.zeros_like,
+    "all 1": torch.ones_like,
+    "times 1000": lambda x: 1000 * x,
+    "times 0.001": lambda x: 0.001 * x,
+    "with a NaN": lambda x: _with(x, torch.nan),
+    "with an infinity": lambda x: _with(x, torch.inf),
+}
+_TRIAL = ((3, 5, 7), (2, 4, 8))
+"""Shapes whose number of elements is odd, and a multiple of 8."""
+
+
+def check(codec: Codec) -> None:
+    """Try every rule of codecs on tensors of many shapes, dtypes and values.
+
+    A tensor that the codec refuses by a CodecError is left out, but it must take some of float32. A codec that needs
+    the indices of another one (`reuse`) cannot be checked alone.
+
+    Raises:
+        ContractError: with a sentence for each rule that is broken, and the first tensor that showed it.
+    """
+    found = _Findings()
+    for sentence in _described(codec):
+        found.add(sentence, sentence)
+    taken = set()
+    for words, x in _tensors():
+        try:
+            carried = _carry(codec, x)
+            taken.add(x.dtype)
+            for rule, broken in _RULES.items():
+                if detail := broken(carried):
+                    found.add(rule, f"{codec.name} {rule}: {detail} for {words}")
+        except ContractError as error:
+            found.add(re.split(" for |, got", str(error))[0], str(error))
+        except CodecError:
+            continue
+    if torch.float32 not in taken and not found.sentences:
+        found.add("", f"{codec.name} must take a float32 tensor of some shape, and refused all")
+    if found.sentences:
+        raise ContractError(found.sentences)
+
+
+def try_out(codec: Codec) -> None:
+    """Encode and decode two tensors, as a quick check; ContractError if a method of the codec fails."""
+    for shape in _TRIAL:
+        try:
+            _carry(codec, _gaussian(shape, torch.float32))
+        except ContractError:
+            raise
+        except CodecError:  # the codec refuses such a tensor, as it may
+            continue
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """A tensor, and what it became."""
+
+    codec: Codec
+    x: Tensor
+    payload: Tensor
+    decoded: Tensor
+
+
+class _Findings:
+    """The first sentence about each broken rule, and how many tensors showed it."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._count: Counter[str] = Counter()
+
+    def add(self, rule: str, sentence: str) -> None:
+        """Note a sentence about a rule."""
+        self._first.setdefault(rule, sentence)
+        self._count[rule] += 1
+
+    @property
+    def sentences(self) -> list[str]:
+        """A sentence for each rule."""
+        others = {rule: count - 1 for rule, count in self._count.items()}
+        return [
+            f"{sentence} (and for {others[rule]} other tensors)" if others[rule] else sentence
+            for rule, sentence in self._first.items()
+        ]
+
+
+def _described(codec: Codec) -> Iterator[str]:
+    """What is wrong with the class."""
+    parameters = getattr(codec, "__dataclass_params__", None)
+    if not (
+        parameters and parameters.frozen and repr(codec) == str(codec) and "__dataclass_params__" in vars(type(codec))
+    ):
+        yield f"{codec.name} must have the decorator @dataclass(frozen=True, repr=False)"
+    elif dataclasses.replace(codec) != codec:  # type: ignore[type-var]
+        yield f"{codec.name} must equal another one of the same arguments"
+
+
+def _size(carried: _Carried) -> str | None:
+    return None if carried.x.numel() or not len(carried.payload) else f"{len(carried.payload)} bytes"
+
+
+def _filling(carried: _Carried) -> str | None:
+    size, x = len(carried.payload), carried.x
+    for fill in (0x00, 0xFF):
+        buffer = torch.full((size + 16,), fill, dtype=torch.uint8)
+        carried.codec.encode(x.clone(), buffer[3 : 3 + size], _KEY)
+        if not ((buffer[:3] == fill).all() and (buffer[3 + size :] == fill).all()):
+            return "bytes beside the payload were written"
+        if not torch.equal(buffer[3 : 3 + size], carried.payload):
+            return "another payload where the buffer held other bytes, or lay elsewhere"
+    return None
+
+
+def _input(carried: _Carried) -> str | None:
+    given = carried.x.clone()
+    carried.codec.encode(given, carried.payload.clone(), _KEY)
+    return None if _same(given, carried.x) else "it was changed"
+
+
+def _strides(carried: _Carried) -> str | None:
+    x = carried.x
+    if x.numel() < 2 or not x.isfinite().all():  # there are many NaNs, and torch may turn one into another
+        return None
+    spread = torch.stack([x, x], -1)[..., 0]
+    turned = x.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1) if x.dim() else x.clone()
+    same = all(torch.equal(_encoded(carried.codec, view), carried.payload) for view in (spread, turned))
+    return None if same else "another payload from other strides"
+
+
+def _randomness(carried: _Carried) -> str | None:
+    state = torch.get_rng_state()
+    again = _carry(carried.codec, carried.x)
+    if not torch.equal(torch.get_rng_state(), state):
+        return "torch's own generator was moved"
+    same = torch.equal(again.payload, carried.payload) and _same(again.decoded, carried.decoded)
+    return None if same else "another result with the same key"
+
+
+def _output(carried: _Carried) -> str | None:
+    x, payload = carried.x, carried.payload.clone()
+    out = torch.full(x.shape, 77, dtype=x.dtype)
+    carried.codec.decode(payload, out, _KEY)
+    if not torch.equal(payload, carried.payload):
+        return "the payload was changed"
+    return None if _same(out, carried.decoded) else "another tensor where the memory held other values"
+
+
+def _error(carried: _Carried) -> str | None:
+    x, decoded = carried.x, carried.decoded
+    bound = call_method(carried.codec, "error_bound", x)
+    if not isinstance(bound, Tensor):
+        return f"error_bound must return a tensor, got {type(bound).__name__}"
+    try:
+        bound = bound.double().broadcast_to(x.shape)
+    except RuntimeError:
+        return f"error_bound of shape {list(bound.shape)} does not broadcast"
+    if x.isfinite().all() and not bound.isfinite().all():
+        return "error_bound is not finite where every value is"
+    error, bounded = (decoded.double() - x.double()).abs(), bound.isfinite()
+    lost = x.isfinite().logical_not() & decoded.isfinite() & bounded
+    if lost.any():
+        return "NaN or infinity became a finite number"
+    beyond = x.isfinite() & bounded & ~(error <= bound)
+    if not beyond.any():
+        return None
+    index = int(beyond.flatten().nonzero()[0])
+    got, most = (values.flatten()[index].item() for values in (error, bound))
+    return f"an error of {got:.3g} where error_bound says {most:.3g}"
+
+
+def _damage(carried: _Carried) -> str | None:
+    size, generator = len(carried.payload), torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+    for damaged in (torch.zeros_like(noise), torch.full_like(noise, 255), noise):
+        try:
+            _decoded(carried.codec, damaged, carried.x)
+        except ContractError as error:
+            return str(error).partition(": ")[2]
+        except CodecError:
+            continue
+    return None
+
+
+def _length(carried: _Carried) -> str | None:
+    size = len(carried.payload)
+    for other in {max(0, size - 1), size + 1} - {size}:
+        try:
+            _decoded(carried.codec, torch.zeros(other, dtype=torch.uint8), carried.x)
+            return f"{other} bytes in place of {size} were decoded"
+        except (AssertionError, CodecError):
+            continue
+        except Exception as error:
+            return f"{other} bytes in place of {size} ended with {first_line(error)}"
+    return None
+
+
+_RULES: Mapping[str, Callable[[_Carried], str | None]] = {
+    "must send 0 bytes of a tensor without elements": _size,
+    "must write its whole payload and nothing else": _filling,
+    "must leave the tensor that it encodes as it is": _input,
+    "must encode a tensor of any strides alike": _strides,
+    "must draw random numbers from the key alone": _randomness,
+    "must fill the decoded tensor from the payload alone": _output,
+    "must keep its error_bound": _error,
+    "must decode damaged bytes to something, or raise CodecError": _damage,
+    "must refuse a payload of another length": _length,
+}
+"""What a codec must do, and what finds that it does not: the detail, or None."""
+
+
+def _tensors() -> Iterator[tuple[str, Tensor]]:
+    """Tensors, and what they are called."""
+    for dtype in _DTYPES:
+        for shape in _SHAPES:
+            yield _name(shape, dtype), _gaussian(shape, dtype)
+        for what, change in _SPECIAL.items() if dtype.is_floating_point else ():
+            yield f"{_name((4, 33), dtype)}, {what}", change(_gaussian((4, 33), dtype))
+
+
+def _name(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _gaussian(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+
+
+def _with(x: Tensor, value: float) -> Tensor:
+    changed = x.clone()
+    changed[1, 5] = value
+    return changed
+
+
+def _carry(codec: Codec, x: Tensor) -> _Carried:
+    payload = _encoded(codec, x.clone())  # a codec may break the rule that it leaves its input as it is
+    return _Carried(codec, x, payload, _decoded(codec, payload, x))
+
+
+def _encoded(codec: Codec, x: Tensor) -> Tensor:
+    payload = torch.zeros(size_of(codec, x.shape, x.dtype), dtype=torch.uint8)
+    codec.encode(x, payload, _KEY)
+    return payload
+
+
+def _decoded(codec: Codec, payload: Tensor, like: Tensor) -> Tensor:
+    out = torch.zeros(like.shape, dtype=like.dtype)
+    codec.decode(payload, out, _KEY)
+    return out
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)) and torch.equal(one.isnan(), other.isnan())

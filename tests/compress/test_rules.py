@@ -1,0 +1,200 @@
+"""`check` finds each rule that a codec breaks, and none that it keeps."""
+
+import pytest
+
+from support.own_code import add_module
+from thinwire.compress import CodecError, ContractError, check, parse
+
+KEEPS = ["none", "fp16", "bf16", "fp8", "q(1)", "q(4)", 'q(3, scale="minmax", per="channel")', "q(4, group=5)"]
+KEEPS += ['q(4, rotate="hadamard")', "q(4, outliers=0.05)", 'q(4, round="stochastic")', "dither(4)"]
+KEEPS += ["topk(0.1)", "topk(0.3)", 'topk(0.1, values="q(4)")', "randk(0.1)", "lowrank(2)"]
+
+SIGN = '''
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from thinwire.compress import Codec, CodecError
+
+
+@dataclass(frozen=True, repr=False)
+class Halved(Codec):
+    """float32 as fp16."""
+
+    factor: float = 1.0
+
+    def nbytes(self, shape, dtype):
+        if not dtype.is_floating_point:
+            raise CodecError("floating-point only")
+        return 2 * prod(shape)
+
+    def error_bound(self, x):
+        return x.float().abs() * 2**-7 + 1e-7
+
+    def _encode(self, x, out, key, shared):
+        out.copy_(x.half().contiguous().view(-1).view(torch.uint8))
+
+    def _decode(self, payload, out, key, shared):
+        out.copy_(payload.clone().view(torch.float16).view(out.shape))
+'''
+BROKEN = {
+    "an int of bytes": (
+        "    def nbytes(self, shape, dtype): return 2.0 * prod(shape)",
+        "Own's nbytes must return the number",
+    ),
+    "a byte short": (
+        "    def nbytes(self, shape, dtype): return max(0, 2 * prod(shape) - 1)",
+        "Own's _encode failed for float32 []: RuntimeError",
+    ),
+    "bytes of nothing": (
+        """
+    def nbytes(self, shape, dtype): return 2 * prod(shape) + 2
+    def _encode(self, x, out, key, shared): super()._encode(x, out[2:], key, shared); out[:2] = 0
+    def _decode(self, payload, out, key, shared): super()._decode(payload[2:], out, key, shared)""",
+        "Own must send 0 bytes of a tensor without elements: 2 bytes for float32 [0]",
+    ),
+    "bytes left out": (
+        """
+    def _encode(self, x, out, key, shared):
+        before = out[:1].clone()
+        super()._encode(x, out, key, shared)
+        out[:1] = before""",
+        "Own must write its whole payload and nothing else: another payload where the buffer held other bytes",
+    ),
+    "an input that is changed": (
+        "    def _encode(self, x, out, key, shared): super()._encode(x, out, key, shared); x.mul_(2)",
+        "Own must leave the tensor that it encodes as it is: it was changed for float32 []",
+    ),
+    "the layout of memory": (
+        """
+    def _encode(self, x, out, key, shared):
+        flat = x.half().as_strided((x.numel(),), (1,)) if x.dim() > 1 else x.half().view(-1)
+        out.copy_(flat.contiguous().view(torch.uint8))""",
+        "Own must encode a tensor of any strides alike: another payload from other strides for float32 [",
+    ),
+    "a running generator": (
+        "    def _encode(self, x, out, key, shared): super()._encode(x + torch.rand(x.shape) * 1e-3, out, key, shared)",
+        "Own must draw random numbers from the key alone: ",
+    ),
+    "a part of the output": (
+        """
+    def _decode(self, payload, out, key, shared):
+        before = out.view(-1)[:1].clone()
+        super()._decode(payload, out, key, shared)
+        out.view(-1)[:1] = before""",
+        "Own must fill the decoded tensor from the payload alone: ",
+    ),
+    "a bound that is too small": (
+        "    def error_bound(self, x): return torch.zeros(())",
+        "Own must keep its error_bound: an error of ",
+    ),
+    "a bound that is none": (
+        "    def error_bound(self, x): return x.new_full(x.shape, torch.inf)",
+        "Own must keep its error_bound: error_bound is not finite where every value is",
+    ),
+    "a bound of another type": (
+        "    def error_bound(self, x): return 0.1",
+        "Own must keep its error_bound: error_bound must return a tensor, got float",
+    ),
+    "a NaN that is hidden": (
+        "    def _encode(self, x, out, key, shared): super()._encode(x.nan_to_num(), out, key, shared)\n"
+        "    def error_bound(self, x): return x.float().nan_to_num().abs() * 2**-7 + 1e-7",
+        "Own must keep its error_bound: NaN or infinity became a finite number for float32 [4, 33], with a NaN",
+    ),
+    "damaged bytes": (
+        """
+    def _decode(self, payload, out, key, shared):
+        super()._decode(payload, out, key, shared)
+        if not out.isfinite().all():
+            torch.zeros(3)[payload[:1].long() + 3]""",
+        "Own must decode damaged bytes to something, or raise CodecError: IndexError: index",
+    ),
+    "another length": (
+        """
+    def decode(self, payload, out, key, shared=None):
+        if out.numel(): self._decode(payload[: 2 * out.numel()], out, key, shared)""",
+        "Own must refuse a payload of another length: ",
+    ),
+    "too few parameters": (
+        "    def _encode(self, x, out): pass",
+        "Own's _encode must take (self, x, out, key, shared): too many positional arguments",
+    ),
+    "no float32": (
+        """
+    def nbytes(self, shape, dtype): raise CodecError("never")""",
+        "Own must take a float32 tensor of some shape, and refused all",
+    ),
+}
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A codec of one's own with these methods."""
+
+    def made(methods, decorator="@dataclass(frozen=True, repr=False)"):
+        text = f"{SIGN}\n\n{decorator}\nclass Own(Halved):\n{methods}\n"
+        return add_module(monkeypatch, "own_rules", text).Own()
+
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", KEEPS)
+def test_codecs_of_thinwire_keep_the_rules(expression):
+    check(parse(expression))
+
+
+def test_a_codec_of_ones_own_keeps_them(own):
+    check(own("    pass"))
+
+
+@pytest.mark.parametrize(("methods", "said"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_rule_is_a_sentence(own, methods, said):
+    with pytest.raises(ContractError) as caught:
+        check(own(methods))
+    assert any(mistake.startswith(f"own_rules.{said}") for mistake in caught.value.mistakes), str(caught.value)
+    assert len(caught.value.mistakes) <= 4, "each rule is told once"
+    assert "\n" not in caught.value.mistakes[0]
+
+
+def test_all_broken_rules_are_told_at_once(own):
+    with pytest.raises(ContractError) as caught:
+        check(own(BROKEN["an input that is changed"][0] + "\n" + BROKEN["a bound that is too small"][0]))
+    changed, beyond = caught.value.mistakes
+    assert "it was changed" in changed and "other tensors" in changed
+    assert "an error of" in beyond
+
+
+def test_a_class_that_is_not_frozen_is_told(own):
+    with pytest.raises(ContractError, match=r"own_rules\.Own must have the decorator"):
+        check(own("    pass", decorator=""))
+
+
+USES = {
+    "own_rules.Own('x')": "own_rules.Own's factor must be a number, got 'x'",
+    "own_rules.Own(factor=True)": "own_rules.Own's factor must be a number, got True",
+    "own_rules.Own(nothing=1)": "unexpected keyword argument 'nothing'",
+}
+
+
+@pytest.mark.parametrize(("expression", "said"), USES.items())
+def test_a_wrong_argument_in_an_expression_is_one_sentence(own, expression, said):
+    own("    pass")
+    with pytest.raises(CodecError, match=said.replace("(", r"\(")):
+        parse(expression)
+
+
+@pytest.mark.parametrize("broken", ["an int of bytes", "a byte short", "too few parameters"])
+def test_an_expression_of_a_broken_codec_is_refused_before_it_is_used(own, broken):
+    methods, said = BROKEN[broken]
+    own(methods)
+    with pytest.raises(CodecError) as caught:
+        parse("ef(own_rules.Own)")
+    assert str(caught.value).startswith(f"own_rules.{said.partition(' for ')[0]}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_codec_may_refuse_a_shape(own):
+    own("    def nbytes(self, shape, dtype):\n        raise CodecError('only images')")
+    assert str(parse("own_rules.Own")) == "own_rules.Own"
