@@ -159,7 +159,7 @@ def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None
 
 
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
-    from thinwire.models.architectures.families import FAMILIES, take_apart
+    from thinwire.models.architectures.families import FAMILIES, is_own, take_apart
 
     config, source = _config(options), _source(options)
     family = _family(config)
@@ -168,7 +168,12 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
         raise ModelError(f"the task of {family.name} must be {family.task}, got {task}; take one of {able}")
     if num_labels is not None and task == "classification":
         config.num_labels = num_labels
-    return take_apart(family, config, block_size=block_size, source=source)
+    made = take_apart(family, config, block_size=block_size, source=source)
+    if is_own(family):
+        from thinwire.models.architectures.parity import check_parity
+
+        check_parity(family, config)
+    return made
 
 
 def _family(config: Any) -> "Family":
@@ -204,6 +209,11 @@ def _config(options: ModelOptions) -> Any:
     if options.name in CONFIG_MAPPING and options.name not in FAMILIES and not Path(options.name).is_dir():
         raise ModelError(_no_such_type(options.name))
     by_family = options.weights != PRETRAINED and options.name in FAMILIES and not Path(options.name).is_dir()
+    if by_family and options.name not in CONFIG_MAPPING:
+        raise ModelError(
+            f"the name of a family must be a model type of transformers, got {options.name!r}"
+            f"{_similar(options.name, set(CONFIG_MAPPING.keys()))}"
+        )
     try:
         if by_family:
             defaults = AutoConfig.for_model(options.name)

@@ -201,6 +201,13 @@ FAMILIES: dict[str, Family] = {
 }
 """The families, by name."""
 
+_TESTED = tuple(FAMILIES.values())
+
+
+def is_own(family: Family) -> bool:
+    """Whether a family is a user's: the tests compare only those above with the unsplit models of the library."""
+    return not any(family is tested for tested in _TESTED)
+
 
 def take_apart(family: Family, config: Any, *, block_size: int | None = None, source: str | None = None) -> Blueprint:
     """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
@@ -220,7 +227,12 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     config.use_cache = False
     skeleton = _skeleton(family, config)
     max_positions = _max_positions(family, config)
-    blocks = [f"{family.blocks}.{index}" for index in range(len(skeleton.model.get_submodule(family.blocks)))]
+    held = skeleton.get(family.blocks)
+    if not isinstance(held, nn.ModuleList):
+        raise ModelError(
+            f"{family.blocks} of {family.architecture} must be a list of blocks, got {type(held).__name__}"
+        )
+    blocks = [f"{family.blocks}.{index}" for index in range(len(held))]
     length = block_size or max_positions or 0
     attention = 2.0 * length * config.hidden_size
     checkpoint = None
@@ -274,15 +286,23 @@ def _save_config(config: Any, source: str | None, folder: Path) -> None:
 
 def _skeleton(family: Family, config: Any) -> Skeleton:
     """The whole model without weights, as the library builds it."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
+            model = unsplit(family, config)
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
+        raise ModelError(f"transformers cannot build {family.name} of this configuration: {error}") from error
+    found = type(model).__name__
+    if found != family.architecture:
+        raise ModelError(f"{family.name} of transformers is a {found}, and the family names {family.architecture}")
+    return Skeleton(model)
+
+
+def unsplit(family: Family, config: Any) -> Any:
+    """The whole model, as the library builds it."""
     import transformers
 
     auto: Any = getattr(transformers, _AUTO_CLASSES[family.task])
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
-            model = auto.from_config(config, dtype=torch.float32, attn_implementation=family.attention)
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
-        raise ModelError(f"transformers cannot build {family.name} of this configuration: {error}") from error
-    return Skeleton(model)
+    return auto.from_config(config, dtype=torch.float32, attn_implementation=family.attention)
 
 
 def _initialize(family: Family, skeleton: Skeleton, full_name: str, module: nn.Module) -> None:
@@ -298,5 +318,5 @@ def _max_positions(family: Family, config: Any) -> int | None:
 
 def _multiplications(skeleton: Skeleton, steps: Sequence[ChainStep]) -> float:
     """The multiplications of one token: one for each number of each matrix."""
-    modules = [skeleton.model.get_submodule(step) for step in steps if isinstance(step, str) and skeleton.has(step)]
+    modules = [skeleton.get(step) for step in steps if isinstance(step, str) and skeleton.has(step)]
     return float(sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.models.errors import ModelError
 from thinwire.models.layers import Layer
 
 ChainStep = str | Callable[[Tensor, Any], Tensor]
@@ -26,16 +27,37 @@ class Skeleton:
         self.model = model
         self.config = model.config
 
+    def get(self, full_name: str) -> Any:
+        """One module of the model. ModelError if there is none of this name."""
+        try:
+            return self.model.get_submodule(full_name)
+        except AttributeError as error:
+            raise ModelError(
+                f"{type(self.model).__name__} must have a part {full_name!r}, {self._near(full_name)}"
+            ) from error
+
     def has(self, full_name: str) -> bool:
         """Whether the model has a module of this name: some are None in some configurations."""
         path, _, name = full_name.rpartition(".")
-        return getattr(self.model.get_submodule(path), name, None) is not None
+        return getattr(self.get(path), name, None) is not None
 
     def copy(self, full_name: str, **replaced: nn.Module) -> Any:
         """A copy of one module with the children in `replaced`; the configuration is not copied."""
-        module = self.model.get_submodule(full_name)
+        module = self.get(full_name)
         memo = {id(getattr(module, name)): child for name, child in replaced.items()}
         return copy.deepcopy(module, {id(self.config): self.config, **memo})
+
+    def _near(self, full_name: str) -> str:
+        """The parts of the innermost module on the way to a name that does not exist."""
+        module = self.model
+        path: list[str] = []
+        for name in full_name.split("."):
+            inner = getattr(module, name, None)
+            if not isinstance(inner, nn.Module):
+                break
+            module, path = inner, [*path, name]
+        parts = ", ".join(name for name, _ in module.named_children())
+        return f"the parts of {'.'.join(path)} are {parts}" if path else f"its parts are {parts}"
 
 
 class CopiedChain(Layer):

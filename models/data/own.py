@@ -1,11 +1,21 @@
-"""Data that a function of your own gives: `module:function`, which takes a split."""
+"""Data that a function of your own gives: `module:function`, which takes a split.
+
+It is called twice, and must return the same both times: sample ids would mean other samples in another process, after a
+resume and in `thinwire eval`.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
+import torch
+
+from thinwire.errors.calls import call
 from thinwire.errors.imports import find
-from thinwire.models.data.parts import MAIN_SPLIT, Columns, Labelled, Part
+from thinwire.models.data.parts import MAIN_SPLIT, Columns, Labelled, Part, check_labels
 from thinwire.models.errors import ModelError, require
 
 T = TypeVar("T")
@@ -13,28 +23,134 @@ T = TypeVar("T")
 
 def read_own_texts(part: Part, columns: Columns) -> list[str]:
     """The texts that the function returns."""
-    return _read(part, list, "a list of texts")
+    return _read(part, _check_texts, _bytes_of_texts)
 
 
-def read_own_examples(part: Part, columns: Columns) -> Labelled:
-    """The examples that the function returns."""
-    return _read(part, Labelled, "Labelled examples")
+def read_own_pairs(part: Part, columns: Columns) -> Labelled:
+    """The texts or pairs of texts that the function returns, with a label each."""
+    return _read(part, _check_pairs, _bytes_of_labelled)
 
 
-def _read(part: Part, returned: type[T], meaning: str) -> T:
+def read_own_pictures(part: Part, columns: Columns) -> Labelled:
+    """The images that the function returns, with a label each."""
+    return _read(part, _check_pictures, _bytes_of_labelled)
+
+
+def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iterator[bytes]]) -> T:
     """What the function gives for a split.
 
     Raises:
-        ModelError: if there is no such function, it fails, or it gives something else.
+        ModelError: if there is no such function, it fails, it gives something else, or another thing the second time.
     """
     read = find(part.name, ModelError)
     if not callable(read):
         raise ModelError(f"{part.name} must be a function that takes a split, got {type(read).__name__}")
     split = part.split or MAIN_SPLIT
-    try:
-        given = read(split)
-    except Exception as error:
-        raise ModelError(f"{part.name} failed for the split {split!r}: {type(error).__name__}: {error}") from error
-    require((isinstance(given, returned), f"{part.name} must return {meaning}, got {type(given).__name__}"))
-    examples: T = given
-    return examples
+
+    def given() -> T:
+        where = f"for the split {split!r}"
+        returned = call(read, split, name=part.name, takes="one argument, the split", error=ModelError, where=where)
+        return check(part.name, returned)
+
+    first = _digest(pieces(given()))  # a digest, so that the data are in memory once
+    second = given()
+    require(
+        (
+            _digest(pieces(second)) == first,
+            f"{part.name} must return the same for split {split!r} at each call, and two calls gave different "
+            "examples; seed what is random, and sort what comes in any order",
+        )
+    )
+    return second
+
+
+def _digest(pieces: Iterator[bytes]) -> str:
+    """The hash of pieces, and of where each ends."""
+    hashed = hashlib.sha256()
+    for piece in pieces:
+        hashed.update(len(piece).to_bytes(8, "little"))
+        hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _bytes_of_texts(texts: Sequence[str]) -> Iterator[bytes]:
+    return (text.encode(errors="surrogatepass") for text in texts)
+
+
+def _bytes_of_labelled(labelled: Labelled) -> Iterator[bytes]:
+    yield labelled.labels.numpy().tobytes()
+    for example in labelled.examples:
+        if isinstance(example, tuple):
+            yield from _bytes_of_texts(example)
+        else:
+            yield example if isinstance(example, bytes) else repr(example.shape).encode() + example.tobytes()
+
+
+def _check_texts(name: str, returned: Any) -> list[str]:
+    require((isinstance(returned, list), f"{name} must return a list of texts, got {type(returned).__name__}"))
+    _require_all(name, returned, _is_text, "texts that are str")
+    texts: list[str] = returned
+    return texts
+
+
+def _check_pairs(name: str, returned: Any) -> Labelled:
+    labelled = _check_labelled(name, returned)
+    _require_all(name, labelled.examples, _is_pair, "examples that are tuples of one or two texts")
+    lengths = sorted({len(example) for example in labelled.examples})
+    require((len(lengths) < 2, f"{name} must return as many texts in each tuple, got one in some and two in others"))
+    return labelled
+
+
+def _check_pictures(name: str, returned: Any) -> Labelled:
+    labelled = _check_labelled(name, returned)
+    rule = "images that are uint8 arrays [H, W] or [H, W, C], or the bytes of a file"
+    _require_all(name, labelled.examples, _is_picture, rule)
+    return labelled
+
+
+def _check_labelled(name: str, returned: Any) -> Labelled:
+    require((isinstance(returned, Labelled), f"{name} must return Labelled examples, got {type(returned).__name__}"))
+    labelled: Labelled = returned
+    examples, labels, num_labels = labelled.examples, labelled.labels, labelled.num_labels
+    listed = isinstance(examples, list | tuple | np.ndarray) and len(examples) > 0
+    fits = isinstance(labels, torch.Tensor) and labels.dtype == torch.int64 and labels.dim() == 1
+    require(
+        (listed, f"{name} must return a list of at least one example, got {_words(examples)}"),
+        (fits, f"{name} must return labels as an int64 tensor [N], got {_words(labels)}; write torch.tensor(labels)"),
+        (type(num_labels) is int, f"{name} must return num_labels as an int, got {_words(num_labels)}"),
+        (
+            not (listed and fits) or len(labels) == len(examples),
+            f"{name} must return a label for each example, got {len(labels)} for {len(examples)}",
+        ),
+    )
+    check_labels(labels, num_labels, name)
+    return labelled
+
+
+def _is_text(example: Any) -> bool:
+    return isinstance(example, str)
+
+
+def _is_pair(example: Any) -> bool:
+    return isinstance(example, tuple) and len(example) in (1, 2) and all(isinstance(text, str) for text in example)
+
+
+def _is_picture(example: Any) -> bool:
+    pixels = isinstance(example, np.ndarray) and example.dtype == np.uint8 and example.ndim in (2, 3)
+    return pixels or isinstance(example, bytes)
+
+
+def _require_all(name: str, examples: Sequence[Any], fits: Callable[[Any], bool], rule: str) -> None:
+    """Raise ModelError with the first example that does not fit."""
+    bad = next((index for index, example in enumerate(examples) if not fits(example)), None)
+    if bad is not None:
+        raise ModelError(f"{name} must return {rule}, got {_words(examples[bad])} at index {bad}")
+
+
+def _words(value: Any) -> str:
+    """A value in a sentence: its type, and the value or its shape."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = "tensor" if isinstance(value, torch.Tensor) else "array"
+        return f"a {str(value.dtype).removeprefix('torch.')} {kind} {list(value.shape)}"
+    said = repr(value)
+    return f"{type(value).__name__} {said if len(said) <= 40 else said[:37] + '...'}"

@@ -15,7 +15,7 @@ from thinwire.errors.imports import is_path
 from thinwire.models.data import tables
 from thinwire.models.data.bundled import read_digits, read_halves, read_topics
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
-from thinwire.models.data.own import read_own_examples, read_own_texts
+from thinwire.models.data.own import read_own_pairs, read_own_pictures, read_own_texts
 from thinwire.models.data.parts import USUAL, Columns, Kind, Labelled, Part, local_path
 from thinwire.models.errors import ModelError
 
@@ -74,7 +74,7 @@ SOURCES: tuple[Source, ...] = (
         name="a function of your own",
         fits=is_path,
         texts=read_own_texts,
-        labelled={"pairs": read_own_examples, "images": read_own_examples},
+        labelled={"pairs": read_own_pairs, "images": read_own_pictures},
     ),
     Source(name="pydoc", texts=read_topics, labelled={"pairs": read_halves}),
     Source(name="digits", labelled={"images": read_digits}),

@@ -264,6 +264,49 @@ def broken(split):
     raise KeyError(split)
 
 
+def other_each_time(split):
+    calls.append(split)
+    return [f"{split} {len(calls)}"]
+
+
+def other_labels_each_time(split):
+    calls.append(split)
+    return Labelled([("a",), ("b",)], torch.tensor([0, len(calls) % 2]), 2)
+
+
+def takes_nothing():
+    return []
+
+
+def numbers(split):
+    return [1, 2]
+
+
+def few_labels(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0]), 2)
+
+
+def listed_labels(split):
+    return Labelled([("a",), ("b",)], [0, 1], 2)
+
+
+def wide_labels(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0, 2]), 2)
+
+
+def text_alone(split):
+    return Labelled(["a", "b"], torch.tensor([0, 1]), 2)
+
+
+def uneven(split):
+    return Labelled([("a",), ("b", "c")], torch.tensor([0, 1]), 2)
+
+
+def floats(split):
+    return Labelled([torch.zeros(2, 2).numpy()] * 2, torch.tensor([0, 1]), 2)
+
+
+calls = []
 constant = 3
 """
 
@@ -300,6 +343,48 @@ def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
         read_texts(Part(name))
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("takes_nothing", "text", "must take one argument, the split: too many positional arguments"),
+        ("numbers", "text", "must return texts that are str, got int 1 at index 0"),
+        ("texts", "pairs", "must return Labelled examples, got list"),
+        ("few_labels", "pairs", "must return a label for each example, got 1 for 2"),
+        ("listed_labels", "pairs", "must return labels as an int64 tensor [N], got list [0, 1]; write torch.tensor("),
+        ("text_alone", "pairs", "must return examples that are tuples of one or two texts, got str 'a' at index 0"),
+        ("uneven", "pairs", "must return as many texts in each tuple, got one in some and two in others"),
+        (
+            "floats",
+            "images",
+            "must return images that are uint8 arrays [H, W] or [H, W, C], or the bytes of a file, got a",
+        ),
+    ],
+)
+def test_examples_of_the_wrong_kind_are_one_sentence(name, kind, said):
+    with pytest.raises(ModelError) as error:
+        part = Part(f"own_sources:{name}")
+        read_texts(part) if kind == "text" else read_labelled(kind, part)
+    assert str(error.value).startswith(f"own_sources:{name} {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("own_sources")
+def test_a_label_beyond_the_classes_is_told():
+    with pytest.raises(ModelError, match=r"labels must lie in 0\.\.1, got 2 in row 1 of own_sources:wide_labels"):
+        read_labelled("pairs", Part("own_sources:wide_labels"))
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(("name", "kind"), [("other_each_time", "text"), ("other_labels_each_time", "pairs")])
+def test_a_function_that_gives_other_examples_at_each_call_is_refused(name, kind):
+    """One process reads for all, so nobody else could notice; a resume would train on other samples."""
+    said = f"own_sources:{name} must return the same for split 'test' at each call"
+    with pytest.raises(ModelError, match=said):
+        part = Part(f"own_sources:{name}", "test")
+        read_texts(part) if kind == "text" else read_labelled(kind, part)
 
 
 def test_a_source_is_a_row_and_a_function(monkeypatch):
