@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, version
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.shared.exit_codes import MISTAKE, OK, UNREAD, StoppedError, status_of
+from thinwire.errors.calls import first_line
+from thinwire.launch.shared.exit_codes import MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
 
 Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
@@ -57,6 +60,8 @@ def _main(argv: Sequence[str] | None) -> int:
         return OK
     if command not in COMMANDS and command not in _installed():
         return _tell(f"thinwire has no command {command!r}; known: {', '.join([*COMMANDS, *_installed()])}", MISTAKE)
+    for sentence in _clashes(command):
+        print(sentence, file=sys.stderr)
     return run(lambda rest: _load(command)(rest), arguments[1:])
 
 
@@ -77,21 +82,67 @@ def _tell(sentence: str, status: int) -> int:
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """The commands that other installed packages bring, by name."""
-    return {found.name: found for found in entry_points(group=COMMAND_GROUP)}
+    """The commands that other installed packages bring, by name; of two of one name the first."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=COMMAND_GROUP):
+        if entry.name not in COMMANDS:
+            found.setdefault(entry.name, entry)
+    return found
+
+
+def _clashes(command: str | None = None) -> list[str]:
+    """A sentence for each installed command whose name is taken, of one name or of all."""
+    taken = dict.fromkeys(COMMANDS, "Thinwire")
+    sentences = []
+    for entry in entry_points(group=COMMAND_GROUP):
+        owner = taken.setdefault(entry.name, _package(entry))
+        if owner != _package(entry) and command in (None, entry.name):
+            sentences.append(
+                f"thinwire {entry.name} is the command of {owner}, and that of {_package(entry)} ({entry.value}) is "
+                "left out; give its entry point another name"
+            )
+    return sentences
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
 
 
 def _load(command: str) -> Main:
-    if command not in COMMANDS:
-        own: Main = _installed()[command].load()
-        return own
-    found: Main = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
-    return found
+    if command in COMMANDS:
+        found: Main = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
+        return found
+    entry = _installed()[command]
+    name = f"the command {command} of {_package(entry)}, {entry.value},"
+    try:
+        own = entry.load()
+    except (Exception, SystemExit) as error:
+        raise ThinwireError(f"{name} cannot be loaded: {first_line(error)}; see its pyproject.toml") from error
+    if not callable(own):
+        raise ThinwireError(f"{name} must be a function, got {type(own).__name__}")
+    try:
+        inspect.signature(own).bind([])
+    except TypeError as error:
+        raise ThinwireError(f"{name} must take one argument, the list of words after {command}: {error}") from error
+    return partial(_status, name, own)
+
+
+def _status(name: str, own: Main, arguments: Sequence[str]) -> int:
+    """Run another package's command; its exit status."""
+    status = own(arguments)
+    if type(status) is not int:
+        raise FailedError(
+            f"{name} must return its exit status, an int, and returned {status!r}; 0 says that all went well"
+        )
+    return status
 
 
 def _help() -> str:
     lines = [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    for name, found in _installed().items():
-        lines.append(f"  {name:<10} comes from {found.dist.name if found.dist else found.value}")
+    for name, entry in _installed().items():
+        purpose = entry.dist.metadata["Summary"] if entry.dist else None
+        lines.append(
+            f"  {name:<10} {purpose} (from {_package(entry)})" if purpose else f"  {name:<10} from {_package(entry)}"
+        )
     closing = ["thinwire train --help explains every field of a recipe; thinwire --version says which one this is."]
-    return "\n".join(["usage: thinwire COMMAND ...", "", *lines, "", *closing])
+    return "\n".join(["usage: thinwire COMMAND ...", "", *lines, "", *_clashes(), *closing])

@@ -7,6 +7,7 @@ the same actions on one process, in one order that keeps every stage's own order
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
+from thinwire.errors.calls import call, called, first_line
 from thinwire.errors.imports import find, is_path
 from thinwire.pipeline.errors import OptionsError
 
@@ -48,6 +50,16 @@ class Overlap:
     """Whether all forwards come before all backwards, so that activations and gradients never share a link, and its
     latency is felt once."""
 
+    def __post_init__(self) -> None:
+        number = type(self.share) in (int, float)
+        OptionsError.require(
+            (
+                number and 0 < self.share <= 1,
+                f"the share of an Overlap must be above 0 and at most 1, got {self.share!r}",
+            ),
+            (type(self.phased) is bool, f"phased of an Overlap must be True or False, got {self.phased!r}"),
+        )
+
 
 @dataclass(frozen=True)
 class ScheduleSpec:
@@ -65,6 +77,32 @@ class ScheduleSpec:
     overlap: Overlap
     warmups: Warmups | None = None
 
+    def __post_init__(self) -> None:
+        per_process, rule = self.stages_per_process, self.rule
+        OptionsError.require(
+            (
+                isinstance(self.torch_class, type) if self.warmups is None else callable(self.torch_class),
+                f"torch_class of a ScheduleSpec must be a schedule class of torch, got {self.torch_class!r}",
+            ),
+            (
+                type(per_process) is int and per_process >= 1,
+                f"stages_per_process of a ScheduleSpec must be an int of at least 1, got {per_process!r}",
+            ),
+            (
+                self.placement in ("loop", "v"),
+                f'placement of a ScheduleSpec must be "loop" or "v", got {self.placement!r}',
+            ),
+            (callable(rule), f"rule of a ScheduleSpec must be a function, got {rule!r}"),
+            (
+                isinstance(self.overlap, Overlap),
+                f"overlap of a ScheduleSpec must be an Overlap, such as Overlap(0.5), got {self.overlap!r}",
+            ),
+            (
+                self.warmups is None or callable(self.warmups),
+                f"warmups of a ScheduleSpec must be a function, got {self.warmups!r}",
+            ),
+        )
+
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
         """Why this schedule cannot run with these numbers, a sentence for each reason."""
         fixed = self.stages_per_process == 1 or self.placement == "v"
@@ -72,7 +110,15 @@ class ScheduleSpec:
             return [f"pipeline.stages_per_process must be {self.stages_per_process} here, got {per_process}"]
         if num_stages % per_process:
             return [f"pipeline.num_stages must be a multiple of {per_process} stages a process, got {num_stages}"]
-        broken = self.rule(num_microbatches, num_stages, num_stages // per_process)
+        broken = call(
+            self.rule,
+            *(num_microbatches, num_stages, num_stages // per_process),
+            name=called(self.rule),
+            takes="(num_microbatches, num_stages, num_processes)",
+            error=OptionsError,
+        )
+        if not isinstance(broken, str | None):
+            return [f"{called(self.rule)} must return a sentence, or None where nothing is wrong, got {broken!r}"]
         return [broken] if broken else []
 
 
@@ -122,6 +168,21 @@ def wide_area(num_stages: int, num_microbatches: int, round_trip: float = 2.0) -
     return [min(num_microbatches, math.ceil(round_trip * (num_stages - 1 - s)) + 1) for s in range(num_stages)]
 
 
+def ask_warmups(warmups: Warmups, num_stages: int, num_microbatches: int) -> list[int]:
+    """How many forwards each stage starts with, by a function that may be a user's.
+
+    Raises OptionsError if the function fails, or gives numbers that could not run.
+    """
+    name, numbers = called(warmups), (num_stages, num_microbatches)
+    takes, where = "(num_stages, num_microbatches)", f"for {num_stages} stages and {num_microbatches} micro-batches"
+    found = call(warmups, *numbers, name=name, takes=takes, error=OptionsError, where=where)
+    if not isinstance(found, list | tuple) or not all(type(number) is int for number in found):
+        raise OptionsError(f"{name} must return a list of ints, got {found!r} {where}")
+    if len(found) != num_stages:
+        raise OptionsError(f"{name} must return a number for each stage, got {found!r} {where}")
+    return list(found)
+
+
 def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
     """One stage a process; each runs its number of forwards, then a backward and a forward in turn, then what is left.
 
@@ -157,7 +218,7 @@ def _alternating_runtime(
 ) -> Any:
     """Torch's runtime with our own order, in the place of a schedule class of torch."""
     schedule = _PipelineScheduleRuntime([stage], num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
-    order = alternating(warmups(stage.num_stages, num_microbatches), num_microbatches)
+    order = alternating(ask_warmups(warmups, stage.num_stages, num_microbatches), num_microbatches)
     schedule._prepare_schedule_with_comms(order)
     return schedule
 
@@ -214,7 +275,7 @@ def actions(name: str, num_stages: int, num_processes: int, num_microbatches: in
     """The schedule's compute as data: process -> actions in order, None where it idles. Needs no process group."""
     warmups = SCHEDULES[name].warmups
     if warmups is not None:
-        return alternating(warmups(num_stages, num_microbatches), num_microbatches)
+        return alternating(ask_warmups(warmups, num_stages, num_microbatches), num_microbatches)
     stage_of = placement(name, num_stages, num_processes)
     stages = [
         SimpleNamespace(
@@ -235,6 +296,29 @@ def actions(name: str, num_stages: int, num_processes: int, num_microbatches: in
     return {
         process: [action for action in row if action is None or action.is_compute_op] for process, row in order.items()
     }
+
+
+def check_order(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> None:
+    """Work out the order of a user's schedule, so that one that cannot run is told at once.
+
+    Raises OptionsError if its functions fail, or a forward or backward is lacking, comes twice, or waits for itself.
+    """
+    try:
+        order = actions(name, num_stages, num_processes, num_microbatches)
+        done = Counter(_yields(part) for action in merge(order) for part in _parts(action))
+    except OptionsError as error:
+        raise OptionsError([f"pipeline.schedule {name}: {mistake}" for mistake in error.mistakes]) from error
+    except Exception as error:
+        raise OptionsError(f"pipeline.schedule {name} must give an order that can run: {first_line(error)}") from error
+    stages, microbatches = range(num_stages), range(num_microbatches)
+    wanted = [(kind, s, m) for kind in ("forward", "backward") for s in stages for m in microbatches]
+    wrong = next((work for work in wanted if done[work] != 1), None)
+    if wrong is not None:
+        kind, stage, microbatch = wrong
+        raise OptionsError(
+            f"pipeline.schedule {name} must run each forward and backward once, got {done[wrong]} {kind}s of "
+            f"micro-batch {microbatch} on stage {stage}"
+        )
 
 
 def _order_alone(torch_class: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,7 +345,9 @@ def merge(order: Mapping[int, Sequence[_Action | None]]) -> list[_Action]:
                 merged.append(action)
                 done.update(_yields(part) for part in _parts(action))
                 progressed = True
-        assert progressed, "the schedule waits for itself"
+        if not progressed:
+            heads = ", ".join(f"{row[0]} on process {process}" for process, row in waiting.items() if row)
+            raise OptionsError(f"an order must not wait for itself, and nothing can go before {heads}")
     return merged
 
 

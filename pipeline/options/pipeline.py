@@ -47,7 +47,7 @@ class PipelineOptions:
     """Passes through the pipeline before the optimizer steps."""
 
     def __post_init__(self) -> None:
-        from thinwire.pipeline.schedules import SCHEDULES
+        from thinwire.pipeline.schedules import SCHEDULES, check_order
 
         mistakes = [
             f"pipeline.{name} must be at least 1, got {value}"
@@ -61,10 +61,12 @@ class PipelineOptions:
         ]
         try:
             spec = SCHEDULES[self.schedule]
+            if not mistakes:
+                mistakes += spec.mistakes(self.num_stages, self.per_process, self.num_microbatches)
+            if not mistakes and self.schedule not in SCHEDULES:  # a schedule of the user's own
+                check_order(self.schedule, self.num_stages, self.num_processes, self.num_microbatches)
         except OptionsError as error:
-            raise OptionsError([*mistakes, *error.mistakes, *self._layers_mistakes()]) from error
-        if not mistakes:
-            mistakes += spec.mistakes(self.num_stages, self.per_process, self.num_microbatches)
+            mistakes += error.mistakes
         mistakes += self._layers_mistakes()
         if mistakes:
             raise OptionsError(mistakes)

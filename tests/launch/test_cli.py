@@ -2,12 +2,13 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
-from importlib.metadata import version
+from importlib.metadata import Distribution, EntryPoint, version
 from pathlib import Path
 
 import pytest
 
 from support.commands import THINWIRE
+from support.own_code import add_module
 from thinwire.launch import cli
 from thinwire.launch.run.recipe import packaged
 
@@ -214,3 +215,83 @@ def test_a_simulation_that_cannot_keep_its_stores_says_so_in_a_sentence(capsys, 
     assert cli.main(["simulate", "gpt2-tiny", *where, *method, "--compression.gradients", "q(8)", *short]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"compression.store_folder must name a folder that can be written, got {tmp_path / 'file'}")
+
+
+OWN = """
+def main(arguments):
+    return len(arguments)
+
+def takes_nothing():
+    return 0
+
+def forgets(arguments):
+    pass
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Install commands of other packages: (name, value, package) each."""
+
+    def install(*commands):
+        add_module(monkeypatch, "own_commands", OWN)
+        entries = [_entry(*command) for command in commands]
+        monkeypatch.setattr(cli, "entry_points", lambda group: entries)
+
+    return install
+
+
+def _entry(name, value, package):
+    entry = EntryPoint(name, value, cli.COMMAND_GROUP)
+    metadata = {"Name": package, "Summary": f"What {package} is for"}
+    distribution = type("Package", (Distribution,), {"metadata": metadata, "read_text": None, "locate_file": None})
+    return entry._for(distribution())
+
+
+def test_a_command_of_another_package_is_run_and_listed(installed, capsys):
+    installed(("size", "own_commands:main", "their-package"))
+    assert cli.main(["size", "a", "b"]) == 2
+    assert cli.main(["--help"]) == 0
+    assert "  size       What their-package is for (from their-package)" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("own_commands:nothing", "cannot be loaded: AttributeError: module 'own_commands' has no attribute 'nothing'"),
+        ("no_commands:main", "cannot be loaded: ModuleNotFoundError: No module named 'no_commands'"),
+        ("own_commands:constant", "must be a function, got int"),
+        ("own_commands:takes_nothing", "must take one argument, the list of words after size: too many positional"),
+        ("own_commands:forgets", "must return its exit status, an int, and returned None; 0 says that all went well"),
+    ],
+)
+def test_a_mistake_in_a_command_of_another_package_is_one_sentence(installed, capsys, value, said):
+    installed(("size", value, "their-package"))
+    assert cli.main(["size"]) in (1, 2)
+    told = capsys.readouterr().err
+    assert told.startswith(f"the command size of their-package, {value}, {said}")
+    assert len(told.splitlines()) == 1
+
+
+def test_a_command_whose_name_is_taken_is_told(installed, capsys):
+    installed(
+        ("recipes", "own_commands:main", "their-package"),
+        ("size", "own_commands:main", "their-package"),
+        ("size", "own_commands:takes_nothing", "another-package"),
+    )
+    left_out = "is left out; give its entry point another name"
+    ours = f"thinwire recipes is the command of Thinwire, and that of their-package (own_commands:main) {left_out}"
+    theirs = (
+        "thinwire size is the command of their-package, and that of another-package (own_commands:takes_nothing) "
+        f"{left_out}"
+    )
+    assert cli.main(["recipes"]) == 0
+    assert capsys.readouterr().err.splitlines() == [ours]
+    assert cli.main(["size"]) == 0
+    assert capsys.readouterr().err.splitlines() == [theirs]
+    assert cli.main(["--help"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert {ours, theirs} <= set(listed)
+    assert len([line for line in listed if line.startswith("  size ")]) == 1

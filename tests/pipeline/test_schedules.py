@@ -3,12 +3,15 @@ import inspect
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from support.own_code import add_module
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import PipelineOptions
 from thinwire.pipeline.schedules import (
     SCHEDULES,
+    Overlap,
     actions,
     alternating,
+    alternating_schedule,
     merge,
     one_forward_one_backward,
     placement,
@@ -123,3 +126,115 @@ def test_the_help_of_the_option_names_every_schedule():
     source = inspect.getsource(PipelineOptions)
     told = source.partition("Order of the work")[2].partition('"""')[0].replace("(", " ").replace(")", " ")
     assert set(SCHEDULES) <= set(told.replace(",", " ").split())
+
+
+OWN = """
+from torch.distributed.pipelining import ScheduleLoopedBFS
+from thinwire.pipeline.schedules import Overlap, ScheduleSpec, alternating_schedule
+
+
+def refuse(num_microbatches, num_stages, num_processes):
+    return "pipeline.num_microbatches must be even for this schedule" if num_microbatches % 2 else None
+
+
+class Forgetful(ScheduleLoopedBFS):
+    def _calculate_single_rank_operations(self, rank):
+        return super()._calculate_single_rank_operations(rank)[:-1]
+
+
+class Waiting(ScheduleLoopedBFS):
+    def _calculate_single_rank_operations(self, rank):
+        return super()._calculate_single_rank_operations(rank)[::-1]
+
+
+def of(torch_class, rule=lambda *numbers: None):
+    return ScheduleSpec(torch_class, 2, "loop", rule, Overlap(0.5))
+
+
+good = of(ScheduleLoopedBFS)
+picky = of(ScheduleLoopedBFS, refuse)
+chatty = of(ScheduleLoopedBFS, lambda *numbers: True)
+narrow = of(ScheduleLoopedBFS, lambda number: None)
+forgetful, waiting, no_schedule = of(Forgetful), of(Waiting), of(dict)
+few = alternating_schedule(lambda stages, microbatches: [1], Overlap(0.5))
+floats = alternating_schedule(lambda stages, microbatches: [microbatches / 2] * stages, Overlap(0.5))
+one_argument = alternating_schedule(lambda stages: [1] * stages, Overlap(0.5))
+failing = alternating_schedule(lambda stages, microbatches: [1 / 0], Overlap(0.5))
+rising = alternating_schedule(lambda stages, microbatches: list(range(1, stages + 1)), Overlap(0.5))
+none = alternating_schedule(lambda stages, microbatches: None, Overlap(0.5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("picky", "pipeline.num_microbatches must be even for this schedule"),
+        ("chatty", "own_schedules.<lambda> must return a sentence, or None where nothing is wrong, got True"),
+        (
+            "narrow",
+            "own_schedules.<lambda> must take (num_microbatches, num_stages, num_processes): too many positional",
+        ),
+        (
+            "forgetful",
+            "pipeline.schedule own_schedules:forgetful must run each forward and backward once, got 0 backwards",
+        ),
+        (
+            "waiting",
+            "pipeline.schedule own_schedules:waiting: an order must not wait for itself, and nothing can go before",
+        ),
+        ("no_schedule", "pipeline.schedule own_schedules:no_schedule must give an order that can run: TypeError"),
+        (
+            "few",
+            "pipeline.schedule own_schedules:few: own_schedules.<lambda> must return a number for each stage, got [1]",
+        ),
+        (
+            "floats",
+            "pipeline.schedule own_schedules:floats: own_schedules.<lambda> must return a list of ints, got [2.5",
+        ),
+        ("none", "pipeline.schedule own_schedules:none: own_schedules.<lambda> must return a list of ints, got None"),
+        (
+            "one_argument",
+            "pipeline.schedule own_schedules:one_argument: own_schedules.<lambda> must take (num_stages, ",
+        ),
+        (
+            "failing",
+            "pipeline.schedule own_schedules:failing: own_schedules.<lambda> failed for 4 stages and 5 micro-ba",
+        ),
+        (
+            "rising",
+            "pipeline.schedule own_schedules:rising: warm-up forwards must lie in 1..5 and not rise from stage to",
+        ),
+    ],
+)
+def test_a_mistake_in_a_schedule_of_ones_own_is_one_sentence(monkeypatch, name, said):
+    add_module(monkeypatch, "own_schedules", OWN)
+    with pytest.raises(OptionsError) as caught:
+        PipelineOptions(num_stages=4, num_microbatches=5, schedule=f"own_schedules:{name}")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_of_ones_own_is_taken(monkeypatch):
+    add_module(monkeypatch, "own_schedules", OWN)
+    assert PipelineOptions(num_stages=4, num_microbatches=5, schedule="own_schedules:good").num_processes == 2
+    assert PipelineOptions(num_stages=4, num_microbatches=6, schedule="own_schedules:picky").num_processes == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Overlap(0), "the share of an Overlap must be above 0 and at most 1, got 0"),
+        (lambda: Overlap(50), "the share of an Overlap must be above 0 and at most 1, got 50"),
+        (lambda: Overlap("half"), "the share of an Overlap must be above 0 and at most 1, got 'half'"),
+        (lambda: Overlap(0.5, 1), "phased of an Overlap must be True or False, got 1"),
+        (
+            lambda: alternating_schedule(wide_area, 0.5),
+            "overlap of a ScheduleSpec must be an Overlap, such as Overlap(0.5), got 0.5",
+        ),
+        (lambda: alternating_schedule([1, 2], Overlap(1)), "warmups of a ScheduleSpec must be a function, got [1, 2]"),
+    ],
+)
+def test_a_description_that_cannot_be_right_is_refused_when_it_is_made(make, said):
+    with pytest.raises(OptionsError) as caught:
+        make()
+    assert str(caught.value) == said
