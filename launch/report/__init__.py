@@ -1,1 +1,1 @@
-"""`thinwire report` and `thinwire trace`: they read files that runs and benches left, and train nothing."""
+"""`thinwire report` and `thinwire trace`: they read the files of runs and benches, and train nothing."""

@@ -1,9 +1,9 @@
-"""`thinwire report RUN [RUN ...]`: one HTML page about runs and tables that needs nothing but itself.
+"""`thinwire report RUN [RUN ...]`: one HTML page about runs and tables, in one file.
 
-A RUN is the folder of a run, or a JSON file with tables (`thinwire bench`, `thinwire predict`); tables that lie in the
-folder are shown with it. Several runs are compared first: what compression cost, over steps, bytes and time, against
-the run that --baseline names, or the first uncompressed one. Every picture, style and number is inside the page: it can
-be mailed, printed and archived.
+A RUN is the folder of a run, or a JSON file with tables (`thinwire bench --json`, `thinwire predict --json`). Tables in
+the folder of a run are shown with the run. Several runs are compared first: the cost of compression, over steps, bytes
+and time, against a baseline. The baseline is the run that --baseline names, or the first uncompressed run. The page
+holds all its pictures and styles, so one file can be mailed, printed and archived.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thinwire.launch.timing.replay import parse_link
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a report; the exit status."""
+    """Write a report, and return the exit status."""
     options = _parser().parse_args(argv)
     links = [parse_link(text) for text in options.link]
     runs, documents = read(options.runs)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="thinwire report", description="Write one self-contained HTML page about runs and tables.")
+    parser = Parser(prog="thinwire report", description="Write one HTML page about runs and tables, in one file.")
     add = parser.add_argument
     add(
         "runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, or a JSON file of thinwire bench or predict"
@@ -45,13 +45,14 @@ def _parser() -> Parser:
         "--baseline",
         type=Path,
         metavar="RUN",
-        help="which of the runs the others are compared with (default: the first uncompressed one)",
+        help="the run that the others are compared with (default: the first uncompressed run)",
     )
     add(
         "--link",
         action="append",
         default=[],
         metavar="BANDWIDTH[,LATENCY]",
-        help="predict loss over time with such links between all stages, as 100mbit or 100mbit,20ms; may be repeated",
+        help="predict the loss over time with this link between all stages, such as 100mbit or 100mbit,20ms; repeat "
+        "the option for more links",
     )
     return parser

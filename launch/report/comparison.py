@@ -1,4 +1,4 @@
-"""What compression cost: runs side by side, against one of them, over steps, over bytes and over time."""
+"""The cost of compression: runs side by side, compared with one of them, over steps, bytes and time."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from thinwire.pipeline.errors import OptionsError
 
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
-"""Fields that say what a run is called and where it is, not what it does."""
+"""Fields that change nothing in the training: the names of a run, and its folder."""
 COMPRESSION = "compression."
 SEED = "training.seed"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot, and what must be known to read it."""
+    """A plot, and how to read it."""
 
     title: str
     svg: str
@@ -52,14 +52,16 @@ class Comparison:
     tables: Sequence[Table]
     charts: Sequence[Chart]
     warning: str
-    """What makes the runs differ beside compression and seed, in a sentence; empty where nothing does."""
+    """A sentence that names the other differences, if the runs differ in more than compression and seed; else empty."""
 
 
 def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | None:
-    """The run that the others are compared with: the one of that folder, else the first uncompressed one, if any.
+    """The run that the others are compared with: the run in the folder `named`, or else the first uncompressed run.
+
+    None if no folder is named and no run is uncompressed.
 
     Raises:
-        OptionsError: the folder is that of none of the runs.
+        OptionsError: no run has that folder.
     """
     if named is None:
         return next(filter(is_uncompressed, runs), None)
@@ -67,11 +69,11 @@ def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | No
         if run.folder.resolve() == named.resolve():
             return run
     given = ", ".join(str(run.folder) for run in runs)
-    raise OptionsError(f"--baseline must be one of the runs that the report is about ({given}), got {named}")
+    raise OptionsError(f"--baseline must be one of the runs of the report ({given}), got {named}")
 
 
 def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence[PredictedLink] = ()) -> Comparison:
-    """Everything that is shown of several runs together."""
+    """The tables and charts that show several runs together."""
     names = distinct_names(runs)
     differing = differences(runs)
     seeds = _by_seed(runs, names, baseline)
@@ -85,13 +87,13 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence
 
 
 def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
-    """The names of runs, or their folders where two names are one."""
+    """The names of the runs. If two runs have the same name, the folders of all runs."""
     names = [str(run.summary["name"]) for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def differences(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
-    """The fields of the recipes that are not alike in all runs, by dotted name, with the value of each run."""
+    """The fields that differ between the recipes: dotted name -> the value of each run."""
     flat = [_flat(run.fields) for run in runs]
     for fields, run in zip(flat, runs, strict=True):
         fields["pipeline.layers"] = [stage.get("layers") for stage in run.summary["stages"]]
@@ -114,13 +116,13 @@ def _warning(differing: Mapping[str, Sequence[Any]]) -> str:
     if not others:
         return ""
     return (
-        f"These runs differ in more than compression and seed: in {', '.join(others)}. So what differs between their "
-        "losses is not the cost of compression alone."
+        f"These runs differ in more than compression and seed: in {', '.join(others)}. So the difference between "
+        "their losses is not the cost of compression alone."
     )
 
 
 def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table:
-    """A row a run: what it sent, what it learned, and how far that is from the baseline."""
+    """One row for each run: its bytes, its scores, and their difference to the baseline."""
     measures = [("loss", "loss"), *([("accuracy", "accuracy")] if _has(runs, "accuracy") else [])]
     columns = [
         *("run", "activations/gradients", "bits, activations", "bits, gradients", "MB in training", "fewer bytes"),
@@ -140,14 +142,14 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
         for name, run in zip(names, runs, strict=True)
     ]
     if baseline is None:
-        note = "None of these runs is uncompressed: name one with --baseline to see differences."
+        note = "All of these runs are compressed: name one with --baseline to see differences."
     else:
-        note = f"Differences are to {names[runs.index(baseline)]}. On and off: whether evaluation compressed, too."
+        note = f"Differences are to {names[runs.index(baseline)]}. On: the evaluation compressed too. Off: it did not."
     return Table("What compression cost", columns, rows, note)
 
 
 def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table | None:
-    """Mean and spread of runs whose recipes differ by seed alone; None where no two do."""
+    """Mean and spread of runs whose recipes differ only in the seed; None if there are no two such runs."""
     groups: dict[str, list[RunFiles]] = {}
     for run in runs:
         groups.setdefault(_but_for_seed(run), []).append(run)
@@ -169,20 +171,20 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
                 *(_difference(_mean(means[mode]), _mean(_scores(reference, mode))) for mode in MODES if reference),
             ]
         )
-    note = "A row stands for runs whose recipes differ by their seed alone; std is that of a sample."
+    note = "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation."
     return Table("Over seeds", columns, rows, note)
 
 
 def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> Table:
-    """Seconds of a step over each link, and of the whole training."""
+    """Seconds of a step: measured, and predicted for each link."""
     rows: list[list[Cell]] = []
     for name, run in zip(names, runs, strict=True):
         steps = [step_seconds(run.fields["pipeline"], run.summary, link) for link in links]
         rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), *steps])
     columns = ["run", "s a step, measured", *(f"at {link.name}, predicted" for link in links)]
     note = (
-        "Predicted from the compute, codec times and frames that the run measured, walked through its schedule with "
-        "the link between all stages; a forward is taken to be a third of the compute."
+        "The prediction simulates the schedule of the run with this link between all stages. It uses the compute "
+        "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute."
     )
     return Table("Over other links", columns, rows, note)
 
@@ -206,7 +208,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[Pred
                 f"Loss over time, predicted at {link.name}",
                 f"seconds of training steps at {link.name}",
                 lambda run, link=link: _predicted_progress(run, link),
-                f"{told} Steps are all taken to be as long as the average one.",
+                f"{told} The prediction assumes that all steps take the same time.",
             )
             for link in links
         ),
@@ -243,7 +245,7 @@ def _has(runs: Sequence[RunFiles], name: str) -> bool:
 
 
 def _but_for_seed(run: RunFiles) -> str:
-    """A recipe as text, without its names and its seed."""
+    """The recipe of a run as text, without `NAMES` and the seed: a key that groups runs."""
     kept = {name: value for name, value in _flat(run.fields).items() if name not in (*NAMES, SEED)}
     return json.dumps(kept, sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""The page of a report: what the template shows, made from what runs left."""
+"""The page of a report: the values that the template shows, from the files of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinwire.pipeline.tracing.tracer import StageTrace
 
 @dataclass(frozen=True)
 class Timeline:
-    """The picture of one step, and what must be known to read it."""
+    """The picture of one step, and how to read it."""
 
     picture: str
     caption: str
@@ -28,7 +28,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Share:
-    """One part of a bar: what it is, its share of the whole, and how long it took."""
+    """One part of a bar: its colour, its share of the bar, and its text."""
 
     role: str
     share: float
@@ -36,7 +36,7 @@ class Share:
 
 
 def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: Comparison | None = None) -> str:
-    """The page; `comparison` is of the same runs."""
+    """The page as HTML; `comparison` compares the same runs."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -47,7 +47,7 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["svg"] = Markup  # drawn by thinwire.launch.report.plots, which escapes what it is given
+    environment.filters["svg"] = Markup  # from thinwire.launch.report.plots, which escapes all text
     names = [run.summary["name"] for run in runs] + [document.title for document in documents]
     return environment.get_template("report.html").render(
         title=", ".join(dict.fromkeys(names)),
@@ -58,7 +58,7 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
 
 
 def _view(run: RunFiles) -> dict[str, Any]:
-    """What the template shows of a run."""
+    """The values that the template shows of a run."""
     summary = run.summary
     return {
         "name": summary["name"],
@@ -83,7 +83,7 @@ def _stages(run: RunFiles) -> Sequence[Mapping[str, Any]]:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
-    """The few numbers to see first: (what, how much)."""
+    """The few numbers to see first: (name, value)."""
     summary = run.summary
     held_out = [
         (f"held-out loss, compression {mode}", _number(score["loss"], 4)) for mode, score in summary["held_out"].items()
@@ -93,15 +93,15 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("samples a second", _number(speed(run), 1)),
         ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
         ("sent in training", _megabytes(training_bytes(summary["channels"]))),
-        ("sent in all, evaluations too", _megabytes(summary["bytes_sent"])),
-        ("steps, in all", f"{summary['steps']:,}{_planned(summary)} in {summary['seconds']:,.0f} s"),
-        ("of them on steps", f"{summary['training_seconds']:,.0f} s"),
+        ("sent in all, with evaluations", _megabytes(summary["bytes_sent"])),
+        ("steps, and time of the whole run", f"{summary['steps']:,}{_planned(summary)} in {summary['seconds']:,.0f} s"),
+        ("time of training steps", f"{summary['training_seconds']:,.0f} s"),
     ]
 
 
 def _planned(summary: Mapping[str, Any]) -> str:
-    """How many steps there were to be, where the run had not ended when it said so."""
-    return f" of {summary['planned_steps']:,}, not ended," if summary.get("running") else ""
+    """The number of planned steps, if the summary is from before the end of the run."""
+    return f" of {summary['planned_steps']:,}, not finished," if summary.get("running") else ""
 
 
 def _loss_picture(run: RunFiles) -> str:
@@ -121,7 +121,7 @@ def _held_out(summary: Mapping[str, Any]) -> Table | None:
 
 
 def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
-    columns = ("boundary", "channel", "codec", "MB sent", "MB as they are", "ratio", "bits an element", "% in full")
+    columns = ("boundary", "channel", "codec", "MB sent", "MB uncompressed", "ratio", "bits an element", "% in full")
     rows = [
         (
             _route(channel),
@@ -135,17 +135,17 @@ def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
         )
         for channel in channels
     ]
-    note = "Bytes of frames while training, headers included. In full: rows that went uncompressed, such as in warm-up."
+    note = "Bytes of training frames, headers included. In full: share of rows sent uncompressed, such as in warm-up."
     return Table("Bytes of each channel", columns, rows, note)
 
 
 def _choices(choices: Sequence[Mapping[str, Any]]) -> Table | None:
-    """The codecs that auto chose, with what was measured; None where it chose none."""
+    """The codecs that auto chose, with the measurements behind the choice; None if auto chose nothing."""
     if not choices:
         return None
     columns = (
-        *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide", "hides"),
-        *("compute, ms", "next milder", "its ms on the wire"),
+        *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide it", "hidden"),
+        *("compute, ms", "next milder codec", "its ms on the wire"),
     )
     rows = [
         (
@@ -164,12 +164,12 @@ def _choices(choices: Sequence[Mapping[str, Any]]) -> Table | None:
         for choice in choices
     ]
     note = (
-        "Measured in the first steps. Compute is that of a micro-batch's forwards (for gradients: backwards) in the "
-        "slowest process; the schedule lets a share of it hide the wire. Each channel got the mildest candidate that "
-        "hides, the strongest where none does. Mbit/s are the channel's part of its link; none are needed within a "
-        "process."
+        "Measured in the first steps. Compute: time of one micro-batch's forwards (for gradients: backwards) in the "
+        "slowest process. The schedule sends frames during a share of this time: a wire that needs no more is hidden. "
+        "Each channel got the mildest candidate whose wire is hidden, or else the strongest candidate. Mbit/s: the "
+        "part of the link that this channel gets; empty if both stages are in one process."
     )
-    return Table("What auto chose, and why", columns, rows, note)
+    return Table("The codecs that auto chose, and why", columns, rows, note)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -177,13 +177,13 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _route(channel: Mapping[str, Any]) -> str:
-    """From which stage to which a channel goes."""
+    """The sending and the receiving stage of a channel, in words."""
     low, high = channel["boundary"], channel["boundary"] + 1
     return f"{low} to {high}" if channel["channel"] == "activations" else f"{high} to {low}"
 
 
 def _split(seconds: Mapping[str, float], total: float) -> dict[str, float]:
-    """Seconds by section, and what is in none of them."""
+    """Seconds by section, and the rest as `other`."""
     return {**{name: seconds.get(name, 0.0) for name in SECTIONS}, "other": max(0.0, total - sum(seconds.values()))}
 
 
@@ -208,16 +208,16 @@ def _stage_table(stages: Sequence[Mapping[str, Any]], total: float) -> Table:
         for stage in stages
     ]
     note = (
-        "Of training steps alone: evaluations and saves are apart. Sections exclude each other. Neighbour is waiting "
-        "for a frame to leave the stage that makes it (and for the gradient norm of all stages), wire for it to "
-        "arrive; wait is for either, where that cannot be told. Other is reading data, clipping, what the schedule "
-        "itself takes, and the work of further stages in the same process. Peak memory is that of the process."
+        "Time of training steps, without evaluations and saves. Sections do not overlap. Neighbour: waiting until the "
+        "other stage has sent a frame (or for the gradient norm of all stages). Wire: waiting until that frame "
+        "arrives. Wait: waiting for one of the two, if it is not known which. Other: reading data, clipping, the "
+        "schedule itself, and the work of other stages in the same process. Peak memory is the memory of the process."
     )
     return Table("Time and memory of each stage", columns, rows, note)
 
 
 def _timeline(traces: Sequence[StageTrace], name: str) -> Timeline | None:
-    """The recorded step of median length; None where there is none."""
+    """The recorded step of median length; None if no step was recorded."""
     recorded = [step for trace in traces[-1:] for step in trace.steps]
     if not recorded:
         return None
@@ -229,9 +229,9 @@ def _timeline(traces: Sequence[StageTrace], name: str) -> Timeline | None:
     error = max(trace.clock_error for trace in traces)
     return Timeline(
         picture,
-        f"Step {shown}, {1e3 * lengths[shown]:,.1f} ms, the median of {len(recorded)} recorded. Numbers are "
-        f"micro-batches. Thin bars are frames on their way: activations above, gradients below. The stages' clocks are "
-        f"aligned to {1e6 * error:,.0f} µs.",
+        f"Step {shown}, {1e3 * lengths[shown]:,.1f} ms, the median of {len(recorded)} recorded steps. Numbers are "
+        f"micro-batches. Thin bars are frames on the wire: activations above, gradients below. The clocks of the "
+        f"stages agree to {1e6 * error:,.0f} µs.",
     )
 
 

@@ -1,7 +1,8 @@
 """`thinwire trace RUN`: the recorded steps of a run in the Trace Event Format, for ui.perfetto.dev or chrome://tracing.
 
-A stage is a process there, with a lane for its steps, one for what it did (compute, encode, wait and decode exclude
-each other), and one for each direction of each of its boundaries. Arrows lead from a frame's encoding to its decoding.
+There, each stage is a process. It has a lane for its steps, a lane for its work (compute, encode, wait and decode do
+not overlap), and a lane for each direction of each of its boundaries. An arrow joins the encoding of a frame to its
+decoding.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ LANES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a run's trace; the exit status."""
+    """Write the trace of a run, and return the exit status."""
     parser = Parser(
         prog="thinwire trace",
-        description="Turn what a run recorded with --trace into a trace for Perfetto.",
+        description="Turn the steps that a run recorded with --trace into a trace for Perfetto.",
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file; OptionsError where that cannot be done."""
+    """Write a file. OptionsError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -74,7 +75,7 @@ def chrome_trace(traces: Sequence[StageTrace]) -> dict[str, Any]:
 
 
 def name_of(span: Span) -> str:
-    """A span in a word or two, such as `forward 3` or `wait for gradients 0`."""
+    """The name of a span, such as `forward 3` or `wait for gradients 0`."""
     verb = {"encode": "encode ", "decode": "decode ", "wait": "wait for "}.get(span.kind, "")
     number = "" if span.microbatch is None else f" {span.microbatch}"
     return f"{verb}{span.task or span.kind}{number}"
@@ -147,5 +148,5 @@ def _metadata(what: str, stage: int, lane: int, **args: Any) -> Event:
 
 
 def _microseconds(seconds: float) -> float:
-    """Microseconds to the nanosecond."""
+    """Seconds as microseconds, rounded to a nanosecond."""
     return round(1e6 * seconds, 3)

@@ -1,6 +1,7 @@
-"""Pictures of a report, as SVG to stand inside a page: their colours are the page's own, so they follow light and dark.
+"""The pictures of a report, as SVG inside the page. They use the colours of the page, so they follow light and dark.
 
-matplotlib knows fixed colours only, so each role is drawn in a stand-in that becomes `var(--role)` in the text.
+matplotlib knows fixed colours only. So each role is drawn in a stand-in colour, and `var(--role)` replaces it in the
+SVG text.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ ROLES = ("ink", "muted", "grid", "page", *KINDS, *WIRES, *SERIES)
 STAND_INS = {role: f"#a1b2{index:02x}" for index, role in enumerate(ROLES)}
 STROKES = ("-", "--", "-.", ":")
 LEGIBLE = 0.013
-"""Share of a step's width that a bar must have for its micro-batch's number to fit."""
+"""The smallest share of a step's width that a bar must have so that the number of its micro-batch fits."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a plot, or its points where `marker` names a shape."""
+    """One line of a plot; only its points if `marker` names a shape."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -40,7 +41,7 @@ class Curve:
 
 
 def role_of(span: Span) -> str:
-    """The colour of a span: compute by its task, the rest by kind."""
+    """The role (colour) of a span: for compute the role of its task, else its kind."""
     if span.kind != "compute":
         return span.kind
     return {"forward": "forward", "loss": "forward", "backward": "backward", "weights": "backward"}.get(
@@ -49,7 +50,7 @@ def role_of(span: Span) -> str:
 
 
 def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer step") -> str:
-    """Losses over steps, or over what `x_label` says; those with the same label before its colon share a colour."""
+    """A plot of losses, over what `x_label` names. Curves whose labels agree up to the colon share a colour."""
     figure, axes = _plot(width=8.0, height=3.4)
     groups = list(dict.fromkeys(curve.label.partition(":")[0] for curve in curves))
     for curve in curves:
@@ -71,12 +72,12 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
 
 
 def timeline(steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer], title: str) -> str:
-    """One step: a lane a stage for what it did, and under it a thin one for each channel it sent over.
+    """A picture of one step: a lane for the work of each stage, and under it a thin lane for each channel it sends on.
 
     Args:
         steps: (stage, its trace of the step), in stage order.
         frames: the frames of that step.
-        title: what the picture shows, for those who do not see it.
+        title: a description of the picture, for screen readers.
     """
     zero = min(step.start for _, step in steps)
     length = max(step.end for _, step in steps) - zero
@@ -102,7 +103,7 @@ def timeline(steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer],
 
 
 def running_mean(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
-    """Each point's value replaced by the mean of it and those up to `window - 1` before; NaN is left out."""
+    """The points, each value replaced by the mean of the last `window` values up to it, without NaN."""
     smoothed = []
     for index, (x, _) in enumerate(points):
         recent = [y for _, y in points[max(0, index - window + 1) : index + 1] if math.isfinite(y)]
@@ -133,7 +134,10 @@ def _plot(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure, title: str) -> str:
-    """The figure as an `svg` element with a title, in the page's colours and type, without identifiers that clash."""
+    """The figure as an `svg` element with a title, in the colours and fonts of the page.
+
+    It has no identifiers: two pictures on one page would have the same ones.
+    """
     from html import escape
 
     from matplotlib import rc_context

@@ -1,4 +1,4 @@
-"""What a report is about, read from folders of runs and files of tables; whatever cannot be read is told at once."""
+"""Reading the folders of runs and the files of tables for a report. One error names everything that cannot be read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.pipeline.tracing.tracer import StageTrace
 
 @dataclass(frozen=True)
 class Document:
-    """Tables under a title, from a file of their own."""
+    """Tables under a title, from one file."""
 
     title: str
     tables: Sequence[Table]
@@ -27,12 +27,12 @@ class Document:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's files, read."""
+    """The content of the files of a run."""
 
     folder: Path
     summary: Mapping[str, Any]
     recipe: str
-    """As the run resolved it, in YAML."""
+    """The resolved recipe, as YAML."""
     steps: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     traces: Sequence[StageTrace]
@@ -46,7 +46,7 @@ class RunFiles:
 
 
 def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
-    """The runs and documents of tables under these paths; OptionsError with a sentence for each that is neither."""
+    """The runs and the documents of tables at these paths. OptionsError names each path that is neither."""
     runs: list[RunFiles] = []
     documents: list[Document] = []
     mistakes: list[str] = []
@@ -57,8 +57,10 @@ def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
             elif path.is_dir():
                 inside = _documents_in(path)
                 if not inside:
-                    raise OptionsError(f"{path} is the folder of no run: it has no summary.json and no tables")
+                    raise OptionsError(f"{path} must be the folder of a run, but has no summary.json and no tables")
                 documents += inside
+            elif not path.exists():
+                raise OptionsError(f"{path} must be the folder of a run or a file with tables, but does not exist")
             else:
                 documents.append(_read_document(path))
         except OptionsError as error:
@@ -85,7 +87,7 @@ def _read_run(folder: Path) -> RunFiles:
     steps, evaluations = part("metrics.jsonl", _json_lines), part("evaluations.jsonl", _json_lines, missing=[])
     wanted = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
     if isinstance(summary, Mapping) and (lacking := [name for name in wanted if name not in summary]):
-        mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it lacks {', '.join(lacking)}")
+        mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")
     traces: list[StageTrace] = []
     found: list[Document] = []
     try:
@@ -99,7 +101,7 @@ def _read_run(folder: Path) -> RunFiles:
 
 
 def _documents_in(folder: Path) -> list[Document]:
-    """Every document of tables that lies in a folder, in the order of their names."""
+    """Every document of tables in a folder, in the order of the file names."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:

@@ -1,9 +1,9 @@
-"""What the traces of a run's stages say together: the steps on one clock, and every frame's way over the wire.
+"""The traces of all stages of a run, put together: the steps on one clock, and the way of every frame over the wire.
 
-Of a frame three moments are measured: when its sender hands it to the transport, when its receiver begins to wait for
-it, and when that wait ends. Where the receiver did wait, the frame arrived at that end. Where it did not, the frame was
-there already, and that end is only the latest time it can have arrived at. Frames of a channel arrive one after the
-other, so none is taken to be on the wire before the one ahead of it has arrived.
+A trace has three times for each frame: when the sender hands it to the transport, when the receiver begins to wait for
+it, and when that wait ends. If the receiver did wait, the frame arrived when the wait ended. If it did not wait, the
+frame was already there, and the end of the wait is only the latest time of its arrival. The frames of a channel arrive
+one after another, so a frame is on the wire only after the frame before it has arrived.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from thinwire.pipeline.tracing.spans import Departure, Span
 from thinwire.pipeline.tracing.tracer import StageTrace
 
 WAITED = 1e-4
-"""Seconds of waiting from which on a frame is taken to have arrived at the end of the wait: receiving one that is
-there already takes microseconds."""
+"""Seconds. After a longer wait, a frame arrived when the wait ended; to receive a frame that is already there takes
+microseconds."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One frame's way from one stage to another; times in seconds of the one clock."""
+    """One frame on its way from one stage to another; times are in seconds of the common clock."""
 
     source: int
     destination: int
@@ -38,19 +38,19 @@ class Transfer:
     microbatch: int
     nbytes: int
     handed: float
-    """When the sender handed it to the transport."""
+    """When the sender handed the frame to the transport."""
     start: float
-    """The same, or when the frame ahead of it had arrived, if that was later."""
+    """When it had the wire for itself: `handed`, or the arrival of the frame before it, if that was later."""
     end: float
-    """When the receiver noticed it."""
+    """When the wait of the receiver ended."""
     decoding: float
     """When the receiver began to decode it."""
     seen: bool
-    """Whether the receiver was waiting when it came; if not, it came at `end` or before."""
+    """Whether the receiver was waiting when the frame arrived. If not, it arrived at `end` or before."""
 
 
 def read_traces(run: Path) -> list[StageTrace]:
-    """The traces of all stages of a run, in stage order; OptionsError with every file that cannot be read."""
+    """The traces of all stages of a run, in stage order. OptionsError names every file that cannot be read."""
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
     if not run.is_dir():
         raise OptionsError(f"RUN must be the folder of a run, got {run}, which does not exist")
@@ -68,7 +68,7 @@ def read_traces(run: Path) -> list[StageTrace]:
 
 
 def _absent(run: Path) -> list[str]:
-    """A sentence for each stage of a run's recipe that has no trace; none where no recipe lies beside the traces."""
+    """A sentence for each stage of the recipe that has no trace. Empty if the folder has no recipe."""
     recipe = run / "recipe.yaml"
     if not recipe.is_file():
         return []
@@ -78,7 +78,7 @@ def _absent(run: Path) -> list[str]:
 
 
 def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
-    """Every frame whose sending and receiving were both traced, channel by channel, in the order they were sent."""
+    """Every frame that both its stages traced, channel by channel, in the order of sending."""
     spans = [(trace.stage, span) for trace in traces for step in trace.steps for span in step.spans]
     decoded = {_frame_of(span): span.start for _, span in spans if span.kind == "decode"}
     noticed: dict[FrameKey, Noticed] = {
@@ -99,11 +99,11 @@ def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
 
 
 FrameKey = tuple[str, int | None, int | None, int | None]
-"""What tells one frame from all others: channel, pass, micro-batch and boundary."""
+"""The identity of a frame: channel, pass, micro-batch and boundary."""
 Noticed = tuple[int, float, float, float]
-"""Destination, start and end of the wait for a frame, start of its decoding."""
+"""Receiving stage, start and end of its wait for a frame, start of the decoding."""
 Frame = tuple[int, int, Departure, Noticed]
-"""Source, step, departure, and how it was noticed."""
+"""Sending stage, step, departure, and the times of the receiver."""
 
 
 def _frame_of(span: Span) -> FrameKey:
@@ -111,7 +111,7 @@ def _frame_of(span: Span) -> FrameKey:
 
 
 def _one_after_the_other(frames: Iterable[Frame]) -> list[Transfer]:
-    """The transfers of one channel, given in the order they were sent."""
+    """The transfers of one channel, from its frames in the order of sending."""
     found: list[Transfer] = []
     for source, step, departure, (destination, waited, end, decoding) in frames:
         assert departure.boundary is not None and departure.pass_index is not None and departure.microbatch is not None

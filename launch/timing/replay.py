@@ -1,4 +1,4 @@
-"""How long the steps of a run would take over other links: what it measured, walked through its schedule again."""
+"""The time of a run's steps over other links: the schedule of the run, simulated with the times that it measured."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName
 
 FORWARD_SHARE = 1 / 3
-"""Of a micro-batch's compute: a backward multiplies twice as often as its forward."""
+"""The forward's share of the compute of a micro-batch: a backward does twice as many multiplications."""
 
 
 @dataclass(frozen=True)
 class PredictedLink:
-    """What every boundary between two processes is predicted to cross."""
+    """The link that a prediction puts between all processes."""
 
     name: str
     bandwidth: float
@@ -28,7 +28,7 @@ class PredictedLink:
 
 
 def parse_link(text: str) -> PredictedLink:
-    """Parse a link such as 100mbit, or of 100mbit,20ms. OptionsError for other text."""
+    """Parse a link such as 100mbit or 100mbit,20ms. OptionsError for other text."""
     rate, comma, delay = text.partition(",")
     bandwidth = parse_bandwidth(rate)
     if bandwidth == 0:
@@ -43,15 +43,15 @@ def parse_link(text: str) -> PredictedLink:
 def step_seconds(
     pipeline: Mapping[str, Any], summary: Mapping[str, Any], link: PredictedLink, *, compressed: bool = True
 ) -> float:
-    """Seconds of an average step of a run with this link at every boundary, and with its own compute and codecs.
+    """Seconds of an average step with this link at every boundary. Compute and codecs take as long as in the run.
 
-    The frames are as long as the run's were on average, and a stage's compute is spread evenly over its micro-batches.
+    Every frame of a boundary has the average length. All micro-batches of a stage take the same compute time.
 
     Args:
         pipeline: the fields of the recipe's `pipeline`.
-        summary: what the run measured.
-        link: what all boundaries between processes cross.
-        compressed: whether tensors go through the run's codecs; without them, they cross as they are, at no cost.
+        summary: the summary of the run.
+        link: the link at all boundaries between processes.
+        compressed: whether the codecs of the run compress the tensors; without them, codecs take no time.
     """
     passes = max(1, summary["steps"]) * pipeline["accumulation"]
     microbatches = passes * pipeline["num_microbatches"]

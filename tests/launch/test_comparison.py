@@ -81,7 +81,7 @@ def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path)
     assert find_baseline([four, none], None) is none
     assert find_baseline([four, none], tmp_path / "four") is four
     assert find_baseline([four], None) is None
-    with pytest.raises(OptionsError, match="--baseline must be one of the runs that the report"):
+    with pytest.raises(OptionsError, match="--baseline must be one of the runs of the report"):
         find_baseline([four], tmp_path.relative_to(tmp_path) / "other")
     without = compare([four, made(tmp_path, "eight", codec="q(8)")], None).tables[0]
     assert "difference" not in " ".join(without.columns) and "name one with --baseline" in without.note

@@ -126,8 +126,8 @@ def expect_content(page, folder):
         assert f"{summary['held_out'][mode]['loss']:,.4f}" in page.text["dd"]
     assert 'q(8, round="stochastic")' in page.text["td"]
     assert "<script>alert(1)</script>" in page.text["th"]
-    assert page.text["caption"].count("What auto chose, and why") == 1  # only one run used auto
-    chosen = page.rows[page.rows.index(next(row for row in page.rows if "next milder" in row)) + 1 :][:2]
+    assert page.text["caption"].count("The codecs that auto chose, and why") == 1  # only one run used auto
+    chosen = page.rows[page.rows.index(next(row for row in page.rows if "next milder codec" in row)) + 1 :][:2]
     assert chosen == [
         ["0 to 1", "activations", "q(8)", "10,064", "20", "4.03", "6", "yes", "6", "none", "16"],
         ["1 to 0", "gradients", "bf16", "20,064", "8", "20.06", "12", "no", "12", "none", "40"],
@@ -135,7 +135,9 @@ def expect_content(page, folder):
     assert {"stage 0", "stage 1"} <= set(page.text["text"]) and {"stage 0", "stage 1"} <= set(page.text["span"])
     assert any("num_microbatches: 2" in text for text in page.text["code"])
     assert summary["weights_digest"] in page.text["code"]
-    assert any(text.startswith("Step ") and "the median of 3 recorded" in text for text in page.text["figcaption"])
+    assert any(
+        text.startswith("Step ") and "the median of 3 recorded steps" in text for text in page.text["figcaption"]
+    )
 
 
 @pytest.mark.slow
@@ -220,10 +222,10 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
     assert cli.main(["report", *(str(tmp_path / name) for name in names), "--out", str(out)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.removeprefix(f"{tmp_path}/").split(":")[0] for line in lines] == [
-        "empty is the folder of no run",
+        "empty must be the folder of a run, but has no summary.json and no tables",
         "broken.json holds no tables",
         "list.json holds no tables",
-        "none.json cannot be read",
+        "none.json must be the folder of a run or a file with tables, but does not exist",
         "run/metrics.jsonl cannot be read",
         "run/trace/stage-1.json is not the trace of a stage",
     ]
@@ -233,7 +235,7 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
 def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
     run = shutil.copytree(folder / "tiny", tmp_path / "run")
     (run / "summary.json").write_text('{"name": "x", "title": "t", "tables": []}')
-    with pytest.raises(ValueError, match="is not the summary of a run: it lacks steps, seconds, training_seconds"):
+    with pytest.raises(ValueError, match="is not the summary of a run: it has no steps, seconds, training_seconds"):
         read([run])
 
 
