@@ -1,1 +1,1 @@
-"""`thinwire bench`: what is measured on this machine."""
+"""`thinwire bench`: measurements of codecs and links on this machine."""

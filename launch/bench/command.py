@@ -10,15 +10,15 @@ from thinwire.launch.shared.exit_codes import OK
 _HELP = """usage: thinwire bench codecs ...
        thinwire bench RECIPE ...
 
-  codecs     bits, error and speed of codecs, on Gaussian data and on a recipe's own tensors
+  codecs     bits, error and speed of codecs, on Gaussian data and on the tensors of a recipe
   RECIPE     speed of a recipe over slow links: each codec, no compression, plain torch, and the LIMIT
 
-A recipe of your own that is named codecs is given as a path: thinwire bench ./codecs.yaml.
-thinwire bench codecs --help and thinwire bench quickstart --help explain their options."""
+If your own recipe is called codecs, give its path: thinwire bench ./codecs.yaml.
+thinwire bench codecs --help and thinwire bench quickstart --help explain the options."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a bench; the exit status."""
+    """Run a bench, and return the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
         return OK
@@ -28,6 +28,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(bench: str, argv: Sequence[str]) -> int:
-    """Import one bench only, and run it."""
+    """Import only the bench that runs."""
     status: int = import_module(f"thinwire.launch.bench.{bench}.command").main(argv)
     return status

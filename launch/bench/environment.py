@@ -1,4 +1,4 @@
-"""What measured numbers depend on: the command, the software, the machine, and how busy it was."""
+"""The conditions of a measurement: the command, the software, the machine, and its load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def environment(command: str) -> dict[str, Any]:
-    """JSON values to stand beside what the command measured."""
+    """The conditions as JSON values, for the document with the results of `command`."""
     return {
         "command": command,
         "torch": torch.__version__,
@@ -27,7 +27,7 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

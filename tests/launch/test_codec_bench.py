@@ -99,7 +99,7 @@ def test_the_last_step_is_captured_and_nothing_of_the_capture_remains(tiny):
 
 def test_a_recipe_of_one_stage_has_nothing_to_capture(tiny):
     wanted = recipe.parse([tiny, "--pipeline.num_stages", "1", "--compression.boundaries", "{}"])
-    with pytest.raises(OptionsError, match="nothing crosses in tiny, which has one stage"):
+    with pytest.raises(OptionsError, match="--recipe must have at least 2 stages, got tiny with 1: it sends nothing"):
         capture(wanted, 1)
 
 
@@ -323,7 +323,7 @@ def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(qui
         (["--codec", "zip"], "unknown codec 'zip' in 'zip'; the codecs are "),
         (["--codec", "reuse"], "reuse needs topk or randk on the activations"),
         (["--codec", "ef(reuse)"], "ef cannot go around reuse"),
-        (["--elements", "1000"], "--elements must be a multiple of 8192, 8 samples in rows of 1024, got 1000; see "),
+        (["--elements", "1000"], "--elements must be a multiple of 8192 (8 samples with rows of 1024), got 1000; see "),
         (["--steps", "0"], "argument --steps: must be a whole number of at least 1, got '0'; see thinwire bench "),
         (["--threads", "1,few"], "argument --threads: must be a whole number of at least 1, got 'few'; see "),
         (["--recipe", "nowhere"], "RECIPE must be a packaged name or the path of a YAML file, got 'nowhere'; known: "),

@@ -89,7 +89,7 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
     assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
     assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
-    assert "must make at least two processes, got 1" in capsys.readouterr().err
+    assert "must give at least 2 processes, got 1" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
     said = "--like aqsgd sets its own bandwidths; remove --bandwidth\n"
     assert capsys.readouterr().err == said
@@ -108,7 +108,7 @@ def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, cap
     (tmp_path / "codecs.yaml").write_text("pipeline: {num_stages: 1}")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", "./codecs.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages must make")
+    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages must give at least 2")
     assert cli.main(["bench", "--help"]) == 0
     assert "thinwire bench ./codecs.yaml" in capsys.readouterr().out
 

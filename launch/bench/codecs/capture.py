@@ -1,6 +1,6 @@
-"""What really crosses the boundaries of a recipe: the tensors that its stages send, from a short run in one process.
+"""The tensors that cross the boundaries of a recipe, captured in a short run in one process.
 
-Codecs are judged on these, because activations and gradients are not Gaussian.
+A codec is measured on these too, because activations and gradients are not Gaussian.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ from thinwire.pipeline.options import CompressionOptions
 
 @dataclass(frozen=True, order=True)
 class Passage:
-    """Which tensor of which message."""
+    """The identity of a captured tensor: which message, and which tensor in it."""
 
     boundary: int
     channel: ChannelName
     microbatch: int
     tensor: int
-    """The place in the tuple that crosses the boundary."""
+    """The index in the tuple that crosses the boundary."""
 
 
 def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
-    """Train a recipe for `steps` without compression; the tensors that crossed boundaries in the last pass.
+    """Train a recipe for `steps` without compression, and return the tensors that crossed boundaries in the last pass.
 
-    Only tensors that a codec would be given, those that need gradients, in the order of their boundaries. This process
-    must not have a default process group. Raises ModelError for a recipe whose parts do not fit, OptionsError for one
-    without boundaries, NonFiniteError when training diverges.
+    It keeps only tensors that need gradients, because codecs get no others. They are in the order of their boundaries.
+    This process must not have a default process group.
+
+    Raises:
+        ModelError: the parts of the recipe do not fit together.
+        OptionsError: the recipe has no boundary.
+        NonFiniteError: the training diverged.
     """
     if not wanted.num_boundaries:
-        raise OptionsError(f"nothing crosses in {wanted.name}, which has one stage; take a recipe with more")
+        raise OptionsError(f"--recipe must have at least 2 stages, got {wanted.name} with 1: it sends nothing")
     prepared = prepare(
         replace(
             wanted,
@@ -62,7 +66,7 @@ def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
 
 
 def recording(passages: dict[Passage, Tensor]) -> Observer:
-    """An observer that copies what crosses, of each passage the last."""
+    """An observer that copies each tensor into `passages`. A later tensor of the same passage replaces the earlier."""
 
     def record(channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         for index, (tensor, example) in enumerate(zip(tensors, channel.examples, strict=True)):

@@ -1,6 +1,7 @@
-"""`thinwire bench codecs`: how many bits each codec takes, how close it stays, and how fast it is on this machine.
+"""`thinwire bench codecs`: the bits, the noise and the speed of each codec on this machine.
 
-On Gaussian data, where theory is at hand, and on what crosses the boundaries of a recipe, where it is not.
+Each codec is measured on Gaussian data, for which theory gives bounds, and on tensors that cross the boundaries of a
+recipe, for which it does not.
 """
 
 from __future__ import annotations
@@ -53,22 +54,22 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lowrank": ("lowrank(8)",),
     }
 )
-"""What is measured of each codec where nobody asks for others; `reuse` means nothing without an activation."""
+"""Expressions measured by default, by codec. `reuse` has none, because it needs an activation."""
 
 FEEDBACK_EXAMPLES = ("aqsgd(q(4))", "ef21(q(4))", "ef(topk(0.1))")
-"""What is measured of feedback where nobody asks for others."""
+"""Feedback measured by default."""
 
 SAMPLES, ROW = 8, 1024
-_OWN = "own: what feedback does at both ends beside its codec, over what the codec does there"
+_OWN = "own: time of the feedback itself, over time of its codec, both ends together"
 
 
 def default_codecs() -> list[str]:
-    """Expressions of every codec there is."""
+    """The default expressions of all codecs."""
     return [expression for name in CODECS for expression in EXAMPLES.get(name, ())]
 
 
 def parse_method(expression: str) -> Codec | Feedback:
-    """The codec or feedback of an expression; CodecError if there is none, or if it cannot be measured by itself."""
+    """The codec or feedback of an expression. CodecError if the expression is wrong, or if the codec needs another."""
     method = parse(expression)
     method.codec.nbytes((1, 1), torch.float32)
     return method
@@ -80,9 +81,9 @@ def gaussian(elements: int) -> Tensor:
 
 
 def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
-    """The messages of both channels in the last of `steps` steps of recipes trained without compression.
+    """The messages of both channels in the last of `steps` steps, for recipes trained without compression.
 
-    Keys are the channels, behind the recipe's name where there are several recipes.
+    A key is the name of the channel. With several recipes, the name of the recipe stands before it.
     """
     found = {}
     for name in names:
@@ -95,14 +96,14 @@ def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
 
 
 def heading(name: str, messages: Sequence[Tensor], speeds: Sequence[Speed]) -> str:
-    """What results on one kind of data were measured on, and beside which memcpy."""
+    """The heading of the results on one kind of data: the shape of the messages, and the speed of memcpy."""
     shape = "x".join(map(str, messages[0].shape))
     memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.processor}" for speed in speeds)
     return f"{name}: {len(messages)} of {shape}; memcpy {memcpy}"
 
 
 def table(results: Sequence[Result]) -> Table:
-    """The results on one kind of data, for people."""
+    """The results on one kind of data, for a terminal."""
     processors = [speed.processor for speed in results[0].speeds]
     rows = Table(box=SIMPLE_HEAD, padding=0)
     rows.add_column("codec", overflow="fold")
@@ -129,7 +130,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def feedback_table(results: Sequence[FeedbackResult]) -> Table:
-    """The results of feedback on one kind of data, for people."""
+    """The results of feedback on one kind of data, for a terminal."""
     rows = Table(box=SIMPLE_HEAD, padding=0)
     rows.add_column("feedback", overflow="fold")
     headers = (f"{act}\n{speed.processor}" for speed in results[0].speeds for act in ("enc", "dec", "own"))
@@ -149,7 +150,7 @@ def feedback_table(results: Sequence[FeedbackResult]) -> Table:
 
 
 def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> list[tables.Table]:
-    """Everything with all digits, one row for each kind of data (and processor)."""
+    """All results with all digits, for JSON: one row for each kind of data (and each processor)."""
     speed_columns = ("with", "encode, GB/s", "decode, GB/s", "memcpy, GB/s", "encode of memcpy", "decode of memcpy")
     qualities: list[list[Cell]] = [
         [one.data, one.codec, one.quality.bits_per_element, one.quality.of_entropy, one.quality.snr_db]
@@ -183,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
     rules = [method.feedback for method in methods if method.feedback is not None]
     found = environment(shlex.join([*PROG.split(), *argv]))
     aside = Console(stderr=True)
-    with aside.status(f"training {' and '.join(options.recipe)}, to have tensors to measure on"):
+    with aside.status(f"training {' and '.join(options.recipe)} for a moment, to capture tensors"):
         data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
     aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
     results = measure(codecs, data, _processors(options.threads), options.rounds)
@@ -207,41 +208,54 @@ def main(argv: Sequence[str]) -> int:
             console.print(table(of_data))
         if of_feedback:
             console.print(feedback_table(of_feedback))
-    console.print("enc, dec: GB/s of the tensor, share of memcpy; x bound: bytes over the entropy bound")
+    console.print("enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound")
     if rules:
         console.print(_OWN)
     return OK
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog=PROG, description="Measure codecs on Gaussian data and on what crosses in a recipe.")
+    parser = Parser(prog=PROG, description="Measure codecs on Gaussian data and on the tensors that a recipe sends.")
     add = parser.add_argument
     add(
         "--codec",
         nargs="+",
         action="extend",
         metavar="EXPR",
-        help="codecs, or feedback around them (default: all families)",
+        help="codecs, or feedback around codecs (default: some of every kind)",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the tables of docs/measured/bench-codecs.md")
-    add("--threads", type=_thread_counts, default="1,all", help="numbers of CPU threads (default: %(default)s)")
+    add(
+        "--threads",
+        type=_thread_counts,
+        default="1,all",
+        help="numbers of CPU threads to measure with (default: %(default)s)",
+    )
     add("--elements", type=at_least_one, default=2**20, help="elements of the Gaussian tensor (default: %(default)s)")
-    add("--recipe", nargs="+", default=["quickstart"], help="recipes whose tensors are measured (default: quickstart)")
+    add(
+        "--recipe",
+        nargs="+",
+        default=["quickstart"],
+        help="recipes that give tensors to measure on (default: quickstart)",
+    )
     add(
         "--steps",
         type=at_least_one,
         default=40,
-        help="steps that the recipe trains before its tensors are taken (default: %(default)s)",
+        help="training steps of the recipe before its tensors are captured (default: %(default)s)",
     )
     add(
-        "--rounds", type=at_least_one, default=9, help="rounds of measuring; results are medians (default: %(default)s)"
+        "--rounds",
+        type=at_least_one,
+        default=9,
+        help="rounds of measurement; a result is their median (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     if options.elements % (SAMPLES * ROW):
         parser.error(
-            f"--elements must be a multiple of {SAMPLES * ROW}, {SAMPLES} samples in rows of {ROW}, "
+            f"--elements must be a multiple of {SAMPLES * ROW} ({SAMPLES} samples with rows of {ROW}), "
             f"got {options.elements}"
         )
     return options

@@ -1,4 +1,4 @@
-"""The tables of docs/measured/bench-codecs.md, so that a run on another machine can replace them as they are."""
+"""The tables of docs/measured/bench-codecs.md as Markdown, so that a run on another machine can replace them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How good and how fast codecs, and feedback around them, are: each encodes and decodes messages in turns with memcpy.
+"""Measurement of codecs and feedback: quality and speed. Each encodes and decodes messages in turns with memcpy.
 
-Speed is in GB/s of the tensor, not of the payload, beside that of copying memory in the same minutes: absolute numbers
-say little where other work shares the machine.
+Speed is in GB/s of the tensor, not of the payload. The speed of memcpy in the same minutes stands beside it: absolute
+numbers say little if other work shares the machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from thinwire.pipeline.frames import CHANNELS
 MEMCPY_BYTES = 2**28
 GIVEN_BACK_BYTES = 30 * 10**6
 CALLS = 4
-"""Of each act in its turn, the last one timed: a cache that keeps what others throw out fills only from call to call.
-After memcpy, the first six of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
+"""Calls of each act in its turn. Only the last one is timed, because the first ones fill the cache again: after memcpy,
+the first six calls of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Speed:
     encode: float
     decode: float
     memcpy: float
-    """What copying 256 MiB does, measured in turns with the codecs."""
+    """GB/s of a copy of 256 MiB, measured in turns with the codecs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +75,16 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackSpeed(Speed):
-    """The same of feedback: its encoding is all that a sender does, what it remembers included."""
+    """The speed of one feedback rule. Encoding is all work of the sender, its buffers included."""
 
     own: float
-    """What both ends do beside the codec, as a share of what the codec does there: one encode and two decodes, since
-    the sender decodes what it sends to remember the same."""
+    """Time of the feedback itself at both ends, over the time of its codec. The codec encodes once and decodes twice:
+    the sender decodes its own payload, to keep the same buffer as the receiver."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackResult:
-    """All that is known about one rule on one kind of data, at visits later than the first."""
+    """The size and the speeds of one feedback rule on one kind of data, after the first visit of every slot."""
 
     data: str
     method: str
@@ -93,7 +93,7 @@ class FeedbackResult:
 
 
 class Trial:
-    """One codec with messages to encode one after the other, each with buffers of its own."""
+    """One codec and the messages that it encodes one after another. Each message has its own buffers."""
 
     def __init__(self, codec: Codec, messages: Sequence[Tensor]) -> None:
         self.codec, self.messages = codec, messages
@@ -115,10 +115,10 @@ class Trial:
 
 
 class FeedbackTrial:
-    """Feedback at both ends of a channel, whose slots were all visited before, and its codec alone.
+    """Feedback at both ends of a channel, after the first visit of every slot; and its codec alone.
 
-    A slot is visited with two tensors by turns: the same again and again would leave no difference to send. So is the
-    codec, which else would find its tensor in a cache where feedback does not.
+    Two tensors visit a slot in turns: with one tensor alone, there would be no difference to send. The codec alone gets
+    the same two, or its tensor would be in the cache more often than that of feedback.
     """
 
     def __init__(self, method: Feedback, messages: Sequence[Tensor]) -> None:
@@ -130,7 +130,7 @@ class FeedbackTrial:
         self._decoders = [Decoder(method, message, **_memory(message)) for message in messages]
         self._microbatches = [_microbatch(len(message)) for message in messages]
         self._calls = dict.fromkeys(("encode", "decode", "codec encode", "codec decode"), 0)
-        for _ in self._visits:  # an end's first visits may be longer, and its second ones tell what later ones are
+        for _ in self._visits:  # first visits may send more; the second ones are as long as all later ones
             self._payloads = self._new_payloads()
             self.encode()
             self.decode()
@@ -163,7 +163,7 @@ class FeedbackTrial:
         self._codec[self._next("codec decode")[0]].decode()
 
     def _next(self, act: str) -> tuple[int, list[Tensor]]:
-        """The visit of an act and the payloads of this call. The receiver must get all payloads in order."""
+        """The number of the visit, and the payloads of this call. The receiver must get all payloads in order."""
         self._calls[act] += 1
         return self._calls[act] % len(self._visits), self._payloads[self._calls[act] % CALLS]
 
@@ -197,7 +197,7 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
 
 
 def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], processor: Processor, rounds: int) -> list[Speed]:
-    """Time every codec on a processor: medians of `rounds`; in each round memcpy and all codecs take turns."""
+    """The speed of every codec on a processor: medians of `rounds`. In each round memcpy and all codecs take turns."""
     trials = [Trial(codec, [message.to(processor.device) for message in messages]) for codec in codecs]
     acts = [act for trial in trials for act in (trial.encode, trial.decode)]
     memcpy, seconds = _timed(acts, processor, rounds)
@@ -211,7 +211,7 @@ def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], processor: Proce
 def feedback_speeds(
     methods: Sequence[Feedback], messages: Sequence[Tensor], processor: Processor, rounds: int
 ) -> list[FeedbackSpeed]:
-    """Time both ends of every rule, and its codec alone, in turns with memcpy, as `speeds` does."""
+    """The speed of both ends of every rule, and of its codec alone, in turns with memcpy as in `speeds`."""
     trials = [FeedbackTrial(method, messages) for method in methods]
     acts = [act for trial in trials for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone)]
     memcpy, seconds = _timed(acts, processor, rounds)
@@ -267,12 +267,12 @@ def measure_feedback(
 
 
 def _fits(method: Feedback, data: str) -> bool:
-    channel = data.split()[-1]  # the recipe may stand before the channel; gaussian is no channel's, and fits all
+    channel = data.split()[-1]  # a recipe's name may stand before the channel; gaussian data fits every rule
     return channel not in CHANNELS or channel in method.channels
 
 
 def _memory(message: Tensor) -> dict[str, Any]:
-    """What an end of a message's channel needs beside its method: stores in memory."""
+    """The arguments of an end beside its method: the number of slots, and stores in memory."""
     rows = len(message)
     return {
         "counts": SlotCounts(positions=rows, samples=rows),
@@ -281,7 +281,7 @@ def _memory(message: Tensor) -> dict[str, Any]:
 
 
 def _microbatch(rows: int) -> Microbatch:
-    """A micro-batch of training: samples in any order, as a sampler gives them."""
+    """A micro-batch of training with its samples in random order, as from a sampler."""
     samples = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
     return Microbatch("train", range(rows), samples)
 
@@ -302,10 +302,10 @@ def _timed(acts: Sequence[Callable[[], object]], processor: Processor, rounds: i
 
 
 def _in_turns(acts: Sequence[Callable[[], object]], processor: Processor, rounds: int) -> list[list[float]]:
-    """Seconds of each act in each round, in calls that find caches as they leave them.
+    """Seconds of each act in each round, with a warm cache.
 
-    One thread is charged with its processor time. Without other work that is the time that passes; with it, long calls
-    are interrupted and short ones often not, which would set memcpy back against codecs.
+    With one thread, the clock is processor time. Without other work, it equals the time that passes. With other work,
+    long calls are interrupted and short calls often are not, so the time that passes would make memcpy look slow.
     """
     clock = time.process_time if processor.threads == 1 else time.perf_counter
     seconds: list[list[float]] = [[] for _ in acts]
@@ -327,10 +327,10 @@ def _synchronize(processor: Processor) -> None:
 
 
 def _warm_allocator() -> None:
-    """Have glibc keep memory that is given back, as it does in any process that trains.
+    """Make glibc keep freed memory, as it does in every process that trains.
 
-    In a fresh one each large temporary is mapped anew and pays for its page faults, until one of almost 32 MB, the most
-    that glibc learns from, is freed.
+    In a fresh process, each large temporary is mapped again and pays for its page faults. This ends when a block of
+    almost 32 MB is freed, the largest size that glibc learns from.
     """
     torch.ones(GIVEN_BACK_BYTES, dtype=torch.uint8)
 

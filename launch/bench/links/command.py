@@ -1,7 +1,8 @@
 """`thinwire bench RECIPE`: the speed of each codec over slow links, beside plain torch and the LIMIT.
 
-One host a process, each on a core of its own, joined by links whose bandwidth changes while all contenders take turns.
-The first contest uses unshaped links. Then follows one contest for each bandwidth, slowest last.
+Each process has its own simulated host and, if there are enough, its own core. A contest is a measurement at one
+bandwidth, in which all contenders take turns. The first contest uses unshaped links; then follows one contest for each
+bandwidth, in the order given.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class BenchError(FailedError):
 
 
 def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
-    """Run all contenders at all bandwidths, as root. Returns the measurements and the prepared recipe."""
+    """Run all contenders at all bandwidths, and return the measurements and the prepared recipe. Needs root."""
     contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth or DEFAULT_BANDWIDTHS)
     wanted = recipe.parse(arguments, prog=PROG)
     _check(wanted, options)
@@ -92,7 +93,7 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
         )
         plan.write(folder / "plan.json")
         aside.print(
-            f"{', '.join(contenders)} take {plan.repetitions} turns each, on {processes} hosts", highlight=False
+            f"{plan.repetitions} turns for each of {', '.join(contenders)}, on {processes} hosts", highlight=False
         )
         cluster = Cluster(Links(num_hosts=processes))
         with cluster as hosts, _Crew(plan, hosts) as crew:
@@ -100,8 +101,8 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
                 if options.like and index == 1:
                     bandwidths = _like_aqsgd(contests[0])
                 rate = bandwidths[index - 1] if index else None
-                links = "as they are" if rate is None else f"of {text_of(rate)} Mbit/s"
-                aside.print(f"{index + 1} of {plan.contests}: links {links}", highlight=False)
+                links = "unshaped links" if rate is None else f"links of {text_of(rate)} Mbit/s"
+                aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
                 cluster.reshape(_links(processes, rate))
                 crew.measure(index)
                 contests.append(Contest.read(Path(folder), index, processes, rate))
@@ -109,13 +110,13 @@ def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[C
 
 
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
-    """Raise OptionsError with every option that a bench cannot measure."""
+    """Raise OptionsError that names every option that does not fit a bench."""
     pipeline = wanted.pipeline
     OptionsError.require(
         (pipeline.accumulation == 1, "a bench measures one pass in each step; set pipeline.accumulation to 1"),
         (
             pipeline.num_processes > 1,
-            "a bench needs links: pipeline.num_stages must make at least two processes, got 1",
+            "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (
@@ -127,26 +128,26 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
 
 
 def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
-    """Uncompressed, the pairs of codecs, and plain torch, by name."""
+    """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None)."""
     wanted = {label(pair): pair for pair in map(codec_pair, (REFERENCE, *pairs))}
     ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
     return {**ours, **dict.fromkeys(BASELINES)}
 
 
 def _bandwidths(listed: str) -> list[float]:
-    """The Mbit/s of "1gbit,100mbit"; links as they are always come before."""
+    """The bandwidths of "1gbit,100mbit" in Mbit/s, without none: unshaped links are always measured first."""
     rates = [parse_bandwidth(text) for text in listed.split(",")]
     return [rate for rate in rates if rate is not None]
 
 
 def _links(processes: int, bandwidth: float | None) -> Links:
-    """A link of its own between every two neighbours, so that a stage's two do not share one interface's bandwidth."""
+    """Links with a bandwidth for every two neighbours, so that the two links of a stage do not share one bandwidth."""
     pairs = [pair for low in range(processes - 1) for pair in ((low, low + 1), (low + 1, low))]
     return Links(num_hosts=processes, overrides={} if bandwidth is None else dict.fromkeys(pairs, bandwidth))
 
 
 class _Crew:
-    """A process on every host, each on a core of its own as long as there are cores."""
+    """The processes of a bench: one on every host, each on its own core if there are enough cores."""
 
     def __init__(self, plan: BenchPlan, hosts: Sequence[Host]) -> None:
         self._plan, self._hosts = plan, hosts
@@ -203,7 +204,7 @@ class _Crew:
 
 
 def _like_aqsgd(unshaped: Contest) -> list[float]:
-    """The bandwidths in Mbit/s at which an uncompressed activation takes what Table 2 says of its forward compute."""
+    """The bandwidths in Mbit/s that give the ratios of Table 2: wire time of an activation over its forward compute."""
     compute, frames = unshaped.compute(), unshaped.frames(REFERENCE)
     forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
     count, nbytes = frames[0, "activations"]
@@ -214,8 +215,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [--bandwidth 1gbit,100mbit] [--codec q(4)/q(8) ...] [--json] [options of the recipe]",
-        description="Measure a recipe over slow links between network namespaces: every codec, uncompressed, and plain "
-        "torch.distributed.pipelining in turns, beside the LIMIT of what was measured. Needs root.",
+        description="Measure the speed of a recipe over slow links between network namespaces. Every codec, no "
+        "compression, and plain torch.distributed.pipelining take turns. The LIMIT stands beside them. Needs root.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -234,7 +235,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--like",
         choices=["aqsgd"],
-        help="use bandwidths that give the ratio of compute to wire of Table 2 in 2206.01299",
+        help="use bandwidths that give the same ratios of wire to compute as Table 2 of 2206.01299",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -1,6 +1,6 @@
-"""What is compared over a link: Thinwire with some codecs, or plain torch, each taking the same optimizer steps.
+"""The contenders of a link bench: Thinwire with some codecs, or plain torch.
 
-All contenders of a process train copies of the same stages on the same samples, a step at a time, so that they can take
+All contenders of a process train copies of the same stages on the same samples, one step at a time. So they can take
 turns on one link.
 """
 
@@ -24,7 +24,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.tracing.spans import Recording
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
-"""Plain torch.distributed.pipelining, by what is on the wire."""
+"""Plain torch.distributed.pipelining, by name: the dtype on the wire."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepMeasures:
     """Measurements of one optimizer step in this process. Plain torch has none."""
 
     sections: dict[str, float]
-    """Exclusive seconds of its stages, by section."""
+    """Seconds of its stages by section; sections do not overlap."""
     compute: list[tuple[int, str, float]]
     """Stage, task, seconds: of one micro-batch, or of the optimizer."""
     frames: list[tuple[int, str, int, int]]
@@ -48,7 +48,7 @@ class StepMeasures:
 
 
 class Contender(Protocol):
-    """Something that trains."""
+    """One way to train the recipe."""
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""
@@ -61,18 +61,18 @@ class Contender(Protocol):
 
 
 class _Given:
-    """A sampler that is told its next batch."""
+    """A sampler whose next batch is set from outside."""
 
     def __init__(self) -> None:
         self.ids = torch.empty(0, dtype=torch.int64)
 
     def batch(self, step: int) -> Batch:
-        """The batch, in the first epoch always."""
+        """The batch that was set, always in the first epoch."""
         return Batch(0, self.ids, torch.ones(len(self.ids), dtype=torch.bool))
 
 
 class Thinwire:
-    """The recipe's pipeline with other codecs; stores on disk keep their files in `folder`."""
+    """The pipeline of the recipe with other codecs; stores on disk are in `folder`."""
 
     def __init__(self, prepared: Prepared, where: Placement, rank: int, codecs: Codecs, folder: Path) -> None:
         compression = CompressionOptions(
@@ -120,7 +120,7 @@ class Thinwire:
 
 
 class PlainTorch:
-    """Torch's own pipeline, with a dtype on the wire."""
+    """The pipeline of torch alone, with a dtype on the wire."""
 
     def __init__(self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype) -> None:
         self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank), where, dtype)
@@ -131,21 +131,21 @@ class PlainTorch:
         return StepMeasures({}, [], [])
 
     def forget_cache(self) -> None:
-        """There is nothing to forget."""
+        """Nothing: plain torch has no stores."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Nothing: plain torch has no files."""
 
 
 def make(name: str, codecs: Codecs | None, prepared: Prepared, where: Placement, rank: int, folder: Path) -> Contender:
-    """The contender of a name: with codecs Thinwire, without them one of BASELINES. Collective over all processes."""
+    """The contender of that name: Thinwire if there are codecs, else one of BASELINES. Collective."""
     if codecs is None:
         return PlainTorch(prepared, where, rank, BASELINES[name])
     return Thinwire(prepared, where, rank, codecs, folder)
 
 
 def _computed(recording: Recording) -> dict[str, float]:
-    """Seconds of one micro-batch by task, medians over the step; the optimizer's once."""
+    """Seconds by task: the median over the micro-batches of a step; for the optimizer, the whole step."""
     durations: dict[tuple[str, int | None], float] = defaultdict(float)
     for span in recording.spans:
         if span.kind == "compute":

@@ -1,6 +1,6 @@
-"""The pipeline a user would take instead: torch's own PipelineStage, the same model, schedule and micro-batches.
+"""The pipeline without Thinwire: PipelineStage of torch, with the same model, schedule and micro-batches.
 
-Uncompressed, in fp32 or with bf16 on the wire; measured beside Thinwire, in the same processes and over the same links.
+It is uncompressed, with fp32 or bf16 on the wire. It runs in the same processes and over the same links as Thinwire.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from thinwire.pipeline.trainer import WholeBatchLoss
 
 
 class CastAtBoundaries(nn.Module):
-    """A stage that computes in fp32 and hands over, and takes over, another dtype."""
+    """A stage that computes in fp32, and receives and sends another dtype."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.stage, self._dtype, self._is_first, self._is_last = stage, dtype, is_first, is_last
 
     def forward(self, *tensors: Tensor, **side: Tensor) -> Any:
-        """Run the stage between two casts."""
+        """Cast the inputs to fp32, run the stage, and cast the outputs to the dtype of the wire."""
         arriving = tensors if self._is_first else tuple(_cast(tensor, torch.float32) for tensor in tensors)
         leaving = self.stage(*arriving, **side)
         if self._is_last:
@@ -39,15 +39,15 @@ class CastAtBoundaries(nn.Module):
 
 
 class PlainPipeline:
-    """This process's stages on plain torch.distributed.pipelining. Collective over the default process group.
+    """The stages of this process on plain torch.distributed.pipelining. Collective over the default process group.
 
-    Weights that several stages hold are trained apart here, for torch knows nothing of them.
+    If several stages hold the same weights, each stage trains its own copy here: torch does not share them.
 
     Args:
-        prepared: the recipe, and what crosses its boundaries.
+        prepared: the recipe, and the tensors at its boundaries.
         modules: stage -> its module.
-        where: where all stages live.
-        dtype: of floating-point tensors on the wire.
+        where: the process of each stage.
+        dtype: the dtype of floating-point tensors on the wire.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PlainPipeline:
         self._schedule = build(recipe.pipeline.schedule, self.stages, recipe.pipeline.num_microbatches, self._loss)
 
     def step(self, ids: Tensor) -> None:
-        """One optimizer step on the samples `ids`, all in one pass through the pipeline."""
+        """Take an optimizer step on the samples `ids`, in one pass through the pipeline."""
         samples = self._data.training
         args = (samples.inputs(ids, 0),) if self.has_first else ()
         kwargs: dict[str, Any] = {}
@@ -106,6 +106,6 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _example(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor in place of a meta one; torch takes from it whether a gradient comes back."""
+    """An empty tensor with the shape of a meta tensor; its requires_grad tells torch whether a gradient comes back."""
     kind = dtype if tensor.is_floating_point() else tensor.dtype
     return torch.empty(tensor.shape, dtype=kind, requires_grad=tensor.requires_grad)

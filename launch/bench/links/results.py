@@ -1,4 +1,4 @@
-"""What the processes of a link bench measured, as numbers people compare: speeds, ratios, bytes, time splits, LIMIT."""
+"""The results of a link bench as tables: speeds, ratios, bytes, times, and the LIMIT."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from thinwire.pipeline.probe import LinkSpeed
 REFERENCE = "none"
 _SHOWN_TASKS = ("forward", "backward", "optimizer")
 EPOCHS = 10
-"""What a whole run is reckoned with, where first visits cost more than later ones."""
+"""Epochs of the run whose speed is computed for codecs with first visits: those cost more than later visits."""
 
 
 _HERE = LinkSpeed(goodput=float("inf"), latency=0.0)
-"""Between two stages of one process."""
+"""The link between two stages of one process."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """All that was measured at one bandwidth, by every process, in rank order."""
+    """The measurements of all processes at one bandwidth, in rank order."""
 
     bandwidth: float | None
-    """Mbit/s that the links were given; None left them as they are."""
+    """Mbit/s of every link; None is unshaped."""
     processes: Sequence[Mapping[str, Any]]
 
     @classmethod
     def read(cls, folder: Path, index: int, num_processes: int, bandwidth: float | None) -> Contest:
-        """What the processes left of one bandwidth."""
+        """Read the files that the processes wrote for one bandwidth."""
         files = [folder / f"contest-{index}-{rank}.json" for rank in range(num_processes)]
         return cls(bandwidth, [json.loads(file.read_text()) for file in files])
 
     @property
     def contenders(self) -> list[str]:
-        """Who took part, in the order of turns."""
+        """The names of the contenders, in the order of turns."""
         return list(dict.fromkeys(turn["contender"] for turn in self.processes[0]["turns"]))
 
     def seconds(self, contender: str, visit: str = "later") -> float:
-        """Median seconds of a step, of the slowest process each: of samples seen before, or of `first` visits."""
+        """Median seconds of a step in its slowest process. `visit` is `first`, or `later` for samples seen before."""
         by_process = [
             [step["seconds"] for step in self._steps(process, contender, visit)] for process in self.processes
         ]
         return float(statistics.median(max(step) for step in zip(*by_process, strict=True)))
 
     def sections(self, contender: str) -> list[dict[str, float]]:
-        """Median seconds a step by section, a dict a process; empty for plain torch."""
+        """Median seconds of a step by section, one dict for each process; the dicts of plain torch are empty."""
         return [
             {name: statistics.median(step["sections"][name] for step in steps) for name in steps[0]["sections"]}
             for process in self.processes
@@ -63,10 +63,10 @@ class Contest:
         ]
 
     def compute(self) -> dict[tuple[int, str], float]:
-        """Seconds of (stage, task): medians of each of Thinwire's contenders, and of these the least.
+        """Seconds by (stage, task): the median of each Thinwire contender, and the least of these medians.
 
-        What a contender sends slows its own compute on the same core, so the one that is slowed least has it purest;
-        and what else the machine does changes from one bandwidth to the next, so each has its own.
+        Sending slows the compute on the same core, so the least median is closest to the compute alone. Each bandwidth
+        has its own, because the other work of the machine changes from one bandwidth to the next.
         """
         least: dict[tuple[int, str], float] = {}
         for process in self.processes:
@@ -80,7 +80,7 @@ class Contest:
         return least
 
     def frames(self, contender: str) -> dict[tuple[int, str], tuple[int, int]]:
-        """Frames and bytes a step of (boundary, channel), on samples seen before; empty for plain torch."""
+        """Frames and bytes of a step by (boundary, channel), for samples seen before; empty for plain torch."""
         return {
             (boundary, channel): (frames, nbytes)
             for process in self.processes
@@ -88,7 +88,7 @@ class Contest:
         }
 
     def links(self) -> dict[tuple[int, int], LinkSpeed]:
-        """Every direction of every link, by the process that sends and the one that receives."""
+        """The speed of every link in each direction, by (sending process, receiving process)."""
         return {
             (link["source"], link["target"]): LinkSpeed(**{field.name: link[field.name] for field in fields(LinkSpeed)})
             for link in self.processes[0]["links"]
@@ -101,10 +101,10 @@ class Contest:
 
 
 def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dict[str, float]:
-    """Seconds of a step of each of Thinwire's contenders, by the simulation, on links as good as measured.
+    """Simulated seconds of a step for each Thinwire contender, with the measured compute and links.
 
-    With `free_codecs` that is the LIMIT; else codecs take what they took. The loss belongs to the last stage's forward.
-    Behind the last backward of all comes the slowest optimizer.
+    With `free_codecs`, codecs take no time and the result is the LIMIT; else they take the measured time. The loss is
+    part of the last stage's forward. The slowest optimizer comes after the last backward.
     """
     pipeline, compute = prepared.recipe.pipeline, contest.compute()
     stages = range(pipeline.num_stages)
@@ -125,7 +125,7 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
 def _channel(
     contest: Contest, contender: str, name: ChannelName, prepared: Prepared, free_codecs: bool
 ) -> ChannelTiming:
-    """One direction over all boundaries: frames, links and codecs as measured."""
+    """One direction over all boundaries, with the measured frames, links and codecs."""
     frames, links = contest.frames(contender), contest.links()
     where = real_placement(prepared.recipe).process_of
     boundaries = range(prepared.recipe.num_boundaries)
@@ -144,7 +144,7 @@ def _channel(
 
 
 def _codec_seconds(contest: Contest, contender: str, prepared: Prepared) -> list[list[float]]:
-    """Seconds that encoding and decoding a frame took on each process, whichever channel it was of."""
+    """Seconds for encoding and for decoding a frame on each process, the mean of both channels."""
     where, frames = real_placement(prepared.recipe).process_of, contest.frames(contender)
     sent, received = [0] * len(contest.processes), [0] * len(contest.processes)
     for (boundary, name), (count, _) in frames.items():
@@ -162,11 +162,11 @@ def _codec_seconds(contest: Contest, contender: str, prepared: Prepared) -> list
 def as_document(
     contests: Sequence[Contest], prepared: Prepared, ratios: Mapping[float, float], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything as tables; `ratios` are those of Table 2 of 2206.01299, which the contests after the first follow."""
+    """All results as tables. `ratios` are those of Table 2 of 2206.01299 if the contests follow them, else empty."""
     limits, predicted = (
         [simulated(contest, prepared, free_codecs=free) for contest in contests] for free in (True, False)
     )
-    named = [f"as at {bandwidth / 1e6:g} Mbps" for bandwidth in ratios]
+    named = [f"like {bandwidth / 1e6:g} Mbps" for bandwidth in ratios]
     names = ["unshaped", *(named or [f"{contest.bandwidth:g} Mbit/s" for contest in contests[1:]])]
     results = dict(zip(names, contests, strict=True))
     tables = [
@@ -206,9 +206,10 @@ def _speeds(
         f"{prepared.recipe.name}: {prepared.recipe.pipeline.schedule}, {samples} samples a step",
         ["links", "who", "samples/s", "x none", "of unshaped", "LIMIT", "of LIMIT", "predicted", "MB a step"],
         rows,
-        note="medians. x none: over Thinwire uncompressed. of unshaped: of that on free links. LIMIT (samples/s): "
-        "the schedule at the compute and goodput measured here, with codecs that cost nothing. predicted: seconds that "
-        "the simulation says, with codecs as measured, over the seconds it took",
+        note="Medians. x none: speed over that of Thinwire uncompressed. of unshaped: speed over that of Thinwire "
+        "uncompressed on unshaped links. LIMIT: samples/s of the schedule with the compute and goodput measured here, "
+        "and codecs that cost nothing. predicted: simulated seconds, with the measured codec times, over measured "
+        "seconds.",
     )
 
 
@@ -223,11 +224,11 @@ def _sections(results: Mapping[str, Contest]) -> Table:
     ]
     columns = ["links", "who", "process", *SECTIONS, "other"]
     return Table(
-        "where a step's time goes, ms of each process",
+        "where the time of a step goes, ms of each process",
         columns,
         rows,
-        note="other: what is left of a step, such as reading samples, clipping and waiting for the slowest process at "
-        "its end",
+        note="other: the rest of a step, such as reading samples, clipping, and waiting for the slowest process at the "
+        "end",
     )
 
 
@@ -258,14 +259,14 @@ def _conditions(results: Mapping[str, Contest]) -> Table:
         spent = [1e3 * compute.get((stage, task), 0.0) for stage in stages for task in _SHOWN_TASKS]
         rows.append([name, 8e-6 * goodput, duplex, 1e3 * latency, *spent])
     return Table(
-        "what the LIMIT is made of: links, and compute of a micro-batch",
-        ["links", "goodput, Mbit/s", "of it both ways", "latency, ms", *columns],
+        "the measurements behind the LIMIT: links, and compute of a micro-batch",
+        ["links", "goodput, Mbit/s", "share if both ways", "latency, ms", *columns],
         rows,
     )
 
 
 def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) -> Table:
-    """The speed-ups of 2206.01299 beside ours, where wire and compute are in the same proportion."""
+    """The speed-ups of 2206.01299 beside ours, at the same ratios of wire to compute."""
     ours = {"q(4)/q(8)": "fw4 bw8", "q(3)/q(6)": "fw3 bw6"}
     rows: list[list[Cell]] = []
     for network, contest in zip(ratios, contests, strict=bool(ratios)):
@@ -276,8 +277,8 @@ def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) 
                 mine = contest.seconds(REFERENCE) / contest.seconds(contender)
                 rows.append([network / 1e6, ratios[network], contender, paper / published["fp32"], mine])
     return Table(
-        "beside Table 2 of 2206.01299: times as fast as uncompressed",
+        "beside Table 2 of 2206.01299: speed over uncompressed",
         ["Mbps there", "wire over forward", "codec", "published", "here"],
         rows,
-        note="published with 8 stages of GPT2-1.5B and 32 micro-batches, its uncompressed run slower than its own wire",
+        note="Published: 8 stages of GPT2-1.5B and 32 micro-batches; its uncompressed run is slower than its wire.",
     )

@@ -1,6 +1,7 @@
-"""One process of `thinwire bench RECIPE`: all contenders in turns, at one bandwidth after the other.
+"""One process of `thinwire bench RECIPE`: all contenders take turns, at one bandwidth after another.
 
-The bench that started it shapes the links between two bandwidths; both wait for each other through keys of a store.
+Between two bandwidths, the bench shapes the links. The bench and its processes wait for each other: each sets a key in
+a shared store when it is done.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class BenchPlan:
     arguments: list[str]
     """The recipe and its options."""
     contenders: dict[str, Codecs | None]
-    """By name; None for plain torch."""
+    """The codecs of each contender by name; None for plain torch."""
     contests: int
     """Number of contests: one with unshaped links, and one for each bandwidth."""
     repetitions: int
-    """Turns of every contender at each bandwidth."""
+    """Number of turns of each contender at each bandwidth."""
     steps: int
-    """Steps of a turn that count; the one before them does not."""
+    """Measured steps of a turn, after its first step."""
     store: str
-    """File of the store that bench and processes share."""
+    """The file of the store that the bench and its processes share."""
     folder: str
-    """Where each process leaves what it measured, and keeps stores."""
+    """The folder for the measurements and the stores of each process."""
 
     def write(self, path: Path) -> None:
         """Save the plan."""
@@ -51,14 +52,14 @@ class BenchPlan:
 
     @classmethod
     def read(cls, path: Path) -> BenchPlan:
-        """The plan that was saved."""
+        """Read a saved plan."""
         values = json.loads(path.read_text())
         contenders = {name: Codecs(**codecs) if codecs else None for name, codecs in values.pop("contenders").items()}
         return cls(**values, contenders=contenders)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure what a plan asks for; the exit status."""
+    """Measure all contests of a plan, and return the exit status."""
     plan, rank = BenchPlan.read(Path(argv[0])), int(os.environ["RANK"])
     prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"))
     join(prepared, rank)
@@ -93,7 +94,7 @@ def measured(index: int, rank: int) -> str:
 
 
 class _Batches:
-    """Batches of samples nobody has visited yet, as long as there are some; the same in every process."""
+    """Batches of new samples until all samples were used, then from the start again; the same in every process."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._size, self._count = prepared.recipe.pipeline.batch_size, len(prepared.data.training)
@@ -106,7 +107,7 @@ class _Batches:
 
 
 def _take_turns(contenders: dict[str, Contender], plan: BenchPlan, batches: _Batches) -> list[dict[str, Any]]:
-    """Every contender's turns: a first step on samples that are new, then steps on the same samples again."""
+    """Take the turns of every contender: a first step on new samples, then steps on the same samples."""
     turns = []
     for _ in range(plan.repetitions):
         ids = batches.next()
@@ -118,7 +119,7 @@ def _take_turns(contenders: dict[str, Contender], plan: BenchPlan, batches: _Bat
 
 
 def _timed(contender: Contender, ids: Tensor) -> dict[str, Any]:
-    """One step, from all processes' start to all processes' end; what is kept on disk has to be read from there."""
+    """Time one step, from the start of all processes to the end of all. Stores are read from disk, not from a cache."""
     contender.forget_cache()
     taken: list[StepMeasures] = []
     seconds = _between_barriers(lambda: taken.append(contender.step(ids)))
@@ -134,7 +135,7 @@ def _between_barriers(act: Callable[[], object]) -> float:
 
 
 def _probe_links() -> list[dict[str, float]]:
-    """Every link from a process to the next and back, one link after the other, all processes taking part."""
+    """Measure every link from a process to the next and back, one link after another. Collective."""
     found = []
     for low in range(dist.get_world_size() - 1):
         ends = [(low, low + 1), (low + 1, low)]
