@@ -1,1 +1,1 @@
-"""`thinwire predict`: the speed of a pipeline over slow links, before anything is trained."""
+"""`thinwire predict`: the speed of a pipeline over slow links, before training."""

@@ -1,4 +1,4 @@
-"""What a prediction answers about one workload: speeds, bandwidths needed, and the best schedule."""
+"""The answers of a prediction about one workload: speeds, needed bandwidths, and the best schedule."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Answer:
 
     workload: Workload
     predictions: list[Prediction]
-    """With the schedule asked for, by bandwidth and codec."""
+    """The chosen schedule at every bandwidth with every codec."""
     needed: dict[str, float]
-    """By codec: the bandwidth, bits a second, below which the wire is the bottleneck."""
+    """By codec: the bandwidth in bits a second below which the wire is the bottleneck."""
     schedules: list[Prediction]
-    """Every schedule that can run this, with every codec, at the lowest bandwidth."""
+    """Every schedule that can run this workload, with every codec, at the lowest bandwidth."""
     best: Prediction | None
-    """The fastest of them within the memory given; None where none fits."""
+    """The fastest of `schedules` that fits in memory; None if none fits."""
     verdicts: list[str]
-    """Whether compression pays, a sentence a bandwidth."""
+    """One sentence for each bandwidth: whether compression pays."""
 
 
 def answer(
@@ -36,7 +36,15 @@ def answer(
     networks: Sequence[Network],
     max_in_flight: float = math.inf,
 ) -> Answer:
-    """Ask everything about one workload. `networks` differ in bandwidth; `codecs` begin with the uncompressed one."""
+    """Answer all questions about one workload.
+
+    Args:
+        workload: the workload.
+        schedule: the name of the chosen schedule.
+        codecs: the codecs to compare; the first one is no compression.
+        networks: the networks to compare, which differ in bandwidth.
+        max_in_flight: the number of micro-batches that fit in the memory of a process.
+    """
     by_network = [predict_each(workload, schedule, codecs, network) for network in networks]
     slowest = min(networks, key=lambda network: network.bandwidth)
     by_schedule = [predict_each(workload, name, codecs, slowest) for name in possible(workload, SCHEDULES)]

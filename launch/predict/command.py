@@ -1,4 +1,4 @@
-"""`thinwire predict`: how fast a pipeline will be over which links, with which codec and schedule, and why."""
+"""`thinwire predict`: the speed of a pipeline over slow links, for several codecs and schedules."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from thinwire.pipeline.schedules import SCHEDULES
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
 COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
-"""Compared by default, beside none and the recipe's own."""
+"""Codecs compared by default, beside none and those of the recipe."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Predict, and print tables or JSON; the exit status."""
+    """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
     if options.like:
         show_published(options.json)
@@ -61,7 +61,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
     wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
     if wrong:
         raise OptionsError(
-            f"--link must name stages in 0..{workload.num_stages - 1} beside each other, got {', '.join(wrong)}"
+            f"--link must name two neighbouring stages in 0..{workload.num_stages - 1}, got {', '.join(wrong)}"
         )
     networks = [
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex, links=options.link)
@@ -79,7 +79,7 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         alone = parser.parse_args(["--like", options.like, *["--json"] * options.json])
         if options != alone or overrides:
             parser.error(
-                f"--like {options.like} shows a published workload: no RECIPE or option but --json goes with it"
+                f"--like {options.like} predicts a published workload; remove RECIPE and all other options but --json"
             )
     options.link = {pair: link for group in options.link for pair, link in group.items()}
     return options, overrides
@@ -89,7 +89,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [options] [--field value ...]",
-        description="Predict a pipeline's speed over slow links. Fields of the recipe can be overridden as for train.",
+        description="Predict the speed of a pipeline over slow links. Options can override fields of the recipe, as "
+        "in thinwire train.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -97,12 +98,12 @@ def _parser() -> Parser:
     add(
         "--forward-ms",
         type=positive,
-        help="milliseconds of one micro-batch on one stage (default: measured on this machine)",
+        help="milliseconds of one micro-batch forward on one stage (default: measured on this machine)",
     )
     add(
         "--backward-ms",
         type=positive,
-        help="milliseconds of one micro-batch on one stage (default: measured on this machine)",
+        help="milliseconds of one micro-batch backward on one stage (default: measured on this machine)",
     )
     add(
         "--bandwidth",
@@ -127,8 +128,14 @@ def _parser() -> Parser:
         help="links with their own bandwidth or latency, named by their stages: 1-2:20mbit in both directions, "
         "2>1:5mbit,30ms in one",
     )
-    add("--schedule", choices=SCHEDULES, help="default: the recipe's")
-    add("--codec", nargs="+", action="extend", metavar="FW/BW", help="such as 'q(4)/q(8)' (default: a few)")
+    add("--schedule", choices=SCHEDULES, help="the schedule of the pipeline (default: that of the recipe)")
+    add(
+        "--codec",
+        nargs="+",
+        action="extend",
+        metavar="FW/BW",
+        help="codecs of activations/gradients, such as 'q(4)/q(8)' (default: some examples)",
+    )
     add(
         "--max-in-flight",
         type=positive,
@@ -161,7 +168,7 @@ def _latency(text: str) -> float:
 
 @contextmanager
 def _refusal() -> Iterator[None]:
-    """Raise the refusal of an option as argparse's own."""
+    """Raise OptionsError as an error of argparse, which adds the name of the option."""
     try:
         yield
     except OptionsError as error:

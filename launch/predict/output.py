@@ -1,4 +1,4 @@
-"""An answer as tables on the console, and as a JSON document; the published tables beside the prediction."""
+"""The output of `thinwire predict`: answers as tables or JSON, and the published tables beside their prediction."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: fl
     """Print an answer as tables.
 
     Args:
-        found: the prediction.
-        links: those with a bandwidth or latency of their own, by their stages.
+        found: the answer.
+        links: links with their own bandwidth or latency, by (sending stage, receiving stage).
         max_in_flight: the number of micro-batches that fit in the memory of a process.
     """
     console, workload = Console(), found.workload
@@ -51,14 +51,14 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: fl
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     console.print(_stages_table(found.predictions))
     console.print(_schedules_table(found.schedules))
-    limit = "" if math.isinf(max_in_flight) else f" with at most {max_in_flight:g} micro-batches held"
+    limit = "" if math.isinf(max_in_flight) else f" with at most {max_in_flight:g} micro-batches in memory"
     if found.best is None:
-        console.print(f"no schedule runs{limit}; raise --max-in-flight")
+        console.print(f"no schedule can run{limit}; raise --max-in-flight")
     else:
         at = bandwidth_text(found.best.bandwidth)
         console.print(
             f"best{limit} at {at}: {found.best.schedule} with {escape(found.best.codec)}, "
-            f"{found.best.samples_per_second:.3g} samples/s, {found.best.in_flight:g} held",
+            f"{found.best.samples_per_second:.3g} samples/s, {found.best.in_flight:g} micro-batches in memory",
             highlight=False,
             soft_wrap=True,
         )
@@ -83,9 +83,9 @@ def _throughput_table(predictions: Sequence[Prediction]) -> Table:
 
 
 def _stages_table(predictions: Sequence[Prediction]) -> Table:
-    """Where each stage's time goes at the lowest bandwidth."""
+    """Where the time of each stage goes, at the lowest bandwidth."""
     slowest = min(one.bandwidth for one in predictions)
-    title = f"share of the step each stage is busy / waits for the wire / idles, at {bandwidth_text(slowest)}"
+    title = f"% of the step that each stage is busy / waits for the wire / is idle, at {bandwidth_text(slowest)}"
     shown = [one for one in predictions if one.bandwidth == slowest]
     table = Table(box=SIMPLE_HEAD, padding=0, title=title, title_justify="left")
     table.add_column("stage", no_wrap=True)
@@ -118,7 +118,10 @@ def _schedules_table(predictions: Sequence[Prediction]) -> Table:
 
 
 def as_json(found: Answer) -> dict[str, Any]:
-    """An answer as a document, and all of it beside; null is unlimited bandwidth, one never enough, or no schedule."""
+    """An answer as a document of tables, with all numbers beside them.
+
+    null means unlimited (`bandwidth`), never enough (`needed_bandwidth`), or no schedule (`best`).
+    """
     workload = found.workload
     everything = {
         "workload": {
@@ -157,7 +160,9 @@ def _documented(found: Answer) -> list[tables.Table]:
     needed = [(codec, _number(1e-6 * bandwidth)) for codec, bandwidth in found.needed.items()]
     return [
         tables.Table("predicted speed", columns, speeds, "; ".join(found.verdicts)),
-        tables.Table(f"the wire hides ({HIDDEN:.0%} of full speed) from", ("codec", "Mbit/s"), needed),
+        tables.Table(
+            f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), needed
+        ),
         tables.Table("every schedule on the slowest link", columns, schedules),
     ]
 
@@ -167,12 +172,12 @@ def _finite(one: Prediction) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """A number as JSON has it: null is infinity."""
+    """The number, or None (null in JSON) for infinity."""
     return value if math.isfinite(value) else None
 
 
 def show_published(as_data: bool) -> None:
-    """Tables 2 and 3 of 2206.01299 beside the simulation."""
+    """Print Tables 2 and 3 of 2206.01299 beside the prediction, as tables or as JSON."""
     compared = {
         "Table 2, sequences/s": published.throughput_numbers(),
         "Table 2, share of the speed at 10 Gbps": published.share_numbers(),

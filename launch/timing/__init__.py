@@ -1,1 +1,1 @@
-"""How long a step takes, by arithmetic: a workload, the simulation of its schedule, and the LIMIT."""
+"""The time of a step, by arithmetic: a workload, the simulation of its schedule, and the LIMIT."""

@@ -1,4 +1,4 @@
-"""Predictions for a pipeline over slow links: answers to the questions of a user, from the simulation."""
+"""Predictions for a pipeline over slow links, from the simulation: speed, needed bandwidth, the best schedule."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
 HIDDEN = 0.95
-"""The wire is hidden where a step keeps this share of its speed with unlimited bandwidth."""
+"""The wire is hidden if a step keeps this share of its speed with unlimited bandwidth."""
 PAYS = 1.05
-"""Compression pays where it makes a step this many times as fast."""
+"""Compression pays if it makes a step this many times as fast."""
 NO_COMPRESSION = CompressionOptions(activations="none", gradients="none")
 SLOWEST, FASTEST = 1e3, 1e13
 """Range of the search for a bandwidth, in bits a second."""
@@ -33,11 +33,11 @@ class Prediction:
     """One step, fill and drain included."""
     samples_per_second: float
     speedup: float
-    """Over the same schedule and network with nothing compressed."""
+    """Speed over that of the same schedule and network without compression."""
     of_unthrottled: float
-    """Share of the speed of the same schedule without a wire, uncompressed."""
+    """Speed over that of the same schedule with unlimited bandwidth, uncompressed."""
     in_flight: float
-    """The most activations that a process holds, in micro-batches of a whole process."""
+    """The most activations that a process holds at one time, in micro-batches through all its stages."""
     busy: tuple[float, ...]
     """Seconds of each process computing, encoding and decoding."""
     wait: tuple[float, ...]
@@ -60,14 +60,14 @@ def limit(workload: Workload, schedule: str, compression: CompressionOptions, ne
 
 
 def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
-    """Simulate one step, and the uncompressed steps to compare it with."""
+    """Simulate one step, and compare it with an uncompressed step."""
     return predict_each(workload, schedule, [compression], network)[0]
 
 
 def predict_each(
     workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
 ) -> list[Prediction]:
-    """As `predict`, for several codecs with the same comparison."""
+    """The prediction of `predict` for each of several codecs."""
     uncompressed = limit(workload, schedule, NO_COMPRESSION, network)
     unthrottled = limit(workload, schedule, NO_COMPRESSION, Network())
     predictions = []
@@ -94,10 +94,11 @@ def predict_each(
 def needed_bandwidth(
     workload: Workload, schedule: str, compression: CompressionOptions, network: Network, hidden: float = HIDDEN
 ) -> float:
-    """The bandwidth (bits a second) below which the wire is the bottleneck: a step is slower than `hidden` allows.
+    """The bandwidth in bits a second below which the wire is the bottleneck.
 
-    The comparison is with unlimited bandwidth on every link and the same latency. 0 if every bandwidth is enough.
-    Links with their own bandwidth keep it; infinity if they alone make a step too slow.
+    There, a step has less than the share `hidden` of its speed with unlimited bandwidth and the same latency. It is 0
+    if every bandwidth is enough. Links with their own bandwidth keep it; if they alone make a step too slow, the result
+    is infinity.
     """
     free = {pair: replace(link, bandwidth=math.inf) for pair, link in network.links.items()}
     unlimited = replace(network, bandwidth=math.inf, links=free)
@@ -118,12 +119,12 @@ def needed_bandwidth(
 
 
 def hides_in_words(bandwidth: float, links: Mapping[tuple[int, int], Link]) -> str:
-    """The bandwidth from which the wire is hidden, in words; `links` have their own bandwidth."""
+    """A sentence that says which bandwidth hides the wire; `links` have their own bandwidth."""
     hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
     if math.isinf(bandwidth):
-        return f"never {hides}: what --link says of {_names(links)} is too slow for it, however fast the others are"
+        return f"never {hides}: --link makes {_names(links)} too slow, at any bandwidth of the other links"
     needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
-    return f"{hides} {needs}" + (f" of the links beside {_names(links)}" if links else "")
+    return f"{hides} {needs}" + (f" of the links other than {_names(links)}" if links else "")
 
 
 def _names(links: Mapping[tuple[int, int], Link]) -> str:
@@ -155,15 +156,15 @@ def verdict(predictions: Sequence[Prediction]) -> str:
     winner = max(predictions, key=lambda prediction: prediction.speedup)
     where = f"at {bandwidth_text(winner.bandwidth)} with {winner.schedule}"
     if winner.speedup < PAYS:
-        return f"{where} compression does not pay: uncompressed loses under {PAYS - 1:.0%} to the best of these codecs"
+        return f"{where} compression does not pay: the best of these codecs gains less than {PAYS - 1:.0%} of speed"
     return (
         f"{where} compression pays: {winner.codec} is {winner.speedup:.2f}x as fast as uncompressed, "
-        f"{winner.of_unthrottled:.0%} of unthrottled"
+        f"and reaches {winner.of_unthrottled:.0%} of the speed at unlimited bandwidth"
     )
 
 
 def bandwidth_text(bits: float) -> str:
-    """A bandwidth as people write it."""
+    """A bandwidth as text, such as 100mbit."""
     if math.isinf(bits):
         return "unlimited bandwidth"
     for unit, scale in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):

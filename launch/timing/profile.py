@@ -1,6 +1,6 @@
-"""A recipe as a workload: the tensors at its boundaries, and the seconds of its stages and codecs on this machine.
+"""A recipe as a workload: the tensors at its boundaries, and the times of its stages and codecs on this machine.
 
-Only this file of the predictor builds models.
+Of all the code of a prediction, only this file builds models.
 """
 
 from __future__ import annotations
@@ -27,10 +27,19 @@ REPETITIONS = 5
 def from_recipe(
     recipe: Recipe, codecs: Sequence[CompressionOptions], forward: float | None, backward: float | None
 ) -> Workload:
-    """A recipe's workload, a stage a process, with the given seconds of a stage or measured ones.
+    """The workload of a recipe, with one stage in each process.
 
-    With measured seconds, codecs are measured too; with given seconds, codecs are free. Each stage is built, timed on
-    one micro-batch of the training data, and dropped. Raises ModelError for parts that do not fit.
+    If both `forward` and `backward` are given, nothing is measured and codecs take no time. Else each stage is built,
+    timed on one micro-batch of the training data, and dropped; codecs are timed too.
+
+    Args:
+        recipe: the recipe.
+        codecs: the codecs to time.
+        forward: seconds of one micro-batch forward on one stage; None is measured.
+        backward: seconds of one micro-batch backward on one stage; None is measured.
+
+    Raises:
+        ModelError: the parts of the recipe do not fit together.
     """
     prepared = prepare(recipe)
     rows, outputs = recipe.pipeline.microbatch_size, prepared.outputs
@@ -70,7 +79,7 @@ def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tu
     targets, side = data.training.targets(ids), data.training.side(ids)
     last = index == len(prepared.cuts) - 1
     forwards, backwards = [], []
-    for _ in range(1 + REPETITIONS):  # the first one warms up
+    for _ in range(1 + REPETITIONS):  # the first repetition is a warm-up
         begun = time.perf_counter()
         output = stage(*inputs, **side)
         results = (
@@ -86,9 +95,9 @@ def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tu
 def codec_costs(
     codecs: Sequence[CompressionOptions], workload: Workload
 ) -> Mapping[tuple[ChannelName, str], CodecCost]:
-    """Median seconds of each method's codec on the tensors of the first boundary that uses it.
+    """Median seconds of the codec of each method, on the tensors of the first boundary that uses it.
 
-    Feedback is not included; `reuse`, which needs an activation's indices, counts as free.
+    The time of feedback is not included. `reuse` needs the indices of an activation, so it counts as free.
     """
     found: dict[tuple[ChannelName, str], tuple[Method, Tensor]] = {}
     for compression in codecs:
@@ -102,7 +111,7 @@ def codec_costs(
 
 
 def time_codec(method: Method, example: Tensor) -> CodecCost:
-    """Median seconds of encoding and decoding Gaussian data shaped as `example`."""
+    """Median seconds to encode and to decode Gaussian data with the shape of `example`."""
     codec = method.codec
     values = torch.randn(example.shape).to(example.dtype)
     payload = torch.empty(codec.nbytes(example.shape, example.dtype), dtype=torch.uint8)
@@ -125,7 +134,7 @@ def _median_seconds(act: Callable[[], object]) -> float:
 
 
 def _values(examples: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Tensors like the examples: Gaussian where they are floating, zero elsewhere."""
+    """Tensors like the examples: Gaussian values for floating-point tensors, zeros for the others."""
     return tuple(
         (
             torch.randn(example.shape).to(example.dtype) if example.is_floating_point() else _zeros(example)

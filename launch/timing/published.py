@@ -1,4 +1,4 @@
-"""The published throughput of AQ-SGD (2206.01299, Tables 2 and 3) beside the simulation's."""
+"""The published numbers of AQ-SGD (2206.01299, Tables 2 and 3) beside those of the simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ METHODS = {
     "fw3 bw6": CompressionOptions(activations=_PER_CHANNEL.format(3), gradients=_PER_CHANNEL.format(6)),
     "fw4 bw8": CompressionOptions(activations=_PER_CHANNEL.format(4), gradients=_PER_CHANNEL.format(8)),
 }
-"""Its methods: one scale a channel, as its code has it; later visits of AQ-SGD send as much as direct quantization."""
+"""The methods of the paper: one scale for each channel, as in its code. Later visits of AQ-SGD send as many bytes as
+direct quantization."""
 
 THROUGHPUT = {
     10e9: {"fp32": 3.8, "fw3 bw6": 4.0, "fw4 bw8": 4.0},
@@ -38,7 +39,7 @@ WIRE_SECONDS = {500e6: (0.013, 0.025), 300e6: (0.021, 0.042), 200e6: (0.031, 0.0
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """A published number beside ours."""
+    """A published number beside the predicted one."""
 
     quantity: str
     bandwidth: float
@@ -54,7 +55,7 @@ class PublishedNumber:
 
 
 def throughput_numbers() -> list[PublishedNumber]:
-    """Table 2, sequences a second."""
+    """The numbers of Table 2, in sequences a second."""
     return [
         PublishedNumber(
             "sequences/s",
@@ -69,7 +70,7 @@ def throughput_numbers() -> list[PublishedNumber]:
 
 
 def share_numbers() -> list[PublishedNumber]:
-    """Table 2, each as a share of the same method's at 10 Gbps, where what takes time beside compute cancels out."""
+    """The numbers of Table 2, each over that of the same method at 10 Gbps. So constant costs beside compute cancel."""
     numbers = throughput_numbers()
     fastest = {one.method: one for one in numbers if one.bandwidth == max(THROUGHPUT)}
     return [
@@ -85,7 +86,7 @@ def share_numbers() -> list[PublishedNumber]:
 
 
 def wire_numbers() -> list[PublishedNumber]:
-    """Table 3, milliseconds of one frame on the wire; its compute columns are the simulation's input."""
+    """The wire columns of Table 3, in milliseconds of one frame. Its compute columns are inputs of the simulation."""
     numbers = []
     for bandwidth, row in WIRE_SECONDS.items():
         for channel, published in zip(CHANNELS, row, strict=True):

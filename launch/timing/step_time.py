@@ -8,14 +8,14 @@ r"""One step of a pipeline, simulated event by event: when every action starts a
 
 The rules:
 
-- A process does its actions in the schedule's order, each as soon as its input is there.
+- A process does its actions in the order of the schedule, each as soon as its input is there.
 - A process never waits for a send. Receives are posted ahead.
-- A link carries one frame after the other in each direction. While both directions are busy, each has only a share of
-  its bandwidth.
-- A frame arrives a latency after its last byte left.
+- A link carries one frame after another in each direction. While both directions are busy, each has only a share of its
+  bandwidth.
+- A frame arrives one latency after its last byte has left.
 
-With codecs that take no time, the length of the step is the LIMIT, fill and drain included: no implementation of the
-schedule can be faster.
+If codecs take no time, the length of the step is the LIMIT, fill and drain included: no implementation of the schedule
+can be faster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from thinwire.launch.timing.timetable import ACTION_KINDS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Timetable
 
 _ROUNDS = 6
-"""Rounds in which frames slow each other down; after 6, changes were below 1e-4 of a step."""
+"""Rounds of the search for how much frames slow each other; after 6, changes were below 1e-4 of a step."""
 
 Seconds = NDArray[np.float64]
 PerStage = float | Sequence[float]
@@ -44,12 +44,12 @@ class Compute:
     backward: PerStage
     """The whole backward."""
     weight_share: float = 0.5
-    """Share of a backward that makes the weights' gradients, for schedules that split it."""
+    """Share of a backward that computes the gradients of the weights, for schedules that split it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelTiming:
-    """One direction over every boundary: frames, links and codec times; a number for each boundary, or one for all."""
+    """One direction over all boundaries: frames, links and codecs. A field has one number, or one for each boundary."""
 
     nbytes: PerStage
     """Bytes of a frame, header included."""
@@ -58,16 +58,16 @@ class ChannelTiming:
     latency: PerStage = 0.0
     """Seconds from the departure of a byte to its arrival."""
     duplex: PerStage = 1.0
-    """Share of the bandwidth that is left while the other direction of the link carries a frame."""
+    """Share of the bandwidth that remains while the other direction of the link carries a frame."""
     encode: PerStage = 0.0
-    """Seconds the sending stage spends on a frame."""
+    """Seconds of the sending stage for a frame."""
     decode: PerStage = 0.0
-    """Seconds the receiving stage spends on a frame."""
+    """Seconds of the receiving stage for a frame."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Something that took time: what, on which process, for which stage and micro-batch, from when to when (s)."""
+    """One event with its start and end in seconds: its kind, process, stage and micro-batch."""
 
     process: int
     stage: int
@@ -85,9 +85,9 @@ class Course:
 
     table: Timetable
     start: Seconds = field(repr=False)
-    """[actions]: when each began to decode or, with nothing to decode, to compute."""
+    """[actions]: when each began to decode, or to compute if it decodes nothing."""
     end: Seconds = field(repr=False)
-    """[actions]: when each had encoded its output."""
+    """[actions]: when each had computed and encoded its output."""
     decode: Seconds = field(repr=False)
     """[actions]: seconds of decoding."""
     encode: Seconds = field(repr=False)
@@ -97,16 +97,16 @@ class Course:
     arrival: Seconds = field(repr=False)
     """[actions]: when its output had arrived."""
     seconds: float
-    """The step, fill and drain included."""
+    """The whole step, fill and drain included."""
     busy: Seconds
-    """[processes]: computing, encoding and decoding."""
+    """[processes]: seconds of compute, encoding and decoding."""
     wait: Seconds
-    """[processes]: idle while the needed frame was on the wire or queued."""
+    """[processes]: idle seconds while the needed frame was on the wire or in its queue."""
     bubble: Seconds
-    """[processes]: idle for another reason: nothing to do yet, the neighbour not done, or all done."""
+    """[processes]: other idle seconds: before the first action, while the neighbour computed, or after the last."""
 
     def intervals(self) -> Iterator[Interval]:
-        """All intervals, in a possible order."""
+        """All intervals, action by action."""
         table = self.table
         for i in range(len(self.start)):
             where = int(table.process[i]), int(table.stage[i]), int(table.microbatch[i])
@@ -121,16 +121,16 @@ class Course:
 
 
 def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> Course:
-    """Run one step.
+    """Simulate one step.
 
     Args:
-        table: the schedule's order.
-        compute: each stage's seconds.
+        table: the order of the schedule.
+        compute: the seconds of each stage.
         activations: entry i is boundary i, from stage i to i + 1.
         gradients: entry i is boundary i, from stage i + 1 to i.
 
     Raises:
-        ValueError: a list is not as long as there are stages or boundaries.
+        ValueError: the length of a list is not the number of stages or boundaries.
     """
     table_stage, kind = table.stage, table.kind
     forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
@@ -166,7 +166,7 @@ def _run(
     on_wire: Seconds,
     latency: Seconds,
 ) -> Course:
-    """The course of actions that take `duration` each and whose frames hold their links for `on_wire`."""
+    """The course of the step, if each action takes its `duration` and its frame keeps a link busy for `on_wire`."""
     free, link_free = np.zeros(table.num_processes), np.zeros(int(link.max()) + 1)
     arrived, sent = np.zeros((2, table.nothing + 1))
     start, idle_from, departure = np.empty((3, len(table.kind)))
@@ -184,7 +184,7 @@ def _run(
         link_free[way] = leaves + on_wire[now]
         arrived[gave] = leaves + flight[now]
         sent[gave] = ended
-        arrived[-1] = sent[-1] = 0.0  # what is always there
+        arrived[-1] = sent[-1] = 0.0  # the message that is always there
     end = start + duration
     seconds = float(end.max())
     busy = _summed(table, duration)
@@ -205,11 +205,11 @@ def _run(
 
 
 def _shared(course: Course, link: NDArray[np.int64], latency: Seconds) -> Seconds:
-    """The share of each frame's time on its link for which the link's other direction was busy too, [actions]."""
+    """The share of each frame's time on its link in which the other direction was busy too, [actions]."""
     source, target = np.divmod(link, course.table.num_processes)
     numbers = np.unique(np.concatenate([link, other := target * course.table.num_processes + source]))
     begin, end = course.departure, course.arrival - latency
-    # All links one after the other on one axis, and on it how long any of them had been busy.
+    # Put all links one after another on one axis; `busy` is the busy time up to each point of that axis.
     offset = (course.seconds + end.max()) * np.searchsorted(numbers, link)
     order = np.argsort(begin + offset, kind="stable")
     axis = np.stack([(begin + offset)[order], (end + offset)[order]], axis=1).reshape(-1)
@@ -222,12 +222,12 @@ def _shared(course: Course, link: NDArray[np.int64], latency: Seconds) -> Second
 
 
 def _summed(table: Timetable, seconds: Seconds) -> Seconds:
-    """The seconds of all of a process's actions together, [processes]."""
+    """The sum of the seconds of all actions of a process, [processes]."""
     return np.bincount(table.process, seconds, table.num_processes).astype(np.float64)
 
 
 def _each(given: PerStage, count: int) -> Seconds:
-    """The numbers as an array of `count`; ValueError unless there is one for all or one for each."""
+    """The numbers as an array of `count`. ValueError if there is neither one for all nor one for each."""
     numbers = np.asarray(given, dtype=np.float64)
     if numbers.ndim and numbers.shape != (count,):
         raise ValueError(f"give one number for all, or {count}, one for each; got {numbers.size}")
@@ -235,12 +235,12 @@ def _each(given: PerStage, count: int) -> Seconds:
 
 
 def _by_giving(table: Timetable, activations: ChannelTiming, gradients: ChannelTiming, name: str) -> Seconds:
-    """A field of the channel and boundary that each action sends over; meaningless where it sends nothing."""
+    """A field of the channel and boundary that each action sends over; without a meaning if it sends nothing."""
     return _of_boundary(table, activations, gradients, name, table.stage, table.stage - 1)
 
 
 def _by_taking(table: Timetable, activations: ChannelTiming, gradients: ChannelTiming, name: str) -> Seconds:
-    """A field of the channel and boundary that each action receives from; meaningless where it receives nothing."""
+    """A field of the channel and boundary that each action receives from; without a meaning if it receives nothing."""
     return _of_boundary(table, activations, gradients, name, table.stage - 1, table.stage)
 
 
@@ -261,10 +261,10 @@ def _of_boundary(
 
 
 def _links(table: Timetable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The link each action sends over, and whether it does.
+    """The link of each action's output, and whether the output crosses to another process.
 
     A link is one direction between two processes. Several boundaries between the same two processes share it. Outputs
-    that stay on their process have a link of their own, on which nothing is queued.
+    that stay on their process have their own link, which takes no time.
     """
     neighbour = np.where(table.kind == FORWARD, table.stage + 1, table.stage - 1)
     target = table.process_of[np.clip(neighbour, 0, table.num_stages - 1)]

@@ -1,7 +1,7 @@
-"""A schedule's order as arrays, in rounds of actions that do not depend on each other.
+"""The order of a schedule as arrays, in rounds of actions that do not depend on each other.
 
-The seconds of an action do not change which action waits for which. So an order is compiled once, and a simulation runs
-its rounds often, each in a few operations over arrays, for two stages or a thousand.
+The seconds of an action do not change the order. So an order is compiled once, and simulated often: each round takes a
+few operations over arrays, for two stages or a thousand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from thinwire.pipeline.schedules import SCHEDULES, Order, actions, placement
 
 ACTION_KINDS = ("forward", "backward", "backward input", "backward weight")
-"""What an action can be; a backward is whole, or split in two."""
+"""The kinds of action. A backward is whole, or split in two."""
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(len(ACTION_KINDS))
 _KIND_OF = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
 
@@ -27,16 +27,16 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timetable:
-    """Every action of one pass through a schedule, round after round; arrays of [actions] unless said otherwise.
+    """All actions of one pass through a schedule, round after round. Arrays are [actions] unless said otherwise.
 
-    A message is what an action waits for and another one gives: message s * M + m is the activation of micro-batch m
-    that stage s takes, S * M + s * M + m the gradient it takes, and 2 * S * M none, which is always there.
+    An action waits for a message and gives one. Message s * M + m is the activation of micro-batch m that stage s
+    takes; S * M + s * M + m is the gradient that it takes. Message 2 * S * M is no message, and always there.
     """
 
     num_stages: int
     num_microbatches: int
     process_of: Integers
-    """[stages]: the process each stage lives on."""
+    """[stages]: the process of each stage."""
     process: Integers
     stage: Integers
     microbatch: Integers
@@ -47,13 +47,13 @@ class Timetable:
     gives: Integers
     """The message an action sends."""
     rounds: Integers
-    """[rounds + 1]: where each begins; within one, a process stands once."""
+    """[rounds + 1]: the index of the first action of each round. A process has at most one action in a round."""
     held: Integers
-    """[processes]: the most micro-batches whose activations a process keeps at once, over all its stages."""
+    """[processes]: the most micro-batches whose activations a process keeps at one time, over all its stages."""
 
     @property
     def num_processes(self) -> int:
-        """Processes the stages live on."""
+        """The number of processes."""
         return len(self.held)
 
     @property
@@ -64,9 +64,9 @@ class Timetable:
 
 @lru_cache(maxsize=16)
 def timetable(schedule: str, num_stages: int, num_microbatches: int) -> Timetable:
-    """The timetable of a schedule by name, with as many stages a process as the schedule is used with.
+    """The timetable of a schedule by name, with the number of stages in each process that the schedule needs.
 
-    `SCHEDULES[schedule].mistakes` must have found none in these numbers.
+    Call it only with numbers in which `SCHEDULES[schedule].mistakes` finds no mistake.
     """
     spec = SCHEDULES[schedule]
     num_processes = num_stages // spec.stages_per_process
@@ -80,7 +80,7 @@ def timetable(schedule: str, num_stages: int, num_microbatches: int) -> Timetabl
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Spare the garbage collector the many objects of an order, through which it would go again and again."""
+    """Switch off the garbage collector: it would look at the many objects of an order again and again."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -91,12 +91,12 @@ def _uncollected() -> Iterator[None]:
 
 
 def alternating_timetable(warmups: Sequence[int], num_microbatches: int) -> Timetable:
-    """The timetable of `schedules.alternating`, one stage a process, made without an object for each action."""
+    """The timetable of `schedules.alternating`, one stage in each process, made without an object for each action."""
     num_stages = len(warmups)
     index = np.arange(num_microbatches)
     rows = []
     for warmup in warmups:
-        # where each would stand: the k-th backward follows forward number warmup + k - 1, where there is one
+        # sort by place: the k-th backward comes after forward number warmup + k - 1, if there is one
         kinds = np.repeat([FORWARD, BACKWARD], num_microbatches)
         place = np.concatenate([2 * index, 2 * (index + warmup) - 1])
         order = np.argsort(place, kind="stable")
@@ -108,7 +108,7 @@ def alternating_timetable(warmups: Sequence[int], num_microbatches: int) -> Time
 
 
 def compile_order(order: Order, process_of: Sequence[int], num_microbatches: int) -> Timetable:
-    """The timetable of any order of torch's actions; those that overlap stand one after the other, as they are run."""
+    """The timetable of an order of torch's actions. Actions that torch overlaps come one after another, as they run."""
     flat = [
         (process, part.stage_index, _KIND_OF[str(part.computation_type.value)], part.microbatch_index)
         for process, row in sorted(order.items())
@@ -128,7 +128,10 @@ def _in_rounds(
     process_of: Integers,
     num_microbatches: int,
 ) -> Timetable:
-    """Put actions, given process by process in each one's order, into rounds: in each, every process that can acts."""
+    """Put actions into rounds. In each round, every process acts whose next message is there.
+
+    The actions are given process by process, each in its order.
+    """
     num_stages = len(process_of)
     needs, gives = _messages(stage, kind, microbatch, num_stages, num_microbatches)
     nothing = 2 * num_stages * num_microbatches
@@ -167,7 +170,10 @@ def _in_rounds(
 def _messages(
     stage: Integers, kind: Integers, microbatch: Integers, num_stages: int, num_microbatches: int
 ) -> tuple[Integers, Integers]:
-    """What each action waits for from another stage, and what it gives to one; its own stage's order does the rest."""
+    """The message that each action waits for from another stage, and the message that it gives to one.
+
+    Between actions of one stage there are no messages: their order is enough.
+    """
     nothing = 2 * num_stages * num_microbatches
     own = stage * num_microbatches + microbatch
     gradient = num_stages * num_microbatches + own
@@ -182,7 +188,7 @@ def _messages(
 
 
 def _held(process: Integers, kind: Integers, num_processes: int) -> Integers:
-    """The most forwards that a process has run and not gone all the way back through, at any time."""
+    """The most forwards of a process, at any time, whose backward is not complete."""
     change = np.where(kind == FORWARD, 1, np.where(kind == BACKWARD_INPUT, 0, -1))
     kept = np.cumsum(change)  # every process ends with none kept
     return np.maximum.reduceat(kept, np.searchsorted(process, np.arange(num_processes)))

@@ -1,4 +1,4 @@
-"""The input of a prediction: a pipeline's compute, the tensors at its boundaries, and its links."""
+"""The input of a prediction: the compute of a pipeline, the tensors at its boundaries, and its links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Examples = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Seconds one frame takes at its two ends."""
+    """Seconds of a codec for one frame, at its two ends."""
 
     encode: float
     decode: float
@@ -32,27 +32,27 @@ FREE = CodecCost(0.0, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One optimizer pass of a pipeline, a stage a process."""
+    """One pass of a pipeline in an optimizer step."""
 
     name: str
     num_microbatches: int
     microbatch_size: int
     """Samples of a micro-batch."""
     forward: tuple[float, ...]
-    """Seconds a micro-batch takes forward on each stage."""
+    """Seconds of one micro-batch forward, for each stage."""
     backward: tuple[float, ...]
-    """Seconds a micro-batch takes back through each stage."""
+    """Seconds of one micro-batch backward, for each stage."""
     boundaries: tuple[Examples, ...]
-    """The meta tensors that cross each boundary forward, requires_grad set on those whose gradients come back."""
+    """The meta tensors that cross each boundary forward. Those with requires_grad have gradients that come back."""
     costs: Mapping[tuple[ChannelName, str], CodecCost] = field(default_factory=dict)
-    """Cost of a codec, by channel and expression; others are free."""
+    """The cost of a codec, by channel and expression; other codecs are free."""
 
     where: tuple[int, ...] = ()
     """The process of each stage; empty means that stage i is process i."""
 
     @property
     def num_stages(self) -> int:
-        """Stages, one a process."""
+        """The number of stages."""
         return len(self.forward)
 
     @property
@@ -61,9 +61,9 @@ class Workload:
         return self.num_microbatches * self.microbatch_size
 
     def cut_for(self, schedule: str) -> Workload:
-        """The same work on the same processes, cut as often as a schedule asks for.
+        """The same work on the same processes, with the number of stages that a schedule needs.
 
-        Each process's compute is spread evenly over its stages; every boundary carries what the first one does.
+        The compute of a process is divided evenly among its stages. Every boundary carries the tensors of the first.
         """
         per_process = SCHEDULES[schedule].stages_per_process
         if per_process == 1 or self.num_stages == 1:
@@ -83,7 +83,7 @@ class Workload:
         )
 
     def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> ChannelTiming:
-        """One direction over all boundaries, as the simulation wants it."""
+        """One direction over all boundaries, as input of the simulation."""
         boundaries = self.num_stages - 1
         methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
         found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
@@ -99,13 +99,13 @@ class Workload:
         )
 
     def compute(self) -> Compute:
-        """The stages' seconds, as the simulation wants them."""
+        """The seconds of the stages, as input of the simulation."""
         return Compute(forward=self.forward, backward=self.backward)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One direction between two processes, where it differs from the others; None keeps the common number."""
+    """One direction between two processes that differs from the others. None is the number of the network."""
 
     bandwidth: float | None = None
     """Bits a second."""
@@ -115,19 +115,19 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The links between processes, each as fast in one direction as in the other unless said otherwise."""
+    """The links between processes. Both directions of a link are equal, except those in `links`."""
 
     bandwidth: float = float("inf")
-    """Bits a second, each direction of every link."""
+    """Bits a second in each direction of every link."""
     latency: float = 0.0
     """Seconds."""
     duplex: float = 1.0
-    """Share of the bandwidth that is left to a direction while the link's other one carries a frame too."""
+    """Share of the bandwidth that remains in one direction while the other direction carries a frame too."""
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
-    """What differs, by (sending process, receiving process)."""
+    """The directions that differ, by (sending process, receiving process)."""
 
     def of(self, name: ChannelName, where: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Bandwidth and latency of a channel over each boundary, `where` being the process of each stage."""
+        """The bandwidth and the latency of a channel over each boundary; `where` is the process of each stage."""
         ends = [(low, high) if name == "activations" else (high, low) for low, high in pairwise(where)]
         links = [self.links.get(pair, Link()) for pair in ends]
         return (
@@ -137,7 +137,7 @@ class Network:
 
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:
-    """Bytes of one frame, header and padding included, once feedback has visited every row."""
+    """Bytes of one frame, header and padding included, after the first visit of every row."""
     methods = compression.method(boundary, channel), compression.method(boundary, "activations")
     return _frame_bytes(examples, *methods, channel)
 
@@ -148,25 +148,26 @@ def _frame_bytes(examples: Examples, method: Method, activations: Method, channe
 
 
 def codec_pair(text: str) -> CompressionOptions:
-    """The codecs of `activations/gradients` such as `q(4)/q(8)`; one expression stands for both.
+    """The codecs of `activations/gradients`, such as `q(4)/q(8)`. One expression is for both.
 
-    Raises OptionsError for what is no codec, and for auto.
+    Raises:
+        OptionsError: an expression is not a codec, or is auto.
     """
     activations, gradients = split_pair(text)
     return CompressionOptions(activations=activations, gradients=gradients).without_auto(f"--codec {text} here")
 
 
 def label(compression: CompressionOptions) -> str:
-    """The codecs as `codec_pair` reads them; boundaries of their own are counted."""
+    """The codecs as `codec_pair` reads them, and the number of boundaries with other codecs."""
     pair = "/".join(dict.fromkeys(str(getattr(compression, channel)) for channel in CHANNELS))
-    own = len(compression.boundaries)
-    return f"{pair} and {own} boundar{'ies' if own > 1 else 'y'} of its own" if own else pair
+    others = len(compression.boundaries)
+    return f"{pair}, others at {others} boundar{'ies' if others > 1 else 'y'}" if others else pair
 
 
 def uniform(
     name: str, *, num_stages: int, num_microbatches: int, forward: float, backward: float, shape: tuple[int, ...]
 ) -> Workload:
-    """A workload whose stages are all alike and put out one float32 tensor; the first dimension is samples."""
+    """A workload of equal stages with one float32 tensor as output, of `shape`: its first dimension is samples."""
     example = torch.empty(shape, device="meta", requires_grad=True)
     return Workload(
         name=name,

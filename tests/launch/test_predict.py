@@ -92,10 +92,10 @@ def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys)
     assert fine["none"] > fine["q(2)/q(4)"] > 0
     assert main(["predict", *slow, "1-2:1mbit"]) == 0
     shown = capsys.readouterr().out
-    never = "never hides the wire (95% of full speed): what --link says of 1-2 is too slow for it, however fast"
+    never = "never hides the wire (95% of full speed): --link makes 1-2 too slow, at any bandwidth of the other links"
     assert shown.count(never) == 3
     assert main(["predict", *slow, "1-2:10gbit", "2>3:1gbit"]) == 0
-    assert "up of the links beside 1-2, 2>3\n" in capsys.readouterr().out
+    assert "up of the links other than 1-2, 2>3\n" in capsys.readouterr().out
 
 
 def test_times_are_measured_where_none_are_given(capsys):
@@ -116,9 +116,9 @@ def test_times_are_measured_where_none_are_given(capsys):
     ("arguments", "said"),
     [
         ([], "give a RECIPE, or --like aqsgd"),
-        (["quickstart", "--like", "aqsgd"], "--like aqsgd shows a published workload: no RECIPE or option but"),
-        (["--like", "aqsgd", "--latency", "30ms"], "--like aqsgd shows a published workload: no RECIPE or option but"),
-        (["--like", "aqsgd", "--training.steps=3"], "--like aqsgd shows a published workload: no RECIPE or option but"),
+        (["quickstart", "--like", "aqsgd"], "--like aqsgd predicts a published workload; remove RECIPE and"),
+        (["--like", "aqsgd", "--latency", "30ms"], "--like aqsgd predicts a published workload; remove RECIPE and"),
+        (["--like", "aqsgd", "--training.steps=3"], "--like aqsgd predicts a published workload; remove RECIPE and"),
         (
             [*GIVEN, "--bandwidth", "fast"],
             "--bandwidth: a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'",
@@ -126,7 +126,7 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--bandwidth", "0mbit"], "--bandwidth: must be above 0, got '0mbit'"),
         ([*GIVEN, "--latency", "20"], "--latency: a latency must be like 500us, 20ms or 1s, got '20'"),
         ([*GIVEN, "--link", "1-3:5mbit"], "must be two neighbouring stages such as 1-2:20mbit"),
-        ([*GIVEN, "--link", "6-7:5mbit"], "--link must name stages in 0..3 beside each other, got 6-7, 7-6"),
+        ([*GIVEN, "--link", "6-7:5mbit"], "--link must name two neighbouring stages in 0..3, got 6-7, 7-6"),
         ([*GIVEN, "--codec", "p(4)"], "unknown codec 'p'"),
         ([*GIVEN, "--codec", "none/reuse"], "reuse needs topk or randk on the activations of the same boundary"),
         ([*GIVEN, "--pipeline.num_stages", "1"], "a prediction needs links"),

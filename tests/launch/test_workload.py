@@ -56,7 +56,7 @@ def test_a_boundary_of_its_own_has_frames_of_its_own():
     work = uniform("small", num_stages=3, num_microbatches=2, forward=1.0, backward=1.0, shape=(1, 8, 16))
     sizes = work.channel("activations", compression, Network()).nbytes
     assert sizes == [64 + 64 + 16, 64 + 128 + 16]
-    assert label(compression) == "q(4) and 1 boundary of its own"
+    assert label(compression) == "q(4), others at 1 boundary"
 
 
 @pytest.mark.parametrize(("text", "said"), [("q(4)/q(8)", "q(4)/q(8)"), ("q(2)", "q(2)"), ("none / bf16", "none/bf16")])
