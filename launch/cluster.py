@@ -1,11 +1,11 @@
-"""`thinwire cluster`: several hosts on this machine, with slow links between them, and a command on each.
+"""`thinwire cluster`: several simulated hosts on this machine, slow links between them, and a command on each.
 
     thinwire cluster run --hosts 4 --bandwidth 100mbit -- thinwire train quickstart
     thinwire cluster run --hosts 3 --bandwidth 1gbit --link 1-2:20mbit -- sh my-own-script.sh
     thinwire cluster clean
 
-`thinwire train` becomes a torchrun node on each host. Each line of output has a
-label. At the end, the network is removed.
+`thinwire train` becomes a torchrun node on each host. Each line of output begins with the name of its host. At the end,
+the network is removed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Job:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command on a cluster, or clean up after killed ones; the exit status."""
+    """Run a command on a cluster, or clean up after killed clusters, and return the exit status."""
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
         print(_help())
@@ -60,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make the hosts, run the command on each, and remove them; the exit status of the first command that failed."""
+    """Make the hosts, run the command on each, and remove the hosts.
+
+    The exit status is that of the first command that failed, or 0.
+    """
     given, command = _split(argv)
     options = _options(given)
     links = _links(options)
@@ -95,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def clean(argv: Sequence[str]) -> int:
-    """Remove what killed clusters left; the exit status."""
+    """Remove the hosts and folders of killed clusters, and return the exit status."""
     Parser(prog=f"{PROG} clean", description=ACTIONS["clean"][0]).parse_args(argv)
     if reason := missing(Links()):
         raise ClusterError(reason)
@@ -107,17 +110,18 @@ def clean(argv: Sequence[str]) -> int:
 ACTIONS: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxyType(
     {
         "run": ("run a command on several hosts on this machine, with slow links between them", run),
-        "clean": ("remove hosts, processes and temporary folders that killed runs left", clean),
+        "clean": ("remove the hosts, processes and temporary folders of killed runs", clean),
     }
 )
 """Every action by name: its purpose and its function."""
 
 
 def plan(command: Sequence[str], num_hosts: int) -> Job:
-    """What each host runs: a torchrun node if the command is `thinwire train`, else the command itself.
+    """The job of each host: a torchrun node if the command is `thinwire train`, else the command itself.
 
     Raises:
-        OptionsError, ModelError: there is no command, or its processes cannot be divided over the hosts.
+        OptionsError, ModelError: there is no command, its recipe is wrong, or its processes cannot be divided evenly
+            among the hosts.
     """
     if not command:
         raise OptionsError(f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE")
@@ -131,7 +135,7 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
 
 
 def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
-    """A torchrun node for each host, each with as many of the recipe's processes."""
+    """A torchrun node for each host, with an equal part of the processes of the recipe."""
     processes = wanted.pipeline.num_processes
     each, left = divmod(processes, num_hosts)
     if left:
@@ -174,7 +178,7 @@ def environment(host: int, num_hosts: int) -> dict[str, str]:
 
 
 def _pinning(host: int, pin: bool) -> list[str]:
-    """The words before a command that keep it on one core."""
+    """The words that go before a command to keep it on one core."""
     cores = sorted(os.sched_getaffinity(0))
     return ["taskset", "--cpu-list", str(cores[host % len(cores)])] if pin else []
 
@@ -212,21 +216,21 @@ def _options(argv: Sequence[str]) -> Namespace:
         "--link",
         action="append",
         default=[],
-        help="a bandwidth between two hosts, counted from 0, in place of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for "
-        "one direction; repeat the option for more links",
+        help="a bandwidth between two hosts instead of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for one direction; "
+        "hosts are counted from 0; repeat the option for more links",
     )
-    add("--pin", action="store_true", help="give each host one core in turn (needs taskset)")
+    add("--pin", action="store_true", help="keep each host on one core (needs taskset)")
     add(
         "--grace",
         type=float,
         default=10.0,
-        help="seconds that the other hosts get to end after one has failed (default: %(default)g)",
+        help="seconds for the other hosts to end after one host has failed (default: %(default)g)",
     )
     return parser.parse_args(argv)
 
 
 def _links(options: Namespace) -> Links:
-    """The network that the options ask for; OptionsError with all mistakes."""
+    """The network from the options. OptionsError names all mistakes."""
     bandwidth, latency, loss, overrides, _ = attempt(
         lambda: parse_bandwidth(options.bandwidth),
         lambda: parse_latency(options.latency),

@@ -1,8 +1,8 @@
 """`thinwire doctor`: check this machine.
 
 Training needs little. Other commands need network namespaces, kernel modules, Docker, or an interface that other hosts
-can reach, and their errors come late and are hard to read. A probe that fails or hangs becomes a row of the table, and
-does not stop the others.
+can reach. If one of these is missing, the errors come late and are hard to read. A probe that fails or hangs becomes a
+row of the table, and does not stop the other probes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "r
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table: what the probe found, whether that is enough, what needs it, and what to change."""
+    """One row of the table: what the probe found, whether that is enough, what needs it, and what the user can do."""
 
     name: str
     found: str
@@ -50,7 +50,7 @@ PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
     "tc tbf": ("a link's bandwidth", lambda: probes.probe_namespace("tbf rate 10mbit burst 32kb latency 50ms")),
     "tc netem": ("a link's latency", lambda: probes.probe_namespace("netem delay 1ms")),
     "Docker": ("stages in containers", probes.probe_docker),
-    "interface": ("several hosts: each must reach every other at this address, over gloo", probes.probe_interface),
+    "interface": ("several hosts: each must reach the others at this address, over gloo", probes.probe_interface),
 }
 
 
@@ -93,7 +93,10 @@ def table(checks: Sequence[Check]) -> Table:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the checks, as a table or as JSON. The status is 1 where torch is missing or unsupported, else 0."""
+    """Print the checks, as a table or as JSON, and return the exit status.
+
+    It is 1 if torch is missing or its version is not supported, else 0.
+    """
     parser = argparse.ArgumentParser(prog="thinwire doctor", description="Check what this machine can do for Thinwire.")
     parser.add_argument("--json", action="store_true", help="print the checks as a JSON list")
     options = parser.parse_args(argv)

@@ -1,1 +1,1 @@
-"""Hosts without machines: network namespaces joined by links of a chosen speed, and a command on each."""
+"""Simulated hosts: network namespaces, links of a chosen speed between them, and a command on each."""

@@ -1,7 +1,7 @@
-"""One command on each host of a cluster: started, labelled line by line, and stopped together.
+"""One command on each host of a cluster: started together, stopped together, with a label before each line of output.
 
 When a command fails, the others get a grace time to end and to say what they were waiting for; then they are stopped.
-A signal to this process is passed on at once.
+A signal to this process goes to all commands at once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def gathered_signals() -> Iterator[list[signal.Signals]]:
 
 
 class Member:
-    """One started command. Its output goes to ours, with a label before each line.
+    """One started command. Its output goes to the output of this process, with a label before each line.
 
-    If `hushed`, its output after a signal is dropped: Python programs answer a signal with tracebacks.
+    If `hushed`, its output after a signal is dropped: Python programs print tracebacks after a signal.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Member:
             text=True,
             errors="replace",
             env={**environ, **environment},
-            start_new_session=True,  # so that only this process gets Ctrl-C, and passes it on
+            start_new_session=True,  # only this process gets Ctrl-C, and passes it on
         )
         assert self.process.stdout is not None and self.process.stderr is not None
         self._relays = [
@@ -98,14 +98,14 @@ class Outcome:
     status: int
     """Exit status of the first that failed, or 128 + the number of the signal that came."""
     told: str
-    """The same in words; empty if all went well."""
+    """The failure or the signal in words; empty without one."""
 
 
 def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> Outcome:
-    """Wait until all members have ended, or the grace time is over.
+    """Wait until all members have ended, or until the grace time is over. The caller stops members that still run.
 
-    After a failure the others get `grace` seconds, then SIGTERM, then `grace` seconds more. A signal in `came` is
-    passed on at once, with `grace` seconds to end; a second signal ends the wait. The caller stops what still runs.
+    After a failure, the others get `grace` seconds, then SIGTERM, then `grace` seconds more. A signal in `came` goes to
+    all members at once, and they get `grace` seconds. A second signal ends the wait.
     """
     outcome, interrupted = Outcome(0, ""), False
     orders: list[tuple[float, signal.Signals | None]] = []  # (time, signal to send); None ends the wait
@@ -121,7 +121,7 @@ def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: 
         elif outcome.status == 0 and (found := _failure(members)):
             outcome = found
             orders = [(now + grace, signal.SIGTERM), (now + 2 * grace, None)]
-        # 3. orders that are due, those just given too
+        # 3. orders that are due now, new ones too
         while orders and orders[0][0] <= now:
             _, order = orders.pop(0)
             if order is None:

@@ -1,7 +1,7 @@
-"""Simulated hosts: network namespaces joined by links of a chosen speed, made and removed.
+"""Simulated hosts: making and removing network namespaces, and links of a chosen speed between them.
 
-A namespace's name holds the pid and start time of the process that made it. So namespaces that a killed process left
-can be found and removed.
+The name of a namespace has the pid and the start time of the process that made it. So the namespaces of killed
+processes can be found and removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ClusterError(ThinwireError, RuntimeError):
 
 
 class Host:
-    """One network namespace; one cable joins it to the switch, and nothing else leaves it."""
+    """One network namespace. One cable joins it to the switch; it has no other connection."""
 
     def __init__(self, name: str, index: int) -> None:
         self.name, self.index, self.address = name, index, network.address(index)
@@ -47,8 +47,11 @@ class Cluster:
         with Cluster(Links(num_hosts=2, bandwidth=100)) as hosts:
             subprocess.run(hosts[0].command(["ping", "-c1", hosts[1].address]))
 
-    At the end, after errors too, the hosts are removed with every process in them. The start removes what killed
-    processes left, and raises ClusterError if this machine cannot make such `links`.
+    At the end, after errors too, the hosts are removed with all processes in them. At the start, the hosts of killed
+    processes are removed.
+
+    Raises:
+        ClusterError: this machine cannot make such links.
     """
 
     def __init__(self, links: Links) -> None:
@@ -77,7 +80,9 @@ class Cluster:
     def reshape(self, links: Links) -> None:
         """Change bandwidths, latency and loss of a running cluster. Packets in queues are lost."""
         if links.num_hosts != self.links.num_hosts:
-            raise ClusterError(f"a cluster keeps its number of hosts, got {self.links.num_hosts} -> {links.num_hosts}")
+            raise ClusterError(
+                f"a cluster cannot change its number of hosts, got {links.num_hosts} in place of {self.links.num_hosts}"
+            )
         if reason := missing(links):
             raise ClusterError(reason)
         for command in network.unshaping(self._prefix, self.links):
@@ -106,16 +111,18 @@ def missing(links: Links) -> str:
 
 
 _ADVICE = {
-    "": "a cluster needs network namespaces, which cannot be made here ({found}); in a container, add --privileged",
+    "": "a cluster needs network namespaces, but this machine cannot make them ({found}); in a container, add "
+    "--privileged",
     "tbf": "a bandwidth needs the kernel's tbf ({found}); load it with `modprobe sch_tbf`, or remove --bandwidth",
-    "htb": "a link of its own needs the kernel's htb ({found}); load it with `modprobe sch_htb`, or remove --link",
+    "htb": "a link with its own bandwidth needs the kernel's htb ({found}); load it with `modprobe sch_htb`, or remove "
+    "--link",
     "netem": "latency and loss need the kernel's netem ({found}); load it with `modprobe sch_netem`, or remove "
     "--latency and --loss",
 }
 
 
 def remove_orphans() -> list[str]:
-    """Remove the namespaces of processes that have ended, with every process in them; their names."""
+    """Remove the namespaces of processes that have ended, with all processes in them; return their names."""
     orphans = [name for name in _namespaces() if name.startswith(f"{NETWORK_PREFIX}-") and not _in_use(name)]
     for name in orphans:
         with suppress(ClusterError):  # another process may be removing it as well
@@ -147,7 +154,7 @@ def _in_use(name: str) -> bool:
 
 
 def _run(command: Sequence[str]) -> str:
-    """Run a command and take what it prints. Its own process group keeps Ctrl-C from stopping it half-way."""
+    """Run a command and return its output. It has its own process group, so Ctrl-C does not stop it half-way."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30, process_group=0).stdout
     except subprocess.CalledProcessError as error:

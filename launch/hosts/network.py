@@ -6,8 +6,9 @@
     +--------+     |      bridge     |     +--------+
      10.0.0.1      +-----------------+      10.0.0.2
 
-Packets that leave a host are shaped at its wire; packets that reach it, at its port. If no link has its own bandwidth,
-the shape is a token bucket (tbf). The wire's bucket holds netem for latency and loss, which sees the cut packets:
+Packets from a host are shaped at its wire; packets to a host are shaped at its port. If no link has its own bandwidth,
+the shape is a token bucket (tbf). In the bucket of the wire is netem, for latency and loss. It sees packets as they go
+over the wire, after the kernel has cut them:
 
     root tbf -- netem
 
@@ -27,7 +28,7 @@ from thinwire.launch.shared.links import Links
 INTERFACE = "wire"
 """The interface of a host."""
 SWITCH = "switch"
-"""The name of the switch's namespace, in the place of a host's index."""
+"""The name of the switch's namespace; other namespaces have the index of their host."""
 
 Command = list[str]
 
@@ -52,7 +53,7 @@ def address(host: int) -> str:
 
 
 def creation(prefix: str, num_hosts: int) -> list[Command]:
-    """Commands that make the namespaces, their cables and the bridge, without shaping."""
+    """Commands that make the namespaces, their cables and the bridge, without limits."""
     switch = name(prefix, SWITCH)
     lines = [
         f"ip netns add {switch}",
@@ -73,7 +74,7 @@ def creation(prefix: str, num_hosts: int) -> list[Command]:
 
 
 def shaping(prefix: str, links: Links) -> list[Command]:
-    """Commands that give every link of an unshaped network its bandwidth, latency and loss."""
+    """Commands that give every link its bandwidth, latency and loss. The network must be unshaped."""
     lines = []
     for host in range(links.num_hosts):
         sent = {there: rate for (here, there), rate in links.overrides.items() if here == host}
@@ -95,7 +96,7 @@ def egress(interface: str, links: Links) -> list[Command]:
 
 
 def kinds(links: Links) -> list[str]:
-    """The queueing disciplines that `shaping` needs from the kernel, each with options for a trial."""
+    """The queueing disciplines that `shaping` needs from the kernel, each with options for a probe."""
     limited = any(rate is not None for rate in (links.bandwidth, *links.overrides.values()))
     wanted = {
         "tbf rate 10mbit burst 32kb latency 50ms": limited,
@@ -108,7 +109,7 @@ def kinds(links: Links) -> list[str]:
 def _shape(
     where: str, device: str, links: Links, other_is: str, overrides: Mapping[int, float | None], *, delayed: bool
 ) -> list[str]:
-    """Commands that shape one device. `other_is` is src or dst: the address of a packet that is the other host's."""
+    """Commands that shape one device. `other_is` is src or dst: which address of a packet is that of the other host."""
 
     def bucket(parent: str, handle: int, rate: float | None) -> list[str]:
         return [

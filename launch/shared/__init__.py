@@ -1,1 +1,1 @@
-"""What several commands use; nothing here knows a command."""
+"""Helpers that several commands use. Nothing here knows a command."""

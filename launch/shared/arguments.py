@@ -1,4 +1,4 @@
-"""The options of a command itself, without those of a recipe. A wrong value is answered by one sentence."""
+"""The parser for the options of a command itself, without those of a recipe. A wrong value gives one sentence."""
 
 from __future__ import annotations
 

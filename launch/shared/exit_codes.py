@@ -17,7 +17,7 @@ INTERRUPTED = 130
 """The user stopped it: 128 and the number of SIGINT."""
 
 UNREAD = 141
-"""Nobody read on: 128 and the number of SIGPIPE."""
+"""The reader of the output is gone: 128 and the number of SIGPIPE."""
 
 
 class FailedError(ThinwireError):

@@ -24,15 +24,15 @@ class Links:
     """The network between `num_hosts` hosts."""
 
     num_hosts: int = 2
-    """Hosts, each joined to one switch."""
+    """The number of hosts; a cable joins each to one switch."""
     bandwidth: float | None = None
-    """Mbit/s that a host can send, and the same for receiving; None is no limit."""
+    """Mbit/s that a host can send, and Mbit/s that it can receive; None is no limit."""
     latency: float = 0.0
     """Milliseconds from one host to another, each way."""
     loss: float = 0.0
-    """Share of the packets that get lost."""
+    """The share of packets that is lost."""
     overrides: Mapping[tuple[int, int], float | None] = field(default_factory=lambda: MappingProxyType({}))
-    """Mbit/s from one host to another, (from, to), in place of `bandwidth`."""
+    """Mbit/s from one host to another, by (from, to), instead of `bandwidth`."""
 
     def __post_init__(self) -> None:
         mistakes = []

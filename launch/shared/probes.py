@@ -1,6 +1,7 @@
-"""What this machine has: small questions to the system, each answered by a finding that says what to do about it.
+"""Probes of this machine: small questions to the system. The answer is a finding, with advice if something is missing.
 
-A probe leaves nothing behind. `thinwire doctor` asks them all; other commands ask what they need before they start.
+A probe leaves nothing behind. `thinwire doctor` runs all probes. Other commands run those that they need, before they
+start.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GIB = 2**30
 
 
 class Finding(NamedTuple):
-    """What a probe answers: what it found, whether that is enough, and what to do about it."""
+    """The answer of a probe: what it found, whether that is enough, and what the user can do."""
 
     found: str
     verdict: Verdict = "ok"
@@ -36,12 +37,15 @@ class Finding(NamedTuple):
 
 
 def enough(condition: bool, found: str, advice: str) -> Finding:
-    """The finding `ok` where there is enough, else `limited` with the advice."""
+    """The finding `ok` if the condition holds, else `limited` with the advice."""
     return Finding(found) if condition else Finding(found, "limited", advice)
 
 
 def run(command: str) -> tuple[int, str]:
-    """Run a command without a shell: its status and the last line it wrote. Neither raises nor waits for ever."""
+    """Run a command without a shell; its status and the last line that it wrote.
+
+    It raises nothing. After `COMMAND_SECONDS` the status is 124.
+    """
     try:
         result = subprocess.run(
             command.split(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS
@@ -55,12 +59,12 @@ def run(command: str) -> tuple[int, str]:
 
 
 def probe_python() -> Finding:
-    """The interpreter; one older than setup.cfg allows cannot have installed this module."""
+    """The version of Python. It is never too old: pip installs nothing for a Python that setup.cfg does not allow."""
     return Finding(f"{platform.python_version()}, {platform.system()} {platform.machine()}")
 
 
 def probe_torch() -> Finding:
-    """Whether torch can be imported, in a version that the pipeline's hooks were checked on."""
+    """Whether torch can be imported, and has a version that Thinwire was tested on."""
     wanted = "install torch {}.{} to {}.{}".format(*TORCH_OLDEST, *TORCH_NEWEST)
     try:
         import torch
@@ -104,39 +108,39 @@ def probe_gpus() -> Finding:
 
 
 def probe_cores() -> Finding:
-    """The CPU cores this process may use."""
+    """The CPU cores that this process may use."""
     usable = len(os.sched_getaffinity(0))
-    return enough(usable > 1, f"{usable} of {os.cpu_count()}", "stages take turns: mistrust timings")
+    return enough(usable > 1, f"{usable} of {os.cpu_count()}", "stages share a core: do not trust timings")
 
 
 def probe_memory() -> Finding:
-    """Memory that can be had without swapping."""
+    """The memory that is free without swapping."""
     rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available, total = (2**10 * int(rows[key].split()[0]) / GIB for key in ("MemAvailable", "MemTotal"))
     return enough(available >= 2, f"{available:.1f} of {total:.1f} GiB", "a stage takes 0.7 GiB before its weights")
 
 
 def probe_disk() -> Finding:
-    """Free space where a run writes by default: below the current folder."""
+    """The free space on the disk of the current folder, where a run writes by default."""
     free = shutil.disk_usage(Path.cwd()).free / GIB
     return enough(free >= 1, f"{free:.1f} GiB free here", "start from a folder on a larger disk")
 
 
 def probe_open_files() -> Finding:
-    """The number of files and sockets that a process may hold open."""
+    """The number of files and sockets that a process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     return enough(unlimited or soft >= 1024, "no limit" if unlimited else str(soft), "ulimit -n 1024")
 
 
 def probe_user() -> Finding:
-    """Whether we are root, which network namespaces and traffic control need."""
+    """Whether the user is root. Network namespaces and traffic control need root."""
     uid = os.geteuid()
     return enough(uid == 0, "root" if uid == 0 else f"user {uid}, not root", "run as root for throttled links")
 
 
 def probe_namespace(*qdiscs: str) -> Finding:
-    """Make a network namespace with a virtual cable, put queueing disciplines on the cable, and delete it all."""
+    """Make a network namespace with a virtual cable, put queueing disciplines on the cable, and delete everything."""
     if tools := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
         return Finding(f"no {', no '.join(tools)}", "missing", "install iproute2")
     if os.geteuid() != 0:
@@ -155,7 +159,7 @@ def probe_namespace(*qdiscs: str) -> Finding:
 
 
 def probe_docker() -> Finding:
-    """Whether a Docker engine answers, which its client alone does not show."""
+    """Whether a Docker engine answers. The client alone is not enough."""
     if not shutil.which("docker"):
         return Finding("no docker", "missing", "install Docker, or use namespaces")
     status, answer = run("docker version --format {{.Server.Version}}")
@@ -165,7 +169,7 @@ def probe_docker() -> Finding:
 
 
 def interface_addresses() -> dict[str, list[str]]:
-    """The addresses of every network interface that has one, its IPv4 address first, as gloo looks for them (Linux)."""
+    """The addresses of every network interface that has one, IPv4 first, in the order of gloo's search (Linux)."""
     found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -181,7 +185,7 @@ def interface_addresses() -> dict[str, list[str]]:
 
 
 def host_address() -> str:
-    """The address gloo takes by default: the first of the host name's that can be bound, else loopback."""
+    """The default address of gloo: the first address of the host name that can be bound, else loopback."""
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -191,7 +195,7 @@ def host_address() -> str:
 
 
 def probe_interface() -> Finding:
-    """The interface and address at which the other stages will look for this host's."""
+    """The interface and address of this host that the stages on other hosts will connect to."""
     known = interface_addresses()
     asked = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if len(asked) > 1:  # torch ignores a single letter
@@ -209,4 +213,4 @@ def probe_interface() -> Finding:
         others = [name for name, addresses in known.items() if not ip_address(addresses[0]).is_loopback]
         advice = f"on every host set GLOO_SOCKET_IFNAME, here to {' or '.join(others)}" if others else "join a network"
         return Finding(f"{found}: this host only", "limited", advice)
-    return Finding(found, advice="for another set GLOO_SOCKET_IFNAME")
+    return Finding(found, advice="to use another one, set GLOO_SOCKET_IFNAME")

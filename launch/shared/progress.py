@@ -1,4 +1,4 @@
-"""What takes time before a command has anything to show, in a few words on a terminal."""
+"""Short messages on a terminal while a command prepares its work and has nothing else to show."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import sys
 
 
 def tell(doing: str) -> None:
-    """Say what happens now. Elsewhere than on a terminal nothing: what programs read stays as it is."""
+    """Print what happens now, if the output is a terminal. Other output is for programs, so it gets no such lines."""
     if sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":
         print(f"{doing} ...", flush=True)

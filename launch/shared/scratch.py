@@ -1,6 +1,6 @@
 """Temporary folders of a command. Their names hold the process, so that folders of killed processes can be removed.
 
-A process is named by its pid and its start time: a later process with the same pid is another one.
+The name of a process is its pid and its start time, because a later process may get the same pid.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tables as data: what a measurement says, the same on a terminal, in JSON and in a report.
+"""Tables as data: the result of a measurement, for a terminal, for JSON and for a report.
 
     {"title": "bench quickstart", "tables": [{"title": "...", "columns": ["codec", "GB/s"], "rows": [["q(4)", 1.5]]}]}
 
-A document may hold more beside its title and tables, such as the environment; who shows tables passes over it.
+A document may hold other values beside its title and tables, such as the environment. They are not shown.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 Cell = str | int | float | bool | None
 
 ALIGNED_RANGE = 1e4
-"""How far apart the numbers of a column may be to be shown with equally many digits behind the point."""
+"""If the largest number of a column is at most so many times the smallest, all have the same number of decimals."""
 
 FOLDED = 12
-"""Characters of a line of text in a table that is too narrow for it."""
+"""Characters of a line of folded text, in a terminal that is too narrow for the whole text."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under named columns; units stand in the names, None is a cell that has no value."""
+    """Rows of cells under named columns. Names of columns contain the units. None is a cell without a value."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
-    """What must be known to read it, in a sentence."""
+    """A sentence that explains the table."""
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"a row must have a cell a column, got {len(row)} for {len(self.columns)} in row {index} of "
-                    f"{self.title!r}"
+                    f"a row must have one cell for each column, got {len(row)} for {len(self.columns)} in row {index} "
+                    f"of {self.title!r}"
                 )
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Whether a column holds numbers, and is set flush right."""
+        """Whether each column holds numbers. Such columns are aligned to the right."""
         cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
         return tuple(any(map(_is_number, column)) and not any(map(_is_text, column)) for column in cells)
 
     @property
     def texts(self) -> list[list[str]]:
-        """Every cell as people read it, by row; the fractions of a column have equally many digits."""
+        """Every cell as text for people, by row. The fractions of a column have the same number of decimals."""
         return [list(row) for row in zip(*map(_column_texts, zip(*self.rows, strict=True)), strict=True)]
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Table:
 
     @classmethod
     def from_json(cls, value: Any) -> Table:
-        """The table that `to_json` described; ValueError when it is none."""
+        """The table with these values of `to_json`. ValueError if they are not a table."""
         match value:
             case {"title": str(title), "columns": [*columns], "rows": [*rows]}:
                 wrong = [row for row in rows if not isinstance(row, list)]
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def narrowest(self) -> int:
-        """How wide a terminal must be for numbers to stay whole, while longer texts are folded."""
+        """The least width of a terminal that shows all numbers on one line. Longer texts are folded."""
         columns = [list(column) for column in zip(*self.texts, strict=True)] or [[]] * len(self.columns)
         widths = [
             max(map(len, [*name.split(), *cells]), default=0) if numeric else FOLDED
@@ -101,7 +101,7 @@ class Table:
 
 
 def show(tables: Iterable[Table]) -> None:
-    """Print tables; where the terminal is too narrow for their numbers, in lines longer than it."""
+    """Print tables. If the terminal is too narrow for the numbers, the lines are longer than the terminal."""
     from rich.console import Console
 
     console = Console()
@@ -112,7 +112,7 @@ def show(tables: Iterable[Table]) -> None:
 
 
 def text_of(cell: Cell) -> str:
-    """A cell as people read it: four significant digits, thousands apart."""
+    """A cell as text for people: four significant digits, and commas between thousands."""
     match cell:
         case None:
             return "-"
@@ -126,7 +126,7 @@ def text_of(cell: Cell) -> str:
 
 
 def _over_numbers(name: str, numbers: Sequence[str]) -> str:
-    """A column's name in lines hardly longer than its numbers, which must stay whole."""
+    """The name of a column, wrapped to the width of its numbers."""
     width = max(map(len, [*name.split(), *numbers]), default=1)
     return "\n".join(wrap(name, width, break_long_words=False, break_on_hyphens=False))
 
@@ -144,17 +144,17 @@ def _column_texts(cells: Sequence[Cell]) -> list[str]:
 
 
 def document(title: str, tables: Sequence[Table], **beside: Any) -> dict[str, Any]:
-    """A document of tables as JSON values, with whatever else belongs beside them."""
+    """A document of tables as JSON values; `beside` are its other values."""
     return {"title": title, "tables": [table.to_json() for table in tables], **beside}
 
 
 def is_document(value: Any) -> bool:
-    """Whether JSON values claim to be a document of tables."""
+    """Whether JSON values have the two fields of a document of tables. The tables may still be wrong."""
     return isinstance(value, Mapping) and "title" in value and "tables" in value
 
 
 def read_document(text: str) -> tuple[str, list[Table]]:
-    """Title and tables of a document; ValueError saying what is wrong with it."""
+    """The title and the tables of a document. ValueError if it is not one; the message says why."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

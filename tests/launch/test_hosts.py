@@ -89,7 +89,7 @@ def test_links_are_shaped_at_both_ends_and_can_be_changed():
         assert shapes(made[1].name) == [("wire", "tbf", 1_000_000_000)]
         cluster.reshape(Links())
         assert shapes(made[0].name) == shapes(switch) == []
-        with pytest.raises(ClusterError, match="a cluster keeps its number of hosts, got 2 -> 3"):
+        with pytest.raises(ClusterError, match="a cluster cannot change its number of hosts, got 3 in place of 2"):
             cluster.reshape(Links(num_hosts=3))
 
 
@@ -163,7 +163,11 @@ def test_absent_tools_are_named(monkeypatch):
     ("links", "kind", "said"),
     [
         (PAIR, "tbf", "a bandwidth needs the kernel's tbf (unknown); load it with `modprobe sch_tbf`, or remove --b"),
-        (Links(overrides={(0, 1): 1}), "htb", "a link of its own needs the kernel's htb (unknown); load it with `mod"),
+        (
+            Links(overrides={(0, 1): 1}),
+            "htb",
+            "a link with its own bandwidth needs the kernel's htb (unknown); load it",
+        ),
         (Links(latency=1), "netem", "latency and loss need the kernel's netem (unknown); load it with `modprobe sch_n"),
     ],
 )
