@@ -1,1 +1,1 @@
-"""What every process of a run executes: from the recipe to the trainer, and what a run leaves behind."""
+"""The code that every process of a run executes: from the recipe to the trainer, and the files that a run writes."""

@@ -1,6 +1,6 @@
-"""From a recipe to a trainer: the model cut, the data read, the stages of this process built and connected.
+"""From a recipe to a trainer: read the data, cut the model, build and connect the stages of this process.
 
-`prepare` needs no process group, so the launcher runs it first and every mistake is told before anything starts.
+`prepare` needs no process group. So the launcher calls it first, and finds every mistake before a process starts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from thinwire.pipeline.wire import Wire
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a recipe names, found and fitted together, but not built."""
+    """The model and the data of a recipe, found and checked against each other. The stages are not built yet."""
 
     recipe: Recipe
     blueprint: Blueprint
@@ -47,7 +47,7 @@ class Prepared:
     data: Data
 
     outputs: tuple[tuple[Tensor, ...], ...]
-    """What each stage puts out for a micro-batch, as meta tensors."""
+    """The output of each stage for a micro-batch, as meta tensors."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -67,7 +67,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A trainer, and what the reports about it need."""
+    """A trainer, and the facts about it that the summary of the run needs."""
 
     trainer: Trainer
     prepared: Prepared
@@ -75,11 +75,11 @@ class Assembly:
 
 
 def prepare(recipe: Recipe) -> Prepared:
-    """Read the data and cut the model; the recipe's epochs become steps.
+    """Read the data and cut the model. The epochs of the recipe become steps.
 
     Raises:
-        ModelError: the data cannot be read, does not fit the model, or the model cannot be cut so; as many mistakes at
-            once as can be told.
+        ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
+            names as many mistakes as possible.
     """
     tell("reading the data")
     data, _ = attempt(lambda: load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model))
@@ -115,7 +115,7 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
 
 
 def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
-    """What the stages put out. ModelError where the model cannot read such samples, or its layers do not fit."""
+    """The outputs of the stages. ModelError if the model cannot read such samples, or if its layers do not fit."""
     try:
         found = stage_output_examples(
             prepared.blueprint, prepared.cuts, prepared.inputs, prepared.recipe.training.precision, side=prepared.side
@@ -126,7 +126,7 @@ def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
         example = prepared.inputs
         raise ModelError(
             f"the model must be able to read samples such as {str(example.dtype).removeprefix('torch.')} of shape "
-            f"{list(example.shape)}, and each layer what the one before puts out; it ends with: {_first_line(error)}"
+            f"{list(example.shape)}, and each layer the output of the layer before; it fails with: {_first_line(error)}"
         ) from error
     return tuple(found)
 
@@ -146,12 +146,12 @@ def _cut(blueprint: Blueprint, recipe: Recipe, data: Data) -> tuple[range, ...]:
 
 
 def _costs(blueprint: Blueprint, recipe: Recipe, data: Data) -> Sequence[float]:
-    """What each layer costs, counted alike in every process."""
+    """The cost of each layer, counted: every process gets the same numbers."""
     rows = recipe.pipeline.microbatch_size
     try:
         samples = data.training.example(rows), recipe.training.precision, data.training.side_example(rows)
         return operations(blueprint, *samples)
-    except Exception:  # of the model's own code, which `_outputs` runs again, and tells
+    except Exception:  # the code of the model fails; `_outputs` runs it again and reports the error
         return [layer.cost for layer in blueprint.layers]
 
 
@@ -163,21 +163,21 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
     require(
         (
             len(data.training) >= pipeline.batch_size,
-            f"a batch holds no sample twice: pipeline asks for {pipeline.batch_size} samples a step, there are "
+            f"a batch must not hold a sample twice: a step needs {pipeline.batch_size} samples, and there are "
             f"{len(data.training)} to train on; "
             + ", or ".join([*more_samples(recipe.data), f"{fewer} or accumulation"]),
         ),
         (
             data.held_out is None or len(data.held_out) >= one_pass,
-            f"evaluation runs in the shape of training and a batch holds no sample twice: a pass has {one_pass} "
-            f"samples, there are {len(data.held_out or ())} held out; "
+            f"an evaluation pass is as large as a training pass, and must not hold a sample twice: it needs {one_pass} "
+            f"samples, and there are {len(data.held_out or ())} held out; "
             + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
         ),
     )
 
 
 def real_placement(recipe: Recipe) -> Placement:
-    """Where the stages of a real run live."""
+    """The process of each stage in a real run."""
     pipeline = recipe.pipeline
     return Placement(placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes))
 
@@ -188,9 +188,9 @@ def simulated_placement(recipe: Recipe) -> Placement:
 
 
 def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer | None = None) -> Assembly:
-    """Build and connect the stages that process `rank` holds. Collective over the default process group.
+    """Build and connect the stages of process `rank`. Collective over the default process group.
 
-    `observer` is told of every tuple that they send.
+    `observer` is called with every tuple of tensors that these stages send.
     """
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
@@ -243,7 +243,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
 
 
 def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, Stage]:
-    """The stages that process `rank` holds, by index, with the weights they start with."""
+    """The stages of process `rank` with their first weights, by index."""
     training = prepared.recipe.training
     return {
         index: build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
@@ -252,7 +252,7 @@ def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, 
 
 
 def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
-    """The weights that several stages hold; None where the model has none. Collective where it has."""
+    """The weights that several stages hold; None if the model has no such weights. Collective if it has."""
     if not blueprint.shared:
         return None
     copies = {stage.stage_index: _copies(stage.submod, blueprint.shared) for stage in stages}
@@ -271,7 +271,7 @@ def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:
 
 
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:
-    """Torch's own schedule where stages live as it wants them; its order merged where they share one process."""
+    """The schedule: torch's own in a real run; in one process, torch's order merged into one list."""
     pipeline = recipe.pipeline
     if where == real_placement(recipe):
         return build(pipeline.schedule, stages, pipeline.num_microbatches, loss)
@@ -280,13 +280,13 @@ def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage
 
 
 def _store_folder(recipe: Recipe) -> str:
-    """Where the stores of this run lie: in a folder of its own, wherever that is."""
+    """The folder for the stores of this run. No other run shares it."""
     chosen = recipe.compression.store_folder
     return str(Path(chosen, recipe.name) if chosen else recipe.folder / "stores")
 
 
 def _agreement(prepared: Prepared) -> dict[str, Any]:
-    """What all stages must share beside codecs and shapes, by dotted name."""
+    """The values that all stages must agree on beside codecs and shapes, by dotted name."""
     recipe = prepared.recipe
     groups: dict[str, Any] = {
         "model": recipe.model,

@@ -1,4 +1,4 @@
-"""What a run shows: a live line while it trains, a table when it ends. Only the last stage's process shows anything."""
+"""The output of a run: a live line while it trains, tables at the end. Only the process of the last stage prints."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
 
 UNEVEN = 2.0
-"""How many times as long as the fastest stage the slowest may compute before the cut is spoken of."""
+"""If the slowest stage computes so many times as long as the fastest, the run suggests a better cut."""
 NOTICED = 10.0
-"""Seconds of compute from which on that is worth a line."""
+"""Seconds. If the slowest stage computed for less, there is no suggestion."""
 SILENCE = 30.0
-"""Seconds after which a run without a terminal says how far it is."""
+"""Seconds between two lines of a run without a terminal, at most."""
 ROOMY = 120
-"""Columns of a terminal from which on there is room for a bar."""
-SMOKE_NOTE = "a smoke run: every part has worked, and the numbers say nothing of loss or speed"
+"""The least columns of a terminal for a progress bar."""
+SMOKE_NOTE = "a smoke run: every part has worked, but the numbers say nothing about loss or speed"
 _UNLIMITED = 10_000
-"""Columns of a terminal that nothing is too wide for."""
+"""Columns of a terminal that is wide enough for any table."""
 
 
 class ProgressLine:
-    """A live line on a terminal; elsewhere a plain line now and then, so that logs stay readable."""
+    """A live line on a terminal. Without a terminal, a plain line now and then, so that logs stay short."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console()
@@ -44,7 +44,7 @@ class ProgressLine:
             TimeRemainingColumn(),
             TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             *([BarColumn(bar_width=20)] if self._console.width >= ROOMY else []),
-            expand=True,  # what one column leaves, the words take
+            expand=True,  # the text column takes the rest of the width
             console=self._console,
             disable=not self._console.is_terminal,
         )
@@ -78,12 +78,12 @@ class ProgressLine:
             self._said = now
 
     def _left(self, done: int, now: float) -> str:
-        """The time that the steps to come will take, at the pace so far."""
+        """The time that is left, if all steps take as long as those so far."""
         seconds = (self._total - done) * (now - self._started) / self._taken
         return f"{timedelta(seconds=round(seconds))} left"
 
     def evaluation(self, done: int, scores: Mapping[Compression, Score]) -> None:
-        """Show how held-out samples scored after so many steps."""
+        """Show the held-out scores after `done` steps."""
         said = {
             mode: ", ".join(f"{name} {value:.4f}" for name, value in {"loss": score.loss, **score.metrics}.items())
             for mode, score in scores.items()
@@ -93,20 +93,24 @@ class ProgressLine:
 
 
 def _waiting(record: StepRecord) -> str:
-    """What a step waited for, as shares of its time."""
+    """The shares of a step's time that were waiting, in words."""
     said = {"neighbour": "waiting for stages", "wire": "for the wire", "wait": "for either"}
     shares = {said[name]: record.sections[name] / record.seconds for name in WAITS}
     return ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share or what != said["wait"])
 
 
 def show_notes(notes: Sequence[str]) -> None:
-    """Print what is worth knowing before training starts, a line each."""
+    """Print the notes that a run gives before training starts, one line each."""
     for note in notes:
         Console().print(note, highlight=False, soft_wrap=True, markup=False)
 
 
 def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
-    """Print what the stores of feedback will take once full, a line a process, by its stages; nothing without any."""
+    """Print the final size of the feedback stores, one line for each process that has some.
+
+    Args:
+        processes: stages of a process -> bytes by medium (memory, disk).
+    """
     where = {"memory": "in memory", "disk": "on disk"}
     for stages, taken in processes.items():
         parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
@@ -117,7 +121,7 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:
-    """Print the closing table: scores, bytes of each channel, time and memory of each stage."""
+    """Print the tables at the end: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
     table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['training_seconds']:.0f} s")
     if summary["smoke"]:
@@ -165,28 +169,28 @@ def show_gains(gains: Sequence[Gain], summary: Mapping[str, Any], samples: int, 
 
 
 def _apart(summary: Mapping[str, Any]) -> str:
-    """What the run took and sent beside its training steps, in a sentence."""
+    """The time and the bytes of the run outside its training steps, in a sentence."""
     sent = sum(carried["bytes"] for phase, carried in summary["traffic"].items() if phase != "train")
     return (
-        f"beside them {_seconds(summary['evaluation_seconds'])} and {_megabytes(sent)} for evaluations, "
-        f"{_seconds(summary['saving_seconds'])} for saves; {_seconds(summary['seconds'])} in all"
+        f"evaluations: {_seconds(summary['evaluation_seconds'])} and {_megabytes(sent)}; "
+        f"saves: {_seconds(summary['saving_seconds'])}; the whole run: {_seconds(summary['seconds'])}"
     )
 
 
 def uneven(summary: Mapping[str, Any]) -> str:
-    """What to do where one stage computed far longer than another, in a sentence; empty where all were alike."""
+    """A sentence with advice, if one stage computed much longer than another; else empty."""
     spent = {stage["stage"]: stage["seconds"]["compute"] for stage in summary["stages"]}
     slow, fast = max(spent, key=spent.__getitem__), min(spent, key=spent.__getitem__)
     if spent[slow] < NOTICED or spent[slow] < UNEVEN * spent[fast]:
         return ""
     return (
         f"stage {slow} computed for {spent[slow]:.1f} s, stage {fast} for {spent[fast]:.1f} s: thinwire partition "
-        f"{Path(summary['folder'], 'recipe.yaml')} measures the layers, and prints the --pipeline.layers that is even"
+        f"{Path(summary['folder'], 'recipe.yaml')} measures the layers, and prints a better --pipeline.layers"
     )
 
 
 def _show_channels(console: Console, channels: Sequence[Mapping[str, Any]]) -> None:
-    """Print what each channel sent; codecs have a line of their own below where the table would be too wide."""
+    """Print the bytes of each channel. If the table would be too wide, each codec gets a line below it."""
     codecs = list(dict.fromkeys(channel["codec"] for channel in channels))
     table = _channels_table(channels, {codec: codec for codec in codecs})
     if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
@@ -200,7 +204,7 @@ def _show_channels(console: Console, channels: Sequence[Mapping[str, Any]]) -> N
 
 
 def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, str]) -> Table:
-    """What each channel sent, with what to call its codec."""
+    """The bytes of each channel; `codecs` maps an expression to its text in the table."""
     table = _table("bytes sent while training")
     for column in ("boundary", "channel", "codec"):
         table.add_column(column, no_wrap=True)
@@ -234,13 +238,13 @@ def _stages_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _parts(seconds: Mapping[str, float], total: float) -> list[float]:
-    """What the table shows of a stage: compute, both sides of the codecs, waiting for the neighbour, the wire, rest."""
+    """The seconds of a stage as in the table: compute, codecs, waiting for the neighbour and the wire, rest."""
     shown = [seconds["compute"], seconds["encode"] + seconds["decode"], seconds["neighbour"], seconds["wire"]]
     return [*shown, max(0.0, total - sum(shown))]
 
 
 def _table(title: str) -> Table:
-    """A table whose columns stand as close as reads well."""
+    """An empty table with narrow columns."""
     return Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
 
 

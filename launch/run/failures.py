@@ -29,7 +29,7 @@ from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteEr
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
 _LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, NonFiniteError, CheckpointError)
-"""Errors that a restart does not mend."""
+"""Errors that a restart cannot solve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Report:
     kind: str
     text: str
     lasting: bool = False
-    """Whether it would fail the same way again, were the run to go on from its newest checkpoint."""
+    """Whether the process would fail again in the same way if the run went on from its newest checkpoint."""
 
     def save(self) -> None:
         """Write the report for the launcher. Without a launcher, print it."""
@@ -70,7 +70,7 @@ def _next_place(folder: Path) -> Path:
 
 
 def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
-    """The report of a process that ends with `error`: a sentence for our own errors, a traceback for others."""
+    """The report of a process that ends with `error`: a sentence for a `ThinwireError`, else a traceback."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = "peer" if isinstance(error, PeerError) else "own"
     return Report(rank=rank, stages=list(stages), kind=kind, text=text, lasting=isinstance(error, _LASTING))
@@ -115,7 +115,7 @@ def tell(
 
 
 def _merged(reports: Iterable[Report]) -> list[Report]:
-    """One report for all stages with the same text, at the place of the first."""
+    """The reports, with one report for all stages that have the same text."""
     merged: dict[str, Report] = {}
     for report in reports:
         before = merged.get(report.text)
@@ -126,7 +126,7 @@ def _merged(reports: Iterable[Report]) -> list[Report]:
 
 
 def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
-    """`leave` for the first caller only; others wait until it is done. A failure and a signal may come together."""
+    """`leave` for the first caller only; later callers wait for it. A failure and a signal may come together."""
     lock, reports = threading.Lock(), list[Report]()
 
     def first(report: Report) -> None:

@@ -33,37 +33,39 @@ def check_folders(recipe: Recipe) -> None:
 
 
 def check_unused(recipe: Recipe) -> None:
-    """Raise OptionsError where the run would replace another one, and nobody said that it may."""
+    """Raise OptionsError if the run would replace another run without --overwrite."""
     if refusal := replacing(recipe):
         raise OptionsError(refusal)
 
 
 def replacing(recipe: Recipe) -> str | None:
-    """Why a run must not begin, in a sentence; None where it replaces nothing, goes on, or was told to replace."""
+    """A sentence that says why a run must not begin; None if it replaces no run, goes on, or has --overwrite."""
     folder = recipe.folder
     if recipe.debug.smoke:
         return _replacing_by_smoke(folder)
     if recipe.checkpoint.resume != "auto" or manifests(checkpoint_folder(recipe)) or not _holds_run(folder):
         return None
     return (
-        f"output must name a folder without a run, and {folder} holds one; --overwrite replaces it, --output DIR keeps "
-        f"both, and --resume {folder} would go on from its newest checkpoint, but it has none"
+        f"output must name a folder without a run, but {folder} holds one; --overwrite replaces it, --output DIR keeps "
+        f"both; --resume {folder} is not possible, because the run has no checkpoint"
     )
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[int]:
-    """Lock the output folder of a run, and remove files that killed runs left half written.
+    """Lock the output folder of a run, and remove incomplete files of killed runs.
 
-    The descriptor holds the lock until this process and all that inherit it have ended. OptionsError if another run
-    holds it.
+    The descriptor holds the lock until this process and all processes that inherit it have ended.
+
+    Raises:
+        OptionsError: another run holds the lock.
     """
     try:
         descriptor = scratch.lock(folder)
     except BlockingIOError as error:
         raise OptionsError(
-            f"output must name a folder that no other run writes to, and one writes to {folder} now; wait until it "
-            f"has ended, or name another --output"
+            f"output must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "
+            f"ended, or name another --output"
         ) from error
     try:
         remove_leftovers(folder)
@@ -73,7 +75,7 @@ def held(folder: Path) -> Iterator[int]:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether a run has left results here: a run that failed before its first step has not."""
+    """Whether the folder has results of a run. A run that failed before its first step has none."""
     metrics = folder / "metrics.jsonl"
     steps = metrics.is_file() and metrics.stat().st_size > 0
     return steps or (folder / "summary.json").is_file() or newest(folder) is not None

@@ -1,8 +1,8 @@
-"""Stage processes forked from their launcher: libraries imported, data read and tokens made once for all of them.
+"""Stage processes as forks of their launcher: it imports the libraries and reads the data once for all of them.
 
-A fork copies one thread and the locks of all, so a process that has others is not forked: a lock that one of them held
-would never open again in the copy. Then, and where there is no /proc to count threads, each stage process is a new
-interpreter, which imports and reads everything itself.
+A fork copies one thread, but the locks of all threads. A lock that another thread held would stay locked in the copy
+for ever, so a process with several threads is not forked. Then, and without /proc to count threads, each stage process
+is a new interpreter, which imports and reads everything itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _THREADS = Path("/proc/self/task")
 
 
 def use_one_thread() -> None:
-    """Keep the libraries that this process imports from starting threads; stage processes have a number of their own.
+    """Keep the libraries that this process imports from starting threads. Stage processes set their own number.
 
-    To be called before NumPy and torch are imported: NumPy's OpenBLAS starts its threads when it is.
+    Call it before NumPy and torch are imported: OpenBLAS of NumPy starts its threads at import.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -35,18 +35,18 @@ def is_safe() -> bool:
 
 
 class Forked:
-    """A process that began as a copy of this one, in a session of its own, watching us.
+    """A fork of this process, in its own session. It ends if this process ends.
 
     Args:
-        work: what it does; its result is the exit status.
-        environment: all its environment variables; `RANK` names it in lists of processes.
+        work: the function that the fork calls; its result is the exit status.
+        environment: all environment variables of the fork; lists of processes show its `RANK`.
     """
 
     def __init__(self, work: Callable[[], int], environment: Mapping[str, str]) -> None:
         self._returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        # a signal between the fork and the new handlers would be noted in the copy of our own, and lost
+        # a signal between the fork and the new handlers would go to the copy of our handlers, and get lost
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self.pid = os.fork()
         if self.pid == 0:
@@ -54,11 +54,11 @@ class Forked:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def poll(self) -> int | None:
-        """Its return code, that of a signal negative; None while it runs."""
+        """Its return code, or minus the number of the signal that killed it; None while it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Its return code, once it has ended."""
+        """Wait until it has ended; its return code."""
         code = self._reap(0)
         assert code is not None, "it was waited for"
         return code
@@ -72,7 +72,7 @@ class Forked:
 
 
 def _live(work: Callable[[], int], environment: Mapping[str, str]) -> NoReturn:
-    """The copy's whole life: nothing of what the launcher had under way is gone on with."""
+    """Run `work` in the fork and exit. Nothing else that the launcher was doing goes on in the fork."""
     status = 1
     try:
         os.environ.clear()

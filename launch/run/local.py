@@ -1,7 +1,7 @@
 """The stage processes of this machine: started together, watched, and stopped together.
 
-They meet through a file in a private folder and use loopback, so that no other machine can reach a run. A store of
-torch would listen on every address, and torch's elastic agents keep pickles in it.
+They meet through a file in a private folder and use loopback, so no other machine can reach a run. A TCP store of torch
+would listen on every address, and torch's elastic agents keep pickles in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class End:
     """How the processes of a run ended."""
 
     failed: dict[int, int] = field(default_factory=dict)
-    """Exit status by rank, of the processes that failed before any was told to stop."""
+    """Exit status by rank, for processes that failed before the launcher stopped any."""
     hung: list[int] = field(default_factory=list)
     """Ranks that did not end after SIGTERM and were killed."""
 
@@ -64,7 +64,7 @@ class Process(Protocol):
         """Its return code; None while it runs."""
 
     def wait(self) -> int:
-        """Its return code, once it has ended."""
+        """Wait until it has ended; its return code."""
 
 
 Start = Callable[[Mapping[str, str]], Process]
@@ -72,7 +72,7 @@ Start = Callable[[Mapping[str, str]], Process]
 
 
 def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
-    """Start of a command; `held` are file descriptors that it inherits, such as those of locks."""
+    """A `Start` for a command; `held` are file descriptors that it inherits, such as those of locks."""
 
     def start(environment: Mapping[str, str]) -> Process:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, pass_fds=held, start_new_session=True)
@@ -81,12 +81,12 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
 
 
 def run(start: Start, given: Sequence[Mapping[str, str]], came: Sequence[signal.Signals]) -> End:
-    """Start a process in each environment, and say how they ended.
+    """Start a process in each environment, wait, and return how they ended.
 
     Args:
-        start: starts one.
-        given: the environment of each, in rank order.
-        came: signals that this process got so far; the first one stops the processes.
+        start: starts one process.
+        given: the environment of each process, in rank order.
+        came: the signals that this process got so far; the first one stops the processes.
     """
     processes: list[Process] = []
     try:
@@ -108,7 +108,7 @@ def _failed(processes: Sequence[Process]) -> dict[int, int]:
 
 
 def _stop(processes: Sequence[Process]) -> list[int]:
-    """Send SIGTERM to those that still run; the ranks that did not end within the grace time."""
+    """Send SIGTERM to processes that still run; the ranks of those that did not end within the grace time."""
     for process in processes:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE

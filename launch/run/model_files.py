@@ -1,11 +1,11 @@
-"""The files of a model beside its weights, in the run's folder from the start: an export needs them.
+"""The files of a model beside its weights. A run writes them at its start, because an export needs them.
 
 RUN/model/
   facts.json                              classes, tied weights, and the type that the weights came in
   config.json, generation_config.json     of a model of transformers
   tokenizer files                         where a tokenizer of transformers is used
 
-So an export does not read the data or the first model of the run. Both may be gone, or on another machine.
+So an export needs neither the data nor the first model of the run. Both may be gone, or on another machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_facts(run: Path) -> ModelFacts:
     """The facts that `save_model_files` wrote. OptionsError if they are missing."""
     path = run / "model" / FACTS
     if not path.is_file():
-        raise OptionsError(f"RUN must be the folder of a run, and {path} is missing")
+        raise OptionsError(f"RUN must be the folder of a run, but {path} is missing")
     return ModelFacts(**json.loads(path.read_text()))
 
 

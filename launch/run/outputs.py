@@ -1,14 +1,14 @@
-"""What a run leaves behind: metrics a line a step, TensorBoard events, weights, a summary and a picture.
+"""The files that a run writes: metrics of each step, TensorBoard events, weights, a summary and a picture.
 
 runs/NAME/
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
-  metrics.jsonl         one line a step
+  metrics.jsonl         one line for each step
   tensorboard/          the same curves
   weights/              the newest weights, of all stages after the same step (`weights.py`)
-  model/                what an export needs beside the weights
-  evaluations.jsonl     one line an evaluation
-  trace/stage-I.json    what a stage did in the last steps, where that was asked for
-  summary.json          everything the closing table says, and more
+  model/                files that an export needs beside the weights
+  evaluations.jsonl     one line for each evaluation
+  trace/stage-I.json    the last steps of a stage, if the recipe asks for a trace
+  summary.json          the numbers of the tables at the end, and more
   loss.png              the loss curve
 """
 
@@ -36,30 +36,31 @@ from thinwire.pipeline.trainer import StepRecord
 
 
 class OutputError(FailedError):
-    """What a run has to write cannot be written."""
+    """A file of a run cannot be written."""
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+"""Errors of a disk that is full, over its quota, or read-only."""
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Inside, the run writes to its folder: a disk that is full or takes nothing is an OutputError."""
+    """Around code that writes to the folder of a run: if the disk is full or read-only, raise OutputError."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise OutputError(
-            f"{folder} must have room for what the run writes, and its disk does not: {error.strerror}; free some "
-            f"space, or name another --output; the newest weights that were saved whole are still there"
+            f"{folder} must have room for the files of the run, but its disk does not: {error.strerror}; free some "
+            f"space, or name another --output; the newest whole set of weights is still there"
         ) from error
 
 
 class MetricsLog:
-    """One line of JSON and a set of TensorBoard points for every step; evaluations likewise.
+    """The log of a run: one line of JSON and some TensorBoard points for every step and every evaluation.
 
-    A run that goes on from step `first` keeps the lines before it.
+    A run that goes on from step `first` keeps the lines of the steps before it.
     """
 
     def __init__(self, folder: Path, first: int = 0) -> None:
@@ -77,7 +78,7 @@ class MetricsLog:
         ]
 
     def recipe(self, text: str) -> None:
-        """Put the recipe, as YAML, beside the curves."""
+        """Add the recipe to TensorBoard, as YAML."""
         self._events.add_text("recipe", f"```yaml\n{text}```")
 
     def step(self, record: StepRecord) -> None:
@@ -99,7 +100,7 @@ class MetricsLog:
             self.losses.append((record.step, record.loss))
 
     def evaluation(self, step: int, scores: dict[Compression, Score]) -> None:
-        """Log an evaluation that followed `step` steps."""
+        """Log an evaluation after `step` steps."""
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
         self._evaluation_lines.write(json.dumps(_without_nan({"step": step} | values)) + "\n")
@@ -109,20 +110,20 @@ class MetricsLog:
                 self._events.add_scalar(f"held-out/{name} compression {mode}", value, step)
 
     def sync(self) -> None:
-        """Wait until the disk has every line."""
+        """Wait until every line is on the disk."""
         for lines in (self._lines, self._evaluation_lines):
             lines.flush()
             os.fsync(lines.fileno())
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Write buffered lines and points, and close the files."""
         self._lines.close()
         self._evaluation_lines.close()
         self._events.close()
 
 
 def _reopened(path: Path, stays: Callable[[dict[str, Any]], bool]) -> tuple[list[dict[str, Any]], TextIO]:
-    """The lines of a file that stay, and the file opened behind them."""
+    """Keep some lines of a file; the kept lines, and the file, open for more lines after them."""
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     kept = [line for line in lines if stays(line)]
     file = path.open("w")
@@ -131,20 +132,20 @@ def _reopened(path: Path, stays: Callable[[dict[str, Any]], bool]) -> tuple[list
 
 
 def _score(values: Mapping[str, Any]) -> Score:
-    """The score that a line holds."""
+    """The score in a line of evaluations.jsonl."""
     metrics = {name: _with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
     return Score(_with_nan(values["loss"]), values["num_targets"], metrics)
 
 
 def _with_nan(value: float | None) -> float:
-    """What `_without_nan` made null."""
+    """The number, or NaN for the null that `_without_nan` wrote."""
     return math.nan if value is None else value
 
 
 def save_recipe(recipe: Recipe) -> None:
-    """Write recipe.yaml. Every process does, when the run begins: on its own host a stage must find it to go on.
+    """Write recipe.yaml. Every process does this when the run begins, because each host needs the file to go on.
 
-    Whether the run replaced or continued another is not part of it: it is said anew for every run.
+    The file does not hold `checkpoint.resume`: each run needs its own decision to replace another run or to go on.
     """
     recipe.folder.mkdir(parents=True, exist_ok=True)
     anew = replace(recipe, checkpoint=replace(recipe.checkpoint, resume="auto"))
@@ -152,12 +153,12 @@ def save_recipe(recipe: Recipe) -> None:
 
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json, into the folder of a run or that of a set of its weights."""
+    """Write summary.json to the folder of a run, or to the folder of a set of weights."""
     write_whole(folder / "summary.json", json.dumps(_without_nan(summary), indent=2) + "\n")
 
 
 def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
-    """Write a file a stage, in place of any trace of an earlier run of the same name."""
+    """Write one file for each stage. They replace the trace of an earlier run in the same folder."""
     target = folder / "trace"
     shutil.rmtree(target, ignore_errors=True)
     for trace in traces:
@@ -166,7 +167,7 @@ def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
 
 
 def _without_nan(value: Any) -> Any:
-    """NaN and infinity as null, because JSON has neither."""
+    """The value with null for NaN and infinity, because JSON has neither."""
     if isinstance(value, Mapping):
         return {name: _without_nan(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -181,7 +182,15 @@ def save_picture(
     losses: Sequence[tuple[int, float]],
     evaluations: Sequence[tuple[int, dict[Compression, Score]]],
 ) -> None:
-    """Draw the loss of every step, in `unit`, and the held-out losses with compression on and off."""
+    """Draw the training loss of every step, and the held-out losses with compression on and off, as a picture.
+
+    Args:
+        path: the file to write.
+        title: the title of the picture.
+        unit: the unit of the loss.
+        losses: (step, training loss).
+        evaluations: (steps done, scores by compression).
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -1,7 +1,7 @@
-"""End with the launcher: a stage must not go on alone when its launcher is gone.
+"""The end of a stage process with its launcher: a stage must not go on alone after its launcher has ended.
 
-A stage process does this first. Importing torch takes seconds, and nothing would notice a lost launcher in that time.
-So this file uses the standard library only.
+A stage process sets this up first. To import torch takes seconds, and in that time nothing else would notice that the
+launcher has ended. So this file imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VARIABLE = "THINWIRE_LAUNCHER"
 """The launcher's pid, for the processes that `thinwire train` starts."""
 
 STOPPED = 143
-"""The status of a process that was told to stop."""
+"""The exit status of a process after SIGTERM."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 
 
 def name_process(name: str) -> None:
-    """What lists of processes call this one (on Linux), in 15 bytes."""
+    """Set the name of this process in lists of processes (on Linux). The kernel keeps 15 bytes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 

@@ -1,7 +1,7 @@
-"""A recipe: everything a run depends on, as one tree of dataclasses, from a packaged name or file and the command line.
+"""A recipe: all settings of a run, as one tree of dataclasses. It comes from a packaged name or file, and from options.
 
-jsonargparse makes the options, their help and the checks of types from the dataclasses. What only shows when parts meet
-(layers against stages, text against vocabulary) is gathered here and raised at once, before any process group starts.
+jsonargparse makes the options, their help and the checks of types from the dataclasses. Mistakes of several parts are
+gathered here and raised together, before any process group starts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 MOST_WAITING = 1e6
 TRACED = 5
-"""Steps that --trace records where it does not say how many."""
+"""Steps that --trace records if it gives no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +53,15 @@ class Recipe:
     """A training run."""
 
     name: str = "unnamed"
-    """What the run is called."""
+    """Name of the run."""
     description: str = ""
-    """What the recipe is for, in a sentence."""
+    """Purpose of the recipe, in a sentence."""
     output: str = ""
-    """Folder for everything the run writes; empty means runs/ and the name, and -simulated behind it for thinwire
-    simulate."""
+    """Folder for all files of the run; empty means runs/NAME, and runs/NAME-simulated for thinwire simulate."""
     save_every: int = 0
-    """Steps between saves of the newest weights; 0 saves at the end only."""
+    """Steps between saves of the weights; 0 saves only at the end."""
     wait_for_space: float = 3600.0
-    """Seconds that a run waits, its weights in memory, where a disk is full at a save; 0 stops at once."""
+    """Seconds that a run waits for space if a disk is full at a save; 0 stops at once. It keeps its weights in memory."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
@@ -77,7 +76,7 @@ class Recipe:
         mistakes = []
         if not _NAME.fullmatch(self.name) or len(self.name.encode()) > 200 or not self.name.strip(". "):
             mistakes.append(
-                f"name must be of at most 200 bytes without / or control characters, for it names a folder, got "
+                f"name must have at most 200 bytes, and no / or control characters, because it names a folder, got "
                 f"{self.name[:60]!r}"
             )
         if not self.output.isprintable():
@@ -107,7 +106,7 @@ class Recipe:
 
 
 def packaged() -> dict[str, str]:
-    """The packaged recipes: name -> what each is for."""
+    """The packaged recipes: name -> purpose."""
     found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
     return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
 
@@ -123,9 +122,9 @@ def make_parser(prog: str) -> ArgumentParser:
         "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
         f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
         "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
-        "--overwrite is short for --checkpoint.resume never: it replaces what an earlier run left in the folder. "
+        "--overwrite is short for --checkpoint.resume never: it replaces an earlier run in the folder. "
         "--max-restarts N is short for --checkpoint.restarts N. "
-        "--smoke is short for --debug.smoke true: three steps of everything, to see that all of it works.",
+        "--smoke is short for --debug.smoke true: a run of three steps that tries every part.",
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -142,14 +141,14 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
     """Parse a command line into a recipe.
 
     Raises:
-        OptionsError: the recipe is not found, an option is unknown or ill-typed, or parts do not fit; as many
-            mistakes at once as can be told.
+        OptionsError: the recipe is not found, an option is unknown or has a value of the wrong type, or parts do not
+            fit together. One error names as many mistakes as possible.
         SystemExit: --help was given.
     """
     parser = make_parser(prog)
     arguments = [_underscored(argument) for argument in _spelled_out(argv)]
     try:
-        named = parser.parse_args(arguments).recipe  # wherever it stands among the options
+        named = parser.parse_args(arguments).recipe  # it may stand anywhere among the options
         base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
         values = parser.parse_args(arguments, namespace=base)
     except ArgumentError as error:
@@ -167,12 +166,12 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
 
 
 def dump(recipe: Recipe) -> str:
-    """A recipe as YAML that `parse` reads back."""
+    """A recipe as YAML, for a file that `parse` can read."""
     return yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False, allow_unicode=True)
 
 
 def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
-    """Build every part, gather what is wrong with each, then the whole."""
+    """Build every part and gather the mistakes of all parts; without mistakes, build the recipe."""
     parts: dict[str, Any] = {}
     mistakes: list[str] = []
     for name in (part.name for part in fields(Recipe)):
@@ -188,7 +187,7 @@ def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
 
 
 def _load(named: str) -> dict[str, Any]:
-    """The fields of a recipe by name or path; a file's name is the default name of its run."""
+    """The fields of a recipe, by its packaged name or its path. The default name of a run is the name of the file."""
     known = packaged()
     path = Path(named)
     if named in known:
@@ -232,7 +231,7 @@ def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list
 
 
 def _sentence(error: ArgumentError, prog: str) -> str:
-    """The message of jsonargparse in the words of this package."""
+    """The message of jsonargparse, in plainer words."""
     text = " ".join(str(error).split())
     if unknown := unknown_options(text, tuple(dotted(Recipe))):
         return f"{unknown}; see {prog} --help"
@@ -250,7 +249,7 @@ def _sentence(error: ArgumentError, prog: str) -> str:
 
 
 def _words(kind: Any) -> str:
-    """A field's type as people say it."""
+    """The type of a field, in words."""
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if isinstance(kind, UnionType):
@@ -283,7 +282,7 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def _resuming(run: str) -> list[str]:
-    """The recipe of a run and its folder as the output."""
+    """The arguments for --resume: the recipe of a run, and its folder as the output."""
     recipe = Path(run, "recipe.yaml")
     if not recipe.is_file():
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
@@ -298,6 +297,6 @@ def _both_channels(pair: str) -> list[str]:
 
 
 def _underscored(argument: str) -> str:
-    """--save-every=3 and --save_every=3 are the same option."""
+    """The argument with underscores in the name of the option: --save-every=3 becomes --save_every=3."""
     option, equals, value = argument.partition("=")
     return option.replace("-", "_").replace("__", "--", 1) + equals + value if option.startswith("--") else argument

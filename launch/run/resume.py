@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest checkpoint that is complete in every process, and whether the recipe fits it."""
+"""Going on with a run: the newest checkpoint that all processes have whole, and whether the recipe agrees with it."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _MAY_CHANGE = (
     "pipeline.stages_per_process",
     "pipeline.layers",
 )
-"""Fields of a recipe that may differ from the checkpoint; a name that ends with a dot is a whole group."""
+"""Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
 
 
 class Resumption:
-    """Where a run begins, and the checkpoints it leaves: one in every process, used alike by all.
+    """The start of a run, and its checkpoints. Every process has one, and all call the same methods.
 
     Args:
         prepared: the run.
-        where: where its stages live.
+        where: the process of each stage.
         trainer: the stages of this process, connected.
 
     Attributes:
-        first: the step that training begins with.
-        saved: what the run itself said in the checkpoint it goes on from; empty where it starts anew.
-        note: where it begins, in a sentence; None where it starts anew.
+        first: the first step of training.
+        saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
+        note: a sentence that says where the run goes on; None for a new run.
     """
 
     def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer) -> None:
@@ -84,14 +84,14 @@ class Resumption:
 
     @property
     def note(self) -> str | None:
-        """Where the run begins, in a sentence; None where it starts anew."""
+        """A sentence that says where the run goes on; None for a new run."""
         if self._manifest is None:
             return None
-        anew = "" if self._same_cut else "; the cut is another one, so the buffers of feedback start anew"
+        anew = "" if self._same_cut else "; the cut has changed, so the buffers of feedback start empty"
         return f"goes on from the checkpoint of step {self.first} in {self._checkpoints.folder}{anew}"
 
     def begin(self) -> None:
-        """Bring the trainer to where the run begins; codecs that were chosen must be in place.
+        """Restore the trainer from the checkpoint, if there is one. Before it, the chosen codecs must be in use.
 
         Raises:
             CheckpointError, StoreError: the checkpoint is damaged.
@@ -105,18 +105,18 @@ class Resumption:
             self._checkpoints.discard_after(-1)
 
     def save(self, done: int, said: Mapping[str, Any]) -> None:
-        """Write a checkpoint beside training; `said` is what the run itself must know again, as JSON values."""
+        """Write a checkpoint while training goes on; `said` holds the values of the run itself, as JSON values."""
         self._last_saved = done
         self._checkpoints.save(done, lambda: self._collect(said))
 
     def finish(self, done: int, said: Mapping[str, Any]) -> None:
-        """Write the last checkpoint, if any is wanted, and wait until it is whole."""
+        """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
         if self._options.wanted and self._last_saved != done:
             self.save(done, said)
         self._checkpoints.wait()
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether a checkpoint is written once `done` steps are."""
+        """Whether the recipe asks for a checkpoint after `done` steps."""
         return self._options.due_after(done, steps_per_epoch)
 
     def _collect(self, said: Mapping[str, Any]) -> dict[int, StageState]:
@@ -127,12 +127,12 @@ class Resumption:
 
 
 def checkpoint_folder(recipe: Recipe) -> Path:
-    """Where the checkpoints of a run are kept."""
+    """The folder for the checkpoints of a run."""
     return Path(recipe.checkpoint.folder or recipe.folder / "checkpoints")
 
 
 def header(prepared: Prepared) -> dict[str, Any]:
-    """What a manifest says of a run, as JSON values: its recipe, its data, and its cut."""
+    """The facts about a run in a manifest, as JSON values: its recipe, its data, and its cut."""
     fields = _dotted(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
     header: dict[str, Any] = json.loads(
         json.dumps({"fields": fields, "cuts": [[cut.start, cut.stop] for cut in prepared.cuts]})
@@ -146,12 +146,12 @@ def same_cut(manifest: Manifest, prepared: Prepared) -> bool:
 
 
 def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:
-    """The newest checkpoint that every process has whole; None where there is none. Collective.
+    """The newest checkpoint that every process has whole; None if there is none. Collective.
 
-    A process needs the parts of its own stages; of another cut, those of all stages.
+    A process needs the parts of its own stages. If the cut of the checkpoint is another, it needs those of all stages.
 
     Raises:
-        OptionsError: there is one, and the recipe does not agree with it; every difference is in the message.
+        OptionsError: the recipe does not agree with the checkpoint; the message names every difference.
     """
     folder = checkpoint_folder(prepared.recipe)
     told = where.everyone([manifest.text() for manifest in manifests(folder)])
@@ -168,14 +168,14 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
     if not common:
         if prepared.recipe.checkpoint.resume == "always":
-            raise OptionsError([f"--resume needs a whole checkpoint, and {folder} has none that all stages share"])
+            raise OptionsError([f"--resume needs a whole checkpoint, but {folder} has none that all stages share"])
         return None
     newest = known[max(common)]
     if differing := differences(newest.header["fields"], header(prepared)["fields"]):
         raise OptionsError(
             [
-                f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe it was made "
-                f"with, another --output, or --checkpoint.resume never to start anew. They differ in:",
+                f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "
+                f"another --output, or --overwrite to start again from step 0. They differ in:",
                 *(f"  {name}: {old!r} there, {new!r} here" for name, (old, new) in differing.items()),
             ]
         )
@@ -183,7 +183,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields that must agree and do not, with both values."""
+    """The fields that differ but must not: name -> (value in the checkpoint, value in the recipe)."""
     return {
         name: (saved.get(name), wanted.get(name))
         for name in sorted(saved.keys() | wanted.keys())
@@ -196,7 +196,7 @@ def _may_change(name: str) -> bool:
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of nested groups by dotted name; what has no names of its own, such as `boundaries`, stays whole."""
+    """The fields of nested groups by dotted name. Values deeper than one group, such as `boundaries`, stay whole."""
     dotted: dict[str, Any] = {}
     for name, value in values.items():
         inner = value if isinstance(value, Mapping) and prefix == "" else None

@@ -1,4 +1,4 @@
-"""One process of a run: joins the others, trains its stages, and reports; the last stage's process writes and shows."""
+"""One process of a run: it trains its stages, saves them and reports. The last stage's process also logs and prints."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class Run:
 
     @property
     def doing(self) -> str:
-        """What this process is waiting for or computing, in words."""
+        """What this process does or waits for, in words."""
         words = [stage.meter.doing for stage in self.trainer.stages]
         return "; ".join(word for word in words if word) or "between two sections of its work"
 
     def go(self) -> None:
-        """Train, evaluate both ways, save, report."""
+        """Train, evaluate with compression on and off, save, and report."""
         with writing(self.recipe.folder):
             save_recipe(self.recipe)
             if self._log is not None:
                 if not self._resumption.first:
-                    (self.recipe.folder / "summary.json").unlink(missing_ok=True)  # it is about an earlier run
+                    (self.recipe.folder / "summary.json").unlink(missing_ok=True)  # of an earlier run
                 save_model_files(self.recipe.folder, self.assembly.prepared)
         if self._log is not None:
             self._log.recipe(dump(self.recipe))
@@ -98,7 +98,7 @@ class Run:
         self._finish(summary)
 
     def discard_stores(self) -> None:
-        """Delete the files of this process's stores, as far as their disk lets us; at the end, however it comes."""
+        """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
         with suppress(OSError):
             self._wire.discard_stores()
 
@@ -121,13 +121,13 @@ class Run:
             self._save(done)
         if self._automatic is not None:
             self._choose(self._automatic, done)
-        # last: a checkpoint holds what this step's evaluation and choice have changed
+        # last: the checkpoint must hold the changes by this step's evaluation and choice
         if self._resumption.is_due(done, self._steps_per_epoch):
             with self._times.spent_on("saving"):
                 self._resumption.save(done, self._said())
 
     def _resume(self) -> None:
-        """Take up the codecs that were chosen, or what was measured so far, and then all that the checkpoint holds."""
+        """Restore the codecs that auto chose, then the rest of the checkpoint; without a choice, its measurements."""
         saved = self._resumption.saved
         if self._automatic is not None and saved.get("choices"):
             self._choices = [Choice(**choice) for choice in saved["choices"]]
@@ -138,7 +138,7 @@ class Run:
             self._automatic.load_state_dict(saved["measured"])
 
     def _said(self) -> dict[str, Any]:
-        """What a checkpoint holds of the run itself, as JSON values; what is in the log is on its disk by now."""
+        """The values of the run itself for a checkpoint, as JSON values. The log is on its disk when this returns."""
         if self._log is not None:
             self._log.sync()
         return {
@@ -148,7 +148,7 @@ class Run:
         }
 
     def _choose(self, automatic: Automatic, done: int) -> None:
-        """Give automatic channels their codecs once it is time; until then, go on measuring."""
+        """After the last measured step, give automatic channels their codecs. Before it, go on measuring."""
         automatic.begin_step()
         if done != self._steps_measured or done == self.recipe.training.steps:
             return
@@ -170,7 +170,7 @@ class Run:
         return self.assembly.prepared.steps_per_epoch
 
     def _show_notes(self) -> None:
-        """Say what is worth knowing before training starts."""
+        """Print notes before training starts: where a run goes on, the data, auto, batch normalization."""
         gathered = self.assembly.placement.gather(
             {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self.trainer.stages}
         )
@@ -185,10 +185,10 @@ class Run:
         if self._automatic is None or self._steps_measured < steps:
             return []
         measure = self.recipe.compression.measure
-        return [f"auto sends everything as it is: compression.measure of {measure} is as long as all {steps} steps"]
+        return [f"auto compresses nothing: compression.measure of {measure} is as long as all {steps} steps"]
 
     def _show_stores(self) -> None:
-        """Say what the stores of feedback will take, before they take it."""
+        """Print the final size of the feedback stores before training fills them."""
         here = tuple(stage.stage_index for stage in self.trainer.stages)
         mine = {
             medium: sum(layout.nbytes for layout, path in self._wire.stores if (path is not None) == (medium == "disk"))
@@ -211,10 +211,10 @@ class Run:
             self._line.evaluation(done, scores)
 
     def _save(self, done: int) -> dict[str, Any] | None:
-        """Save the weights of all stages as one set; collective. Where a stage cannot, wait until there is room.
+        """Save the weights of all stages as one set. If a stage cannot save, wait until it has space. Collective.
 
-        A summary of the run so far goes with them, so that they can be exported and reported if the run gets no
-        further. It is what is returned where the last stage lives.
+        The set has a summary of the run so far. So it can be exported and reported if the run stops early. The process
+        of the last stage returns this summary, the others None.
         """
         with self._times.spent_on("saving"):
             return self._save_set(Saving(self.recipe.folder, done, self.recipe.pipeline.num_stages), done)
@@ -234,15 +234,15 @@ class Run:
         return summary
 
     def _write_set(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
-        """Write the weights of this process's stages, and the summary if it has one; what went wrong, in a sentence."""
+        """Write the weights of this process's stages, and its summary; the reason in a sentence if that fails."""
         for stage in self.trainer.stages:
             try:
                 saving.write(stage.stage_index, module_of(stage).full_state())
             except (OSError, SafetensorError) as error:
                 return (
                     f"the weights of stage {stage.stage_index} cannot be saved in {self.recipe.folder}: "
-                    f"{getattr(error, 'strerror', None) or error}; free some space; what was saved before is still "
-                    f"there, for all stages"
+                    f"{getattr(error, 'strerror', None) or error}; free some space; the set of weights before it is "
+                    f"still there, for all stages"
                 )
         try:
             if summary is not None:
@@ -252,7 +252,7 @@ class Run:
         return None
 
     def _summarize(self, done: int) -> dict[str, Any] | None:
-        """What all stages say of the run after `done` steps; None except where the last stage lives. Collective."""
+        """The summary after `done` steps, from the reports of all stages; None in other processes. Collective."""
         stages = self.assembly.placement.gather(
             {stage.stage_index: stage_report(stage) for stage in self.trainer.stages}
         )
@@ -270,7 +270,7 @@ class Run:
         )
 
     def _finish(self, summary: dict[str, Any] | None) -> None:
-        """Gather what only the end knows, and let the last stage's process write and show it."""
+        """Gather the traces; the process of the last stage writes and prints the final results."""
         traces = self._gather_traces()
         if self._log is None or summary is None:
             return
@@ -289,7 +289,7 @@ class Run:
         show_gains(gains(self.recipe, summary), summary, self.recipe.pipeline.batch_size, how_to_measure(self.recipe))
 
     def _gather_traces(self) -> list[StageTrace]:
-        """The trace of every stage; none where no trace is kept, and except where the last stage lives."""
+        """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""
         tracer = self.trainer.tracer
         if not tracer.keep:
             return []

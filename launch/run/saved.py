@@ -1,4 +1,4 @@
-"""What a run or an export left in a folder, read back: the recipe, what was measured, and the weights."""
+"""Reading the folder of a run or an export: the recipe, the summary, and the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thinwire.pipeline.options import CompressionOptions
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a run saved last: its recipe, what it measured, its weights by full name, and what its model was."""
+    """The last save of a run: its recipe, its summary, its weights by full name, and facts about its model."""
 
     folder: Path
     recipe: Recipe
@@ -34,27 +34,30 @@ class SavedRun:
 
 
 def read_run(folder: Path, prog: str) -> SavedRun:
-    """Read what a run saved last. OptionsError with everything that is missing, or does not belong together."""
+    """Read the last save of a run. OptionsError if files are missing, or if they are not from one save."""
     if not folder.is_dir():
         raise OptionsError(f"RUN must be the folder of a run, got {folder}, which does not exist")
     needed = [folder / "recipe.yaml", _summary_of_weights(folder)]
     if missing := [str(path) for path in needed if not path.is_file()]:
-        raise OptionsError(
-            f"RUN must be the folder of a run that has saved its weights, and {', '.join(missing)} is missing"
-        )
+        raise OptionsError(f"RUN must be the folder of a run with saved weights, but {', '.join(missing)} is missing")
     found = recipe.parse([str(needed[0])], prog=prog)
     summary = _read_summary(needed[1])
     weights = _read_weights(folder, found.pipeline.num_stages)
     if weights_digest(tensor_lines(weights)) != summary["weights_digest"]:
         raise OptionsError(
-            f"the weights in {folder} must be those that the run saved last, and their digest is another; copy the "
-            f"files of all stages from the same run"
+            f"the weights in {folder} must belong to the summary of the run, but their digests differ; copy the files "
+            f"of all stages from the same run"
         )
     return SavedRun(folder, found, summary, weights, read_facts(folder))
 
 
 def chosen_codecs(compression: CompressionOptions, summary: Mapping[str, Any]) -> CompressionOptions:
-    """The codecs that a run used, those that auto chose included; it sends everything as it is until it chooses."""
+    """The codecs that a run used, with the choice of auto in place of auto. Before the choice, auto is no compression.
+
+    Args:
+        compression: the options of the run's recipe.
+        summary: the summary of the run.
+    """
     if not compression.automatic:
         return compression
     chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in summary["choices"]}
@@ -62,17 +65,17 @@ def chosen_codecs(compression: CompressionOptions, summary: Mapping[str, Any]) -
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What a run said when it saved its newest weights. OptionsError where it is missing or damaged."""
+    """The summary that belongs to the newest weights of a run. OptionsError if it is missing or damaged."""
     path = _summary_of_weights(folder)
     if not path.is_file():
-        raise OptionsError(f"RUN must be the folder of a run that has saved its weights, and {path} is missing")
+        raise OptionsError(f"RUN must be the folder of a run with saved weights, but {path} is missing")
     return _read_summary(path)
 
 
 def _summary_of_weights(folder: Path) -> Path:
-    """The summary that belongs to the newest weights; the run's own where no other lies beside them.
+    """The path of the summary that belongs to the newest weights: the run's own, or the one beside the weights.
 
-    A run that is killed while it saves may have named a set of weights, and not yet have said so in its own summary.
+    If a run was killed while it saved, its own summary may be of older weights.
     """
     saved, own = newest(folder), folder / "summary.json"
     if saved is None:
@@ -88,13 +91,13 @@ def _read_summary(path: Path) -> dict[str, Any]:
         summary["weights_digest"], summary["held_out"], summary["channels"], summary["steps"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OptionsError(
-            f"{path} must be the summary of a run, and is damaged ({error!r}); copy it again, or train again"
+            f"{path} must be the summary of a run, but it is damaged ({error!r}); copy it again, or train again"
         ) from error
     return dict(summary)
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
-    """The model of a recipe with the weights that an export holds, wherever it was moved to."""
+    """The model of a recipe with the weights in the folder of an export."""
     place = str(folder.resolve())
     if is_path(model.name):
         return replace(model, weights=place)
@@ -106,11 +109,11 @@ def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
 def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
     saved = newest(folder)
     if saved is None:
-        raise OptionsError(f"{folder / 'weights'} must hold weights that were saved whole, and has no newest.json")
+        raise OptionsError(f"{folder / 'weights'} must hold a whole set of weights, but has no newest.json")
     files = [weight_file(folder, saved, stage) for stage in range(num_stages)]
     if missing := [path.name for path in files if not path.is_file()]:
         raise OptionsError(
-            f"{folder / 'weights'} must hold the weights of {num_stages} stages, and {', '.join(missing)} is "
+            f"{folder / 'weights'} must hold the weights of {num_stages} stages, but {', '.join(missing)} is "
             f"missing; copy it from the machine that held the stage"
         )
     weights: dict[str, Tensor] = {}

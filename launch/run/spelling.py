@@ -29,7 +29,7 @@ def unknown_options(text: str, known: Sequence[str]) -> str | None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    """The suggestion in words: fields of this name in any group, else fields that contain it, else similar ones."""
+    """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields."""
     last = {field: field.rpartition(".")[2] for field in known}
     word = name.replace("-", "_")
     tried = (

@@ -27,7 +27,7 @@ def module_of(stage: CompressedStage) -> Stage:
 
 
 def stage_report(stage: CompressedStage) -> dict[str, Any]:
-    """What a stage reports: its size, seconds by section, traffic, the peak memory of its process, and its weights."""
+    """The report of one stage: size, seconds by section, traffic, peak memory of its process, digests of weights."""
     return {
         "stage": stage.stage_index,
         "layers": len(module_of(stage).layers),
@@ -50,7 +50,18 @@ def summarize(
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
 ) -> dict[str, Any]:
-    """The content of summary.json after `done` steps of a run that goes on; `stages` are all reports, in order."""
+    """The content of summary.json after `done` steps, before the end of the run.
+
+    Args:
+        recipe: the recipe of the run.
+        stages: the reports of all stages, in order.
+        done: the number of steps done.
+        codec_of: (boundary, channel) -> the expression of its codec.
+        times: the seconds of the run so far.
+        losses: (step, training loss).
+        evaluations: (steps done, scores by compression).
+        choices: the choices of auto.
+    """
     scores = evaluations[-1][1] if evaluations else {}
     traffic = traffic_by_phase(stages)
     return {
@@ -75,7 +86,7 @@ def summarize(
 
 
 def traffic_by_phase(stages: Sequence[Mapping[str, Any]]) -> dict[Phase, Traffic]:
-    """What all stages sent, over all channels: in training, and in evaluations with compression on and off."""
+    """The traffic of all stages and channels, by phase: training, and evaluation with compression on and off."""
     return {
         phase: sum(
             (
@@ -93,7 +104,7 @@ def traffic_by_phase(stages: Sequence[Mapping[str, Any]]) -> dict[Phase, Traffic
 def channel_rows(
     stages: Sequence[Mapping[str, Any]], num_boundaries: int, codec_of: Callable[[int, ChannelName], str]
 ) -> list[dict[str, Any]]:
-    """The traffic of training: one row for each boundary and channel. Evaluations are left out."""
+    """The traffic of training, without evaluations: one row for each boundary and channel."""
     sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
     rows = []
     for boundary in range(num_boundaries):

@@ -1,4 +1,4 @@
-"""What a run's seconds went to, as one process sees it: training steps, evaluations, and saves; each apart."""
+"""The seconds of a run in one process: training steps, evaluations and saves, each on its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Activity = Literal["training", "evaluation", "saving"]
 
 
 class Times:
-    """Seconds by what they were for.
+    """Seconds by activity.
 
     Args:
-        before: what `state_dict` returned of a run that this one goes on from; empty where it starts anew.
+        before: the `state_dict` of the run that this one goes on from; empty for a new run.
 
     Attributes:
-        seconds: what was spent on each; `training` is optimizer steps alone.
+        seconds: seconds of each activity; `training` is optimizer steps alone.
     """
 
     def __init__(self, before: Mapping[str, float]) -> None:
@@ -26,12 +26,12 @@ class Times:
 
     @property
     def all(self) -> float:
-        """Seconds since the run began, those of nothing in particular included."""
+        """Seconds since the run began, with the time between activities."""
         return time.perf_counter() - self._started
 
     @contextmanager
     def spent_on(self, purpose: Activity) -> Iterator[None]:
-        """Charge the time inside."""
+        """Add the time of the code inside to an activity."""
         started = time.perf_counter()
         try:
             yield
@@ -39,5 +39,5 @@ class Times:
             self.seconds[purpose] += time.perf_counter() - started
 
     def state_dict(self) -> dict[str, float]:
-        """What was spent so far, as JSON values."""
+        """The seconds so far, as JSON values."""
         return {**{str(purpose): spent for purpose, spent in self.seconds.items()}, "all": self.all}

@@ -3,7 +3,7 @@
 weights/
   newest.json                       {"step": 40, "stages": 4, "folder": "step-40"}
   step-40/stage-I.safetensors
-  step-40/summary.json              what the run said after that step, where the last stage lives
+  step-40/summary.json              the summary after that step, on the disk of the last stage
 
 The order makes a set complete at any time:
 
@@ -47,7 +47,7 @@ class WeightSet:
 
 
 class Saving:
-    """A set that is being written, in one process; create it before any process completes the set.
+    """A set that one process is writing. Create it in all processes before any process completes the set.
 
     Args:
         folder: the folder of the run.
@@ -66,7 +66,7 @@ class Saving:
         _remove_sets(self._base, {name, self._before.folder if self._before else name})
 
     def write(self, stage: int, state: Mapping[str, Tensor]) -> None:
-        """Write one stage's weights, named as in the unsplit model, and wait until the disk has them."""
+        """Write the weights of one stage, named as in the unsplit model, and wait until they are on the disk."""
         target = self._base / self._set.folder / f"stage-{stage}.safetensors"
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(".part")
@@ -79,7 +79,7 @@ class Saving:
 
     @property
     def folder(self) -> Path:
-        """Where this set is written."""
+        """The folder of this set."""
         return self._base / self._set.folder
 
     def complete(self) -> None:
@@ -113,7 +113,7 @@ def weight_file(folder: Path, saved: WeightSet, stage: int) -> Path:
 
 
 def with_run_weights(model: ModelOptions) -> ModelOptions:
-    """The model with the newest weights of a run, where its weights are the folder of one; else as it is.
+    """The model with the newest weights of a run, if its weights name the folder of a run; else the model as it is.
 
     Raises:
         OptionsError: the files of some stages are missing, as on a machine that did not hold them.
@@ -125,14 +125,14 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
     files = [weight_file(folder, saved, stage) for stage in range(saved.stages)]
     if missing := [path.name for path in files if not path.is_file()]:
         raise OptionsError(
-            f"model.weights names a run, and must hold the weights of its {saved.stages} stages; "
-            f"{', '.join(missing)} is missing in {files[0].parent}; copy it from the machine that held the stage"
+            f"model.weights names a run, so {files[0].parent} must hold the weights of its {saved.stages} stages, but "
+            f"{', '.join(missing)} is missing; copy it from the machine that held the stage"
         )
     return replace(model, weights=str(files[0].parent))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove incomplete sets that killed runs left. No run may be saving there."""
+    """Remove incomplete sets of killed runs. No run may be saving in this folder."""
     kept = newest(folder)
     _remove_sets(folder / "weights", {kept.folder} if kept else set())
     for pattern in ("weights/*.part", "*.part"):

@@ -63,14 +63,14 @@ def work(prepared: Prepared) -> int:
 
 
 def begins_alone() -> bool:
-    """Whether no launcher of ours has looked at the output folder, and this is no restart by torchrun."""
+    """Whether this process must check the output folder: `thinwire train` has not, and torchrun did not restart it."""
     return parent.VARIABLE not in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
 def refuse_replacing(prepared: Prepared, where: Placement) -> None:
-    """Raise OptionsError, in every process alike, where a host has the results of another run there; collective.
+    """Raise OptionsError, in every process, if the output folder of any host holds another run. Collective.
 
-    All have looked before any of them writes.
+    All processes have checked before any of them writes.
     """
     if said := [refusal for refusal in where.everyone(replacing(prepared.recipe)) if refusal]:
         raise OptionsError(said[:1])

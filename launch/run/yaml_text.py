@@ -1,4 +1,4 @@
-"""YAML of a recipe, measured before it is built: a few hundred bytes with aliases can fill the memory.
+"""Reading the YAML of a recipe. It is measured first: a few hundred bytes with aliases can fill the memory.
 
 Nothing is built before the length of the text, its depth and its number of values (with aliases) are checked.
 """

@@ -52,8 +52,8 @@ def test_a_batch_needs_as_many_samples():
     with pytest.raises(ModelError) as caught:
         prepared("--pipeline.microbatch_size", "60")
     train, held_out = caught.value.mistakes
-    assert "asks for 120 samples a step, there are 99 to train on" in train
-    assert "a pass has 120 samples, there are 24 held out" in held_out
+    assert "a step needs 120 samples, and there are 99 to train on" in train
+    assert "it needs 120 samples, and there are 24 held out" in held_out
 
 
 def test_a_process_builds_the_stages_of_its_rank_only():

@@ -101,15 +101,15 @@ MISTAKES = [
     ),
     (
         "--data.limit 1400 --data.held_out 0",
-        "a batch holds no sample twice: pipeline asks for 16 samples a step, there are 10 to train on; raise "
+        "a batch must not hold a sample twice: a step needs 16 samples, and there are 10 to train on; raise "
         "data.limit, which is 1400, or lower pipeline.num_microbatches or microbatch_size or accumulation\n",
     ),
     (
         "--pipeline.microbatch-size 9999",
-        "a batch holds no sample twice: pipeline asks for 39996 samples a step, there are 168 to train on; lower "
-        "pipeline.num_microbatches or microbatch_size or accumulation; evaluation "
-        "runs in the shape of training and a batch holds no sample twice: a pass has 39996 samples, there are 18 held "
-        "out; raise data.held_out, or lower pipeline.num_microbatches or microbatch_size\n",
+        "a batch must not hold a sample twice: a step needs 39996 samples, and there are 168 to train on; lower "
+        "pipeline.num_microbatches or microbatch_size or accumulation; an evaluation pass is as large as a training "
+        "pass, and must not hold a sample twice: it needs 39996 samples, and there are 18 held out; raise "
+        "data.held_out, or lower pipeline.num_microbatches or microbatch_size\n",
     ),
 ]
 

@@ -64,7 +64,7 @@ def test_nothing_is_cut_or_folded_on_80_columns(capsys, monkeypatch, codecs):
 def test_evaluations_and_saves_are_apart_from_the_steps(capsys, monkeypatch):
     said = [line.strip() for line in shown(capsys, monkeypatch, 80, "q(4)", "q(8)")]
     assert "long: 100000 steps in 10000 s" in said
-    assert "beside them 1234 s and 222 MB for evaluations, 5.2 s for saves; 12000 s in all" in said
+    assert "evaluations: 1234 s and 222 MB; saves: 5.2 s; the whole run: 12000 s" in said
 
 
 def test_a_step_says_what_it_waited_for(capsys):
@@ -108,7 +108,7 @@ def test_a_cut_that_is_far_from_even_is_spoken_of(seconds, told):
     said = uneven({"folder": "runs/own", "stages": stages})
     assert said == (
         "stage 0 computed for 52.9 s, stage 1 for 4.6 s: thinwire partition runs/own/recipe.yaml measures the layers, "
-        "and prints the --pipeline.layers that is even"
+        "and prints a better --pipeline.layers"
         if told
         else ""
     )

@@ -34,7 +34,7 @@ def test_a_folder_is_held_until_its_holder_is_dead(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDING, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout.readline() == "held\n"
-            with pytest.raises(OptionsError, match=r"no other run writes to, and one writes to .* now; wait"):
+            with pytest.raises(OptionsError, match=r"no other run uses, but a run writes to .* now; wait"):
                 held(tmp_path).__enter__()
         finally:
             holder.kill()
@@ -59,7 +59,7 @@ def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
         for command in ("train", "simulate"):
             assert cli.main([command, "gpt2-tiny", *options]) == 2
             said = capsys.readouterr().err
-            assert said.startswith("output must name a folder that no other run writes to") and said.count("\n") == 1
+            assert said.startswith("output must name a folder that no other run uses") and said.count("\n") == 1
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
@@ -149,7 +149,7 @@ def test_a_run_does_not_replace_another_unless_it_is_told_to(tmp_path, capsys):
         said = capsys.readouterr().err
         assert all(way in said for way in ("--overwrite", "--output", f"--resume {tmp_path}")), said
         assert (
-            said.startswith(f"output must name a folder without a run, and {tmp_path} holds one") and said[-1] == "\n"
+            said.startswith(f"output must name a folder without a run, but {tmp_path} holds one") and said[-1] == "\n"
         )
     assert results_of(tmp_path) == first
     assert cli.main(["simulate", "gpt2-tiny", *options, "--training.seed", "7", "--overwrite"]) == 0

@@ -215,10 +215,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "optimizer.betas must be at least 0 and below 1, got [5.0, 5.0]",
         ),
         (["quickstart", "--training.threads", "1000000000"], "training.threads must be at most 1024, got 1000000000"),
-        (["quickstart", "--name", "../../x"], "name must be of at most 200 bytes without / or control characters"),
-        (["quickstart", "--name", ".."], "name must be of at most 200 bytes"),
+        (["quickstart", "--name", "../../x"], "name must have at most 200 bytes, and no / or control characters"),
+        (["quickstart", "--name", ".."], "name must have at most 200 bytes"),
         (["quickstart", "--name", b"a\\nb\\x1b[31m".decode("unicode_escape")], r"got 'a\nb\x1b[31m'"),
-        (["quickstart", "--name", "x" * 300], "name must be of at most 200 bytes"),
+        (["quickstart", "--name", "x" * 300], "name must have at most 200 bytes"),
         (["quickstart", "--output", "runs/\x1b[31m"], "output must be a path without control characters"),
         (
             ["quickstart", "--compression.activations", f"q({'-' * 10_000}4)"],

@@ -100,7 +100,7 @@ def test_what_a_stopped_run_saved_can_be_exported_evaluated_reported_and_started
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in summary["held_out"].items()]
     assert cli.main(["report", "run"]) == 0
-    assert "2 of 9, not ended," in Path("report.html").read_text()
+    assert "2 of 9, not finished," in Path("report.html").read_text()
     folder = ran("--output", "next", "--model.weights", "run", "--training.steps", "0").recipe.folder
     assert json.loads((folder / "summary.json").read_text())["weights_digest"] == summary["weights_digest"]
 
@@ -148,7 +148,7 @@ def test_a_run_says_what_it_waits_for(here):
 def test_auto_says_when_it_measures_until_the_end(capsys):
     ran("--output", "run", "--compression.activations", "auto", "--compression.measure", "5 steps")
     said = capsys.readouterr().out
-    assert "auto sends everything as it is: compression.measure of 5 steps is as long as all 2 steps" in said
+    assert "auto compresses nothing: compression.measure of 5 steps is as long as all 2 steps" in said
 
 
 def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypatch):

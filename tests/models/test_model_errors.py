@@ -113,13 +113,13 @@ MISTAKES = {
         "gpt2-tiny",
         {"pipeline__layers": "[block 0, block 2, head]", "data__limit": 3000},
         "a cut must leave layers after it",
-        "a pass has 16 samples, there are 4 held out; raise data.limit, which is 3000, or raise "
+        "it needs 16 samples, and there are 4 held out; raise data.limit, which is 3000, or raise "
         "data.held_out, or lower pipeline.num_microbatches",
     ),
     "too few samples to train on": (
         "gpt2-tiny",
         {"data__limit": 1000, "data__held_out": 0},
-        "pipeline asks for 16 samples a step, there are 15 to train on",
+        "a step needs 16 samples, and there are 15 to train on",
     ),
     "images for a language model": (
         "gpt2-tiny",

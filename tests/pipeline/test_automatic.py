@@ -292,7 +292,7 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
         ("q(6)", 3392, True)
     ] * 2
     page = render(*read([folder / "run"]))
-    assert "What auto chose, and why" in page and page.count("<td>q(6)</td>") == 4  # channels, and choices
+    assert "The codecs that auto chose, and why" in page and page.count("<td>q(6)</td>") == 4  # channels, and choices
     in_full = 4 * 32 * 32 * 4 + 64
     assert told["channels"][0]["bytes"] == 2 * 2 * in_full + 2 * 2 * 3392
     assert "activations: auto" in (folder / "run/recipe.yaml").read_text()
@@ -305,11 +305,11 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
 @pytest.mark.slow
 def test_a_run_too_short_to_choose_is_noted(folder, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--training.steps", "2", "--output", "short"]) == 0
-    note = "auto sends everything as it is: compression.measure of 2 steps is as long as all 2 steps"
+    note = "auto compresses nothing: compression.measure of 2 steps is as long as all 2 steps"
     assert note in capsys.readouterr().out
     assert chosen_in(folder / "short") == {"activations": "none", "gradients": "none"}
     assert summary(folder / "short")["choices"] == []
-    assert "What auto chose" not in render(*read([folder / "short"]))
+    assert "The codecs that auto chose" not in render(*read([folder / "short"]))
 
 
 @pytest.mark.slow
