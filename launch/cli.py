@@ -1,4 +1,4 @@
-"""The `thinwire` command: the first word picks a command, and only the module of that command is imported."""
+"""The `thinwire` command. Its first argument names a command, and only the module of that command is imported."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "train": ("train", "train a recipe, a process a stage"),
+    "train": ("train", "train a recipe, with its stages in several processes"),
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
-    "partition": ("partition", "show what each layer of a recipe costs, and where to cut"),
+    "partition": ("partition", "show the cost of each layer of a recipe, and the best cut"),
     "predict": ("predict.command", "predict the speed of a recipe over slow links"),
     "cluster": ("cluster", "run a command on several simulated hosts with slow links, all on this machine"),
     "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),
     "trace": ("report.perfetto", "turn the recorded steps of a run into a trace for Perfetto"),
     "report": ("report.command", "write one HTML page about runs and measurements"),
-    "export": ("export", "write a run's model for the library it came from"),
+    "export": ("export", "write the model of a run for the library that it came from"),
     "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
     "recipes": ("recipe_list", "list the packaged recipes"),
     "doctor": ("doctor", "check this machine"),
@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""
 
 COMMAND_GROUP = "thinwire.commands"
-"""The entry points by which another package brings a command: name = module:function, a `Main`."""
+"""The group of entry points with which another package adds a command: name = module:function, a `Main`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _main(argv)
         sys.stdout.flush()
     except BrokenPipeError:  # as from `thinwire --help | head -1`
-        # what is still buffered goes nowhere, or Python would complain of it at its end
+        # send buffered output to /dev/null, or Python prints an error when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     return status
@@ -82,7 +82,7 @@ def _tell(sentence: str, status: int) -> int:
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """The commands that other installed packages bring, by name; of two of one name the first."""
+    """The commands of other installed packages, by name. If two have the same name, the first."""
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=COMMAND_GROUP):
         if entry.name not in COMMANDS:
@@ -91,7 +91,7 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _clashes(command: str | None = None) -> list[str]:
-    """A sentence for each installed command whose name is taken, of one name or of all."""
+    """A sentence for each installed command (or for `command` alone) whose name another command has."""
     taken = dict.fromkeys(COMMANDS, "Thinwire")
     sentences = []
     for entry in entry_points(group=COMMAND_GROUP):
@@ -144,5 +144,5 @@ def _help() -> str:
         lines.append(
             f"  {name:<10} {purpose} (from {_package(entry)})" if purpose else f"  {name:<10} from {_package(entry)}"
         )
-    closing = ["thinwire train --help explains every field of a recipe; thinwire --version says which one this is."]
+    closing = ["thinwire train --help explains every field of a recipe; thinwire --version prints the version."]
     return "\n".join(["usage: thinwire COMMAND ...", "", *lines, "", *_clashes(), *closing])

@@ -1,7 +1,7 @@
-"""`thinwire eval DIR`: the held-out scores of a recipe's model as it stands, with compression on and off.
+"""`thinwire eval DIR`: the held-out scores of a model, with compression on and off. Nothing is trained.
 
-DIR is the folder of a run, what `thinwire export` wrote, or any recipe. All stages run in this process, as
-`thinwire simulate` does.
+DIR is the folder of a run, a folder that `thinwire export` wrote, or any recipe. All stages run in this process, as in
+`thinwire simulate`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROG = "thinwire eval"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Evaluate, and print a table or JSON; the exit status."""
+    """Evaluate, print a table or JSON, and return the exit status."""
     options, rest = _parser().parse_known_args(argv)
     prepared = prepare(_recipe(options.folder, rest))
     with working():
@@ -46,10 +46,10 @@ def main(argv: Sequence[str]) -> int:
 def score(prepared: Prepared) -> dict[Compression, Score]:
     """The held-out scores with compression on and off. This process must not have a default process group.
 
-    Stores on disk go to a temporary folder; nothing else is written.
+    Only stores on disk are written, in a temporary folder.
 
     Raises:
-        OptionsError: nothing is held out, or a codec is auto.
+        OptionsError: the data has no held-out samples, or a codec is auto.
     """
     held_out = prepared.data.held_out
     if held_out is None:
@@ -74,7 +74,7 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
 
 
 def _recipe(place: str, options: Sequence[str]) -> Recipe:
-    """The recipe of an export or a run with its weights, or any recipe."""
+    """The recipe of a run or an export, with its weights; or the recipe that `place` names."""
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=PROG)
@@ -120,6 +120,6 @@ def _parser() -> Parser:
         description="Score held-out samples with compression on and off.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder of a run, what thinwire export wrote, or a recipe")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run or of an export, or a recipe")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -1,11 +1,11 @@
-"""`thinwire export RUN --to DIR`: the stages of a run as one model, which the library it came from loads.
+"""`thinwire export RUN --to DIR`: the stages of a run as one model, for the library that the model came from.
 
 DIR/
-  model.safetensors, config.json    what from_pretrained loads (other models: what load_state_dict takes)
-  generation_config.json            how it generates, where the model it began with said so
-  tokenizer files                   where a tokenizer of transformers was used
-  recipe.yaml                       how it was trained; `thinwire eval DIR` measures it with compression on and off
-  README.md                         how to load it, and whether inference needs the codec
+  model.safetensors, config.json    for from_pretrained (other models: model.safetensors for load_state_dict)
+  generation_config.json            how the model generates text, if the first model had this file
+  tokenizer files                   if the run used a tokenizer of transformers
+  recipe.yaml                       how the model was trained; `thinwire eval DIR` scores it, compression on and off
+  README.md                         how to load the model, and whether inference needs the codec
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from thinwire.pipeline.errors import OptionsError
 PROG = "thinwire export"
 DTYPES = ("float32", "bfloat16", "float16")
 NEEDS_CODEC = 0.01
-"""The share by which the held-out loss must rise without compression for inference to need it."""
+"""If the held-out loss without compression is higher by more than this share, inference needs the codec."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Export a run; the exit status."""
+    """Export a run, and return the exit status."""
     options = _parser().parse_args(argv)
     run = read_run(Path(options.run), PROG)
     for line in export(run, Path(options.to), options.dtype):
@@ -48,15 +48,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
-    """Write the folder, and say what is other than it came.
+    """Write the folder, and return notes: a sentence for each difference to the model in memory.
 
     Args:
         run: the run.
-        folder: a new or empty one.
-        dtype: the type of the weights; None is the one that the model came in.
+        folder: a new or empty folder.
+        dtype: the dtype of the exported weights; None is the dtype of the model before training.
 
     Raises:
-        OptionsError: the folder is in use.
+        OptionsError: the folder is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise OptionsError(f"--to must name a new or empty folder, got {folder}")
@@ -70,11 +70,11 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
     notes = [
         *(
-            f"{name} is no longer equal to {other}, which it was tied to: both are there, untied"
+            f"{name} and {other} were tied, but are no longer equal: the export has both, untied"
             for name, other in apart
         ),
         *(
-            [f"the weights are rounded to {chosen}; --dtype float32 keeps them as trained"]
+            [f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits"]
             if chosen != "float32"
             else []
         ),
@@ -84,19 +84,26 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
 
 
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """The weights that equal those they were tied to, and need not be saved; and those that differ by now."""
+    """The tied weights that are still equal, and the pairs that now differ.
+
+    Only one of two equal weights must be saved.
+
+    Args:
+        weights: the weights of the run by name.
+        tied: name -> the name of the weight that it was tied to.
+    """
     pairs = {name: other for name, other in tied.items() if name in weights and other in weights}
     equal = {name: other for name, other in pairs.items() if torch.equal(weights[name], weights[other])}
     return equal, [pair for pair in pairs.items() if pair[0] not in equal]
 
 
 def _of_dtype(tensor: Tensor, dtype: str) -> Tensor:
-    """Floating values in that type; others as they are."""
+    """The tensor with that dtype. Tensors of whole numbers keep theirs."""
     return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
 
 
 def _change_config(folder: Path, **changes: Any) -> None:
-    """Set fields of config.json, where there is one."""
+    """Set fields of config.json, if the folder has one."""
     path = folder / "config.json"
     if path.is_file():
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
@@ -111,7 +118,7 @@ model.load_state_dict(load_file("model.safetensors"))"""
 
 
 def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
-    """What the folder's README says; `notes` are what is other than it came."""
+    """The README of the folder; `notes` are the sentences that `export` returns."""
     num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
     auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
     makes = library_code(run.recipe.model, num_labels)
@@ -152,8 +159,8 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
             "",
         ]
     lines += [
-        "`thinwire eval` with this folder measures both again. Buffers of feedback are not part of it: they start "
-        "empty, so what AQ-SGD or EF21 send in the first evaluation differs from what they sent in the run's.",
+        "`thinwire eval` with this folder measures both again. The export does not hold the buffers of feedback. They "
+        "start empty, so the first evaluation with AQ-SGD or EF21 differs from the evaluations of the run.",
         "",
     ]
     return "\n".join(lines)
@@ -162,19 +169,19 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
 def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Whether inference needs the codec, in a sentence."""
     if not scores:
-        return "Nothing was held out, so it is not known whether inference needs the codec."
+        return "The run had no held-out samples, so it is not known whether inference needs the codec."
     on, off = scores["on"]["loss"], scores["off"]["loss"]
     change = f"the held-out loss is {on:.4f} with compression and {off:.4f} without"
     if off > on * (1 + NEEDS_CODEC):
         return (
-            f"Inference needs the codec: {change}. The library's own inference compresses nothing, so cut the model as "
-            "in training and put the codec above at each boundary."
+            f"Inference needs the codec: {change}. The library alone does not compress, so cut the model as in "
+            "training, and put the codec above at each boundary."
         )
     return f"Inference does not need the codec: {change}."
 
 
 def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
-    """The recipe with the weights that are exported, the codecs that auto chose, and paths that hold from anywhere."""
+    """The recipe with the exported weights, the codecs that auto chose, and absolute paths."""
     trained = run.recipe
     data = trained.data
     evaluation = data.evaluation and (data.evaluation if is_split(data.evaluation) else _resolved(data.evaluation))
@@ -189,13 +196,13 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
 
 
 def _resolved(name: str) -> str:
-    """A path as it is known from anywhere; what is none stays."""
+    """The absolute path, if `name` is a path; else the name as it is."""
     path = Path(name).expanduser()
     return str(path.resolve()) if name not in (*BUNDLED, BYTES) and path.exists() else name
 
 
 def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write model.safetensors, in several files with an index where it is large."""
+    """Write model.safetensors. Large weights become several files and an index."""
     from huggingface_hub import save_torch_state_dict
 
     save_torch_state_dict(dict(weights), folder)
@@ -204,8 +211,10 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog=PROG, description="Write a run's model for the library it came from.")
+    parser = Parser(prog=PROG, description="Write the model of a run for the library that the model came from.")
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has saved its weights")
-    parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as the model came; fresh: float32)")
+    parser.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of the weights (default: that of the pretrained model, else float32)"
+    )
     return parser

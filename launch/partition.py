@@ -1,7 +1,7 @@
 """`thinwire partition RECIPE`: the cost of each layer, the cut of the recipe, and the best cut.
 
-A run cuts by counted costs unless its recipe gives `pipeline.layers`, because every process must find the same cut. The
-best cut of measured costs can be given there.
+If a recipe gives no `pipeline.layers`, a run cuts the model by counted costs: every process must find the same cut, and
+measured times differ. To use the best cut of measured costs, give it as `pipeline.layers`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from thinwire.pipeline.options import CompressionOptions
 PROG = "thinwire partition"
 SIZED_CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
 _COPIES = {"adamw": 4, "sgd": 3}
-"""Tensors of the parameters' size that training holds: themselves, gradients, moments."""
+"""Tensors as large as the parameters that training keeps: parameters, gradients, moments of the optimizer."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print layers, cuts and boundary bytes, as tables or as JSON; the exit status."""
+    """Print layers, cuts and boundary bytes, as tables or as JSON, and return the exit status."""
     options, rest = _parser().parse_known_args(argv)
     prepared = prepare(recipe.parse(rest, prog=PROG))
     tables, best = examine(prepared, options)
@@ -45,12 +45,12 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
         return OK
     show(tables)
-    Console().print(f"to cut there: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
+    Console().print(f"to use the best cut: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
     return OK
 
 
 def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
-    """The tables, and how many layers each stage has in the best cut."""
+    """The tables, and the number of layers of each stage in the best cut."""
     bandwidth = parse_bandwidth(options.bandwidth)
     if options.memory is not None and not options.memory > 0:
         raise OptionsError(f"--memory must be above 0 GB, got {options.memory:g}")
@@ -76,8 +76,8 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table
     )
     tables = [
         _layers_table(costs, cuts, counted=options.count),
-        _stages_table("where the recipe cuts", prepared.cuts, costs, memory),
-        _stages_table("the best cut of these costs", cuts, costs, memory),
+        _stages_table("the cut of the recipe", prepared.cuts, costs, memory),
+        _stages_table("the best cut for these costs", cuts, costs, memory),
         *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
     return tables, [len(cut) for cut in cuts]
@@ -92,7 +92,7 @@ def _codecs(expression: str) -> CompressionOptions:
 
 
 def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
-    """What each layer costs for one micro-batch of the training data."""
+    """The cost of each layer for one micro-batch of the training data, counted or measured."""
     training = prepared.recipe.training
     if counted:
         return count(prepared.blueprint, prepared.inputs, precision=training.precision, side=prepared.side)
@@ -113,7 +113,7 @@ def _memory(cost: LayerCost, prepared: Prepared) -> int:
 
 
 def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], bandwidth: float) -> list[float]:
-    """Seconds a micro-batch's frames take over a boundary after each layer, by the recipe's common codecs."""
+    """Seconds on the wire of one micro-batch, for a boundary after each layer, with the recipe's common codecs."""
     common = replace(prepared.recipe.compression, boundaries={}).without_auto("thinwire partition")
     return [
         boundary_seconds(
@@ -181,17 +181,22 @@ def _parser() -> Parser:
         prog=PROG,
         usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB] [--codec q(4) ...] [--json] [options of "
         "the recipe]",
-        description="Measure what each layer of a recipe's model costs, and find the cut whose slowest stage or link "
-        "is fastest.",
+        description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
+        "stage or link is fastest.",
         allow_abbrev=False,
     )
-    parser.add_argument("--count", action="store_true", help="count multiplications in place of measuring seconds")
+    parser.add_argument("--count", action="store_true", help="count multiplications instead of measuring seconds")
     parser.add_argument(
-        "--bandwidth", default="none", help="bandwidth of the links, such as 100mbit; then bytes at a cut cost time too"
+        "--bandwidth",
+        default="none",
+        help="bandwidth of the links, such as 100mbit; then the best cut counts the time of the wire too",
     )
-    parser.add_argument("--memory", type=float, help="most memory that one stage may take, in GB")
+    parser.add_argument("--memory", type=float, help="the largest memory of one stage, in GB")
     parser.add_argument(
-        "--codec", nargs="+", default=list(SIZED_CODECS), help="codecs whose bytes are shown, as activations/gradients"
+        "--codec",
+        nargs="+",
+        default=list(SIZED_CODECS),
+        help="show the bytes of these codecs, as activations/gradients",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -1,4 +1,4 @@
-"""`thinwire recipes`: the packaged recipes, and what each is for."""
+"""`thinwire recipes`: the packaged recipes, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from thinwire.pipeline.errors import OptionsError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table; the exit status."""
+    """Print the table, and return the exit status."""
     if argv:
         raise OptionsError(f"thinwire recipes takes no arguments, got {' '.join(argv)}")
-    table = Table("recipe", "what it is for")
+    table = Table("recipe", "purpose")
     for name, description in packaged().items():
         table.add_row(name, description)
     Console().print(table)

@@ -1,4 +1,4 @@
-"""`thinwire simulate`: the same training in one process, with the same numbers bit for bit."""
+"""`thinwire simulate`: the training of `thinwire train` in one process, with the same numbers, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Simulate a recipe; the exit status."""
+    """Simulate a recipe, and return the exit status."""
     wanted = recipe.parse(argv, prog="thinwire simulate")
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     from thinwire.launch.run.assembly import prepare

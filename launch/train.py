@@ -1,12 +1,12 @@
-r"""`thinwire train`: start the stage processes of a recipe, or run as one of them if torchrun started this process.
+r"""`thinwire train`: start the stage processes of a recipe; if torchrun started this process, be one of them.
 
     thinwire train quickstart
     torchrun --nproc-per-node 4 -m thinwire.launch.train quickstart
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \
         -m thinwire.launch.train quickstart
 
-The launcher imports the libraries and reads the data once, and forks the stage processes. A process that torchrun
-started watches its parent before it imports anything large, so most imports are inside functions here.
+The launcher imports the libraries and reads the data once, then forks the stage processes. A process of torchrun must
+watch its parent before it imports anything large, so most imports here are inside functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train a recipe; the exit status."""
+    """Train a recipe, and return the exit status."""
     if "RANK" in os.environ:
         parent.end_with_parent()
     else:

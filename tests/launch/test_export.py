@@ -99,7 +99,7 @@ def test_without_held_out_samples_nobody_knows(folder, tmp_path, monkeypatch, ca
     monkeypatch.chdir(folder)
     run = simulate("tiny.yaml", tmp_path / "run", "--data.held_out", "0")
     said = (export(run, tmp_path / "export") / "README.md").read_text()
-    assert "Nothing was held out, so it is not known whether inference needs the codec." in said
+    assert "The run had no held-out samples, so it is not known whether inference needs the codec." in said
     told = refused(capsys, "eval", tmp_path / "export")
     assert told == "an evaluation needs held-out samples; raise data.held_out, or name data.evaluation\n"
 
@@ -161,7 +161,7 @@ def test_weights_that_are_tied_no_more_are_said_to_be(pretrained, folder, tmp_pa
     run = simulate("tiny.yaml", tmp_path / "run", *given)
     capsys.readouterr()
     assert cli.main(["export", str(run), "--to", str(tmp_path / "export"), "--dtype", "float32"]) == 0
-    said = "lm_head.weight is no longer equal to transformer.wte.weight, which it was tied to: both are there, untied"
+    said = "lm_head.weight and transformer.wte.weight were tied, but are no longer equal: the export has both, untied"
     assert said in capsys.readouterr().out.splitlines()
     assert f"- {said}" in (tmp_path / "export/README.md").read_text()
     stored = load_file(tmp_path / "export/model.safetensors")
@@ -230,11 +230,11 @@ def test_a_folder_that_does_not_exist_is_said_not_to(command, tmp_path, capsys):
 
 def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     said = refused(capsys, "export", tmp_path, "--to", tmp_path / "export")
-    assert said.startswith("RUN must be the folder of a run that has saved its weights, and ")
+    assert said.startswith("RUN must be the folder of a run with saved weights, but ")
     assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} is missing" in said
     weights_of(copied, 1).unlink()
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert "must hold the weights of 2 stages, and stage-1.safetensors is missing; copy it from the machine" in said
+    assert "must hold the weights of 2 stages, but stage-1.safetensors is missing; copy it from the machine" in said
     assert not (tmp_path / "export").exists()
 
 
@@ -242,14 +242,14 @@ def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
 def test_a_damaged_summary_is_one_sentence(copied, tmp_path, capsys, text):
     (copied / "summary.json").write_text(text)
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert f"{copied / 'summary.json'} must be the summary of a run, and is damaged" in said
+    assert f"{copied / 'summary.json'} must be the summary of a run, but it is damaged" in said
 
 
 def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
     path = weights_of(copied, 1)
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert "must be those that the run saved last, and their digest is another" in said
+    assert "must belong to the summary of the run, but their digests differ" in said
 
 
 def test_a_folder_in_use_is_left_alone(copied, capsys):

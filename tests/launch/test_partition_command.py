@@ -67,7 +67,7 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
     words = {word for line in lines for word in line.split()}
     # a name that is broken within a word is none of these
     assert {"embedding", "compute,", "slowest", "weights,", "boundary", "topk(0.1)/reuse", *CHANNELS} <= words
-    advice = lines[-1].removeprefix("to cut there: ").replace("'", "").split(maxsplit=1)
+    advice = lines[-1].removeprefix("to use the best cut: ").replace("'", "").split(maxsplit=1)
     assert advice[0] == "--pipeline.layers"
     assert cli.main(["partition", "tiny.yaml", "--count", "--json", *advice]) == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
