@@ -61,7 +61,7 @@ class Recipe:
     save_every: int = 0
     """Steps between saves of the weights; 0 saves only at the end."""
     wait_for_space: float = 3600.0
-    """Seconds that a run waits for space if a disk is full at a save; 0 stops at once. It keeps its weights in memory."""
+    """Seconds that a run waits for space if a disk is full at a save, with its weights in memory; 0 stops at once."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
