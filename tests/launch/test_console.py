@@ -30,6 +30,7 @@ def summary(*codecs):
     stage = {"seconds": dict.fromkeys(SECTIONS, 2000.0), "peak_memory": 12_345_000_000}
     return {
         "name": "long",
+        "smoke": False,
         "steps": 100_000,
         "seconds": 12_000.0,
         "training_seconds": 10_000.0,
