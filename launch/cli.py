@@ -1,18 +1,23 @@
-"""The `thinwire` command. Its first argument names a command, and only the module of that command is imported."""
+"""The `thinwire` command. Its first argument names a command, and only the module of that command is imported.
+
+Every command, and `thinwire --help`, waits for the imports of this file. So slow imports are inside functions here.
+"""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points, version
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ThinwireError
-from thinwire.errors.calls import first_line
 from thinwire.launch.shared.exit_codes import MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
+from thinwire.launch.shared.installed import entry_points
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
@@ -56,6 +61,8 @@ def _main(argv: Sequence[str] | None) -> int:
         print(_help())
         return OK
     if command == "--version":
+        from importlib.metadata import version
+
         print(f"thinwire {version('thinwire')}")
         return OK
     if command not in COMMANDS and command not in _installed():
@@ -112,6 +119,10 @@ def _load(command: str) -> Main:
     if command in COMMANDS:
         found: Main = import_module(f"thinwire.launch.{COMMANDS[command][0]}").main
         return found
+    import inspect
+
+    from thinwire.errors.calls import first_line
+
     entry = _installed()[command]
     name = f"the command {command} of {_package(entry)}, {entry.value},"
     try:
