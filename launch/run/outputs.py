@@ -19,6 +19,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -71,6 +72,8 @@ class MetricsLog:
         evaluations, self._evaluation_lines = _reopened(
             folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= first
         )
+        self._hook = threading.excepthook
+        threading.excepthook = self._unless_tensorboard
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first or None)
         self.losses: list[tuple[int, float]] = [(line["step"], _with_nan(line["loss"])) for line in steps]
         self.evaluations: list[tuple[int, dict[Compression, Score]]] = [
@@ -119,7 +122,14 @@ class MetricsLog:
         """Write buffered lines and points, and close the files."""
         self._lines.close()
         self._evaluation_lines.close()
+        self._events.flush()  # unlike close, it raises an error of the thread that writes
         self._events.close()
+        threading.excepthook = self._hook
+
+    def _unless_tensorboard(self, failed: threading.ExceptHookArgs) -> None:
+        """Print the traceback of a thread, but not of TensorBoard's: the next point that is logged raises its error."""
+        if not type(failed.thread).__module__.startswith("tensorboard."):
+            self._hook(failed)
 
 
 def _reopened(path: Path, stays: Callable[[dict[str, Any]], bool]) -> tuple[list[dict[str, Any]], TextIO]:

@@ -274,17 +274,18 @@ class Run:
         traces = self._gather_traces()
         if self._log is None or summary is None:
             return
-        self._log.close()
         summary |= {"running": False, "seconds": self._times.all, "saving_seconds": self._times.seconds["saving"]}
-        save_summary(self.recipe.folder, summary)
-        save_traces(self.recipe.folder, traces)
-        save_picture(
-            self.recipe.folder / "loss.png",
-            self.recipe.name,
-            self.trainer.task.unit,
-            self._log.losses,
-            self._log.evaluations,
-        )
+        with writing(self.recipe.folder):
+            self._log.close()
+            save_summary(self.recipe.folder, summary)
+            save_traces(self.recipe.folder, traces)
+            save_picture(
+                self.recipe.folder / "loss.png",
+                self.recipe.name,
+                self.trainer.task.unit,
+                self._log.losses,
+                self._log.evaluations,
+            )
         show_summary(summary)
         show_gains(gains(self.recipe, summary), summary, self.recipe.pipeline.batch_size, how_to_measure(self.recipe))
 
