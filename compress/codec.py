@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +27,10 @@ class CodecError(ThinwireError, ValueError):
 
 class ContractError(CodecError):
     """A codec of the user's own that breaks a rule of codecs; a codec that refuses a tensor raises CodecError."""
+
+
+Words = Callable[[int], Tensor]
+"""A source of random words: called with n, it gives the next n as int64."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,18 @@ class Key:
         """A new generator on `device`, seeded by the key."""
         return torch.Generator(device).manual_seed(self.number)
 
-    def words(self, count: int, device: torch.device) -> Tensor:
-        """`count` random words of 64 bits, int64: NumPy's on a CPU, where torch draws half as fast."""
+    def words(self, device: torch.device) -> Words:
+        """A source of random words of 64 bits: called with n, it gives the next n, int64 on `device`.
+
+        On a CPU they are NumPy's, because torch draws half as fast.
+        """
         if device.type == "cpu":
-            return torch.from_numpy(np.random.PCG64(self.number).random_raw(count).view(np.int64))
-        words = torch.empty(count, dtype=torch.int64, device=device)
-        return words.random_(-(2**63), None, generator=self.generator(device))
+            numbers = np.random.PCG64(self.number)
+            return lambda count: torch.from_numpy(numbers.random_raw(count).view(np.int64))
+        generator = self.generator(device)
+        return lambda count: torch.empty(count, dtype=torch.int64, device=device).random_(
+            -(2**63), None, generator=generator
+        )
 
 
 class Described(ABC):

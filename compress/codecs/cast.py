@@ -90,3 +90,12 @@ def rounding_bound(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     """The largest error of rounding to `dtype`, for finite values of at most `magnitude` that are in its range."""
     info = torch.finfo(dtype)
     return (magnitude + info.tiny) * (info.eps / 2)
+
+
+def infinite_beyond(bound: Tensor, magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """`bound`, but infinity where a value of `magnitude`, decoded with an error within it, may overflow `dtype`.
+
+    fp16 never does: values beyond its range are cut to it.
+    """
+    limit = min(torch.finfo(torch.float32).max, torch.finfo(dtype).max)
+    return bound if dtype == torch.float16 else bound.masked_fill(magnitude + bound > limit, torch.inf)

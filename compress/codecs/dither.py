@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key, require_int
+from thinwire.compress.codec import Words, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
@@ -72,10 +72,9 @@ class DitherGrid(PointGrid):
         unused = (self._top - 1 + _LEAST_NORMAL_EXPONENT - exponents).clamp_(0, self._top - 1)
         return torch.ldexp(scales, unused)
 
-    def noise(self, values: Tensor, key: Key) -> Tensor:
+    def noise(self, values: Tensor, words: Words) -> Tensor:
         """Random mantissas: int32 of 23 bits in the shape of `values`, two cut from each 64-bit word."""
-        words = key.words((values.numel() + 1) // 2, values.device)
-        mantissas = words.view(torch.int32)[: values.numel()].view(values.shape)
+        mantissas = words((values.numel() + 1) // 2).view(torch.int32)[: values.numel()].view(values.shape)
         return mantissas.bitwise_and_((1 << _MANTISSA_BITS) - 1)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:

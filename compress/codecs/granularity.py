@@ -9,11 +9,13 @@ indices:
     row         [1, 1, 1]       [1, 1, n]    [1, n/L, L]           [1, N*M, n/(N*M)]   one sample's channel map
     channel     [1, 1, 1]       [1, n, 1]    [n/L, L, 1]           [N, M, n/(N*M)]
     group=G     [1, ceil(n/G), G] of the flattened tensor, with a padded last block
+
+Work on a large tensor goes by parts that fit a cache: views of the same kind, of elements that follow each other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -23,6 +25,35 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, require_choice, require_int
 
 Per = Literal["tensor", "sample", "row", "channel"]
+
+
+_WHOLE_BYTES = 8
+"""Codes of this many elements fill whole bytes at any width, and so do the random numbers for them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of a tensor that follow each other, as [outer, count, inner]: those of some blocks, whole or not."""
+
+    start: int
+    """The first element, a multiple of 8."""
+    stop: int
+    """The end of the elements; the view may have more."""
+    shape: tuple[int, int, int]
+    blocks: slice
+    """Which of the tensor's blocks."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the view has more elements than the tensor."""
+        return prod(self.shape) > self.stop - self.start
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Its elements of a tensor [n], padded with copies of the last one, which change no block's range."""
+        values = flat[self.start : self.stop]
+        if self.is_padded:
+            values = torch.cat([values, values[-1:].expand(prod(self.shape) - len(values))])
+        return values.view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -35,22 +66,50 @@ class Blocks:
     count: int
     inner: int
 
-    @property
-    def padded(self) -> int:
-        """The number of elements in the view."""
-        return self.outer * self.count * self.inner
-
     def view(self, x: Tensor) -> Tensor:
         """`x` as [outer, count, inner], padded with copies of its last element, which change no block's range."""
-        flat = x.reshape(-1)
-        if self.padded > self.numel:
-            flat = torch.cat([flat, flat[-1:].expand(self.padded - self.numel)])
-        return flat.view(self.outer, self.count, self.inner)
+        whole = Part(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
+        return whole.view(x.reshape(-1))
+
+    def parts(self, size: int) -> Iterator[Part]:
+        """Yield the tensor in parts of about `size` elements, a multiple of 8."""
+        if not self.are_whole(size):
+            yield from self._parts_of_blocks(size)
+            return
+        step = _aligned(size, self.inner)
+        for first in range(0, self.count, step):
+            blocks = slice(first, min(first + step, self.count))
+            start, stop = (min(block * self.inner, self.numel) for block in (blocks.start, blocks.stop))
+            yield Part(start, stop, (1, blocks.stop - first, self.inner), blocks)
+
+    def are_whole(self, size: int) -> bool:
+        """Whether blocks are whole in parts of `size`: none lies in two."""
+        return self.outer == 1 and (self.inner <= size or (self.count > 1 and self.inner % _WHOLE_BYTES > 0))
+
+    def _parts_of_blocks(self, size: int) -> Iterator[Part]:
+        """Yield parts of which each has elements of all blocks, or of one."""
+        if self.outer > 1:
+            row = self.count * self.inner
+            step = _aligned(size, row)
+            for first in range(0, self.outer, step):
+                outer = min(step, self.outer - first)
+                yield Part(first * row, (first + outer) * row, (outer, self.count, self.inner), slice(0, self.count))
+            return
+        for block in range(self.count):
+            for start in range(block * self.inner, min((block + 1) * self.inner, self.numel), size):
+                stop = min(start + size, (block + 1) * self.inner, self.numel)
+                yield Part(start, stop, (1, 1, stop - start), slice(block, block + 1))
 
     def spread(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """`values`, which broadcast to the view, as a tensor of `shape`, without the padding."""
         spread = values.expand(self.outer, self.count, self.inner).reshape(-1)
         return spread[: self.numel].view(tuple(shape))
+
+
+def _aligned(size: int, row: int) -> int:
+    """How many rows of `row` elements make a part of about `size`: its codes must fill whole bytes."""
+    fewest = _WHOLE_BYTES // gcd(_WHOLE_BYTES, row)
+    return max(fewest, size // row // fewest * fewest)
 
 
 def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
+from thinwire.compress.codec import Words
 from thinwire.compress.codecs.cast import rounding_bound
 
 _OVER_BLOCK = (0, 2)
@@ -42,16 +42,14 @@ class Grid(ABC):
     def measure(self, values: Tensor) -> Tensor:
         """The scales of `values` as sent: scale_dtype [count, numbers a scale]."""
 
-    def noise(self, values: Tensor, key: Key) -> Tensor | None:
-        """What `codes` adds before rounding, in the shape of `values`; None without chance.
+    def noise(self, values: Tensor, words: Words) -> Tensor:
+        """What `codes` adds before rounding by chance, in the shape of `values`, from the next `words`.
 
         Uniform in (-1/2, 1/2), of 16 bits. Each 64-bit word gives four numbers: on a CPU, torch makes random
         floats one by one, six times slower.
         """
-        if not self.stochastic:
-            return None
-        words = key.words((values.numel() + 3) // 4, values.device)
-        return words.view(torch.int16)[: values.numel()].view(values.shape).float().add_(0.5).mul_(2.0**-16)
+        drawn = words((values.numel() + 3) // 4).view(torch.int16)[: values.numel()]
+        return drawn.view(values.shape).float().add_(0.5).mul_(2.0**-16)
 
     @abstractmethod
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:

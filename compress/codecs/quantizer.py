@@ -19,8 +19,11 @@ from torch import Tensor
 from thinwire.compress.codec import Key, tensor_bytes
 from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
-from thinwire.compress.codecs.granularity import Blocks
+from thinwire.compress.codecs.granularity import Blocks, Part
 from thinwire.compress.codecs.grid import Grid
+
+_PART = 1 << 18
+"""Elements handled at a time, so that what is made of them stays in a cache."""
 
 
 class Quantizer(ABC):
@@ -64,27 +67,43 @@ class GridQuantizer(Quantizer):
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
-        blocks, grid = self.blocks(x.shape), self.grid
-        values = blocks.view(x.float())
-        scales = grid.measure(values)
-        codes = grid.codes(values, scales, grid.noise(values, key)).view(-1)[: blocks.numel]
-        size = self._scales_size(blocks)
-        out[:size] = tensor_bytes(scales)
-        pack(codes, grid.bits, out[size:])
+        blocks, grid, flat = self.blocks(x.shape), self.grid, x.reshape(-1)
+        whole = blocks.are_whole(_PART)
+        scales = grid.measure(blocks.view(x.float())) if not whole else torch.empty(0)
+        words = key.words(x.device) if grid.stochastic else None
+        scales_size = self._scales_size(blocks)
+        for part in blocks.parts(_PART):
+            values = part.view(flat).float()
+            of_part = grid.measure(values) if whole else scales[part.blocks]
+            out[self._scales_place(part)] = tensor_bytes(of_part)
+            codes = grid.codes(values, of_part, None if words is None else grid.noise(values, words))
+            codes = codes.view(-1)[: part.stop - part.start]
+            pack(codes, grid.bits, out[scales_size:][self._codes_place(part)])
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
-        blocks, grid = self.blocks(out.shape), self.grid
+        blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
         size = self._scales_size(blocks)
         # Copied, because a payload's bytes may not be aligned for their type.
         scales = torch.empty(size, dtype=torch.uint8, device=out.device).copy_(payload[:size])
-        in_place = out.dtype == torch.float32 and blocks.padded == blocks.numel
-        flat = out.view(-1) if in_place else torch.empty(blocks.padded, device=out.device)
-        _levels(grid, out.device).unpack(payload[size:], flat[: blocks.numel])
-        values = flat.view(blocks.outer, blocks.count, blocks.inner)
-        grid.scale_levels(values, scales.view(grid.scale_dtype).view(blocks.count, -1))
-        if not in_place:
-            saturating_copy(flat[: blocks.numel].view(out.shape), out)
+        scales = scales.view(grid.scale_dtype).view(blocks.count, -1)
+        levels = _levels(grid, out.device)
+        for part in blocks.parts(_PART):
+            numel, in_place = part.stop - part.start, out.dtype == torch.float32 and not part.is_padded
+            values = part.view(flat) if in_place else torch.empty(part.shape, device=out.device)
+            levels.unpack(payload[size:][self._codes_place(part)], values.view(-1)[:numel])
+            grid.scale_levels(values, scales[part.blocks])
+            if not in_place:
+                saturating_copy(values.view(-1)[:numel], flat[part.start : part.stop])
+
+    def _scales_place(self, part: Part) -> slice:
+        """Where a part's scales lie in a payload."""
+        size = self.grid.scale_bytes
+        return slice(part.blocks.start * size, part.blocks.stop * size)
+
+    def _codes_place(self, part: Part) -> slice:
+        """Where a part's codes lie among those of a payload."""
+        return slice(packed_size(part.start, self.grid.bits), packed_size(part.stop, self.grid.bits))
 
     def _scales_size(self, blocks: Blocks) -> int:
         return blocks.count * self.grid.scale_bytes

@@ -11,7 +11,9 @@ Both directions are orthonormal, so they change no norm. The signs are the first
 k is bit k % 8 of byte k // 8, and 1 means minus. Every row and message has the same signs, so neither end stores them.
 
 H is applied as log2(m) rounds of sums and differences of two, and decoding ends with one multiplication, so every
-machine gets the same bits. Rows are those of `per="row"`; the blocks of the scales are blocks of rotated elements.
+machine gets the same bits. On the way back, a piece with an element of 2**96 or more is divided by 2**32, so that no
+sum overflows where the result does not. Rows are those of `per="row"`; the blocks of the scales are blocks of rotated
+elements.
 """
 
 import hashlib
@@ -21,13 +23,14 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key
-from thinwire.compress.codecs.cast import rounding_bound
+from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Wrapper
 
 _SIGNS_OF = b"thinwire hadamard"
 _CHUNK = 2**17
 _NARROW = 64
+_HUGE, _SHRUNK = 2.0**96, 2.0**-32
 
 
 class Rotated(Wrapper):
@@ -60,8 +63,9 @@ class Rotated(Wrapper):
             length = part.double().norm(dim=1) + errors.double().norm(dim=1)
             total = errors.double().sum(1) / size**0.5 + 2 * rounding * length
             bound[:, start : start + size] = total.unsqueeze(1)
-        bound += rounding_bound(_rows(x.detach()).float().abs() + bound, x.dtype)
-        return bound.view(x.shape)
+        magnitude = _rows(x.detach()).float().abs()
+        bound += rounding_bound(magnitude + bound, x.dtype)
+        return infinite_beyond(bound, magnitude, x.dtype).view(x.shape)
 
 
 def turn(rows: Tensor) -> Tensor:
@@ -75,7 +79,10 @@ def turn(rows: Tensor) -> Tensor:
 def turn_back_(rows: Tensor) -> None:
     """Undo `turn` on float32 `rows` [R, n], in place."""
     for part, factors in _parts(rows.shape, rows.device):
-        torch.mul(_sums_and_differences(rows[part]), factors, out=rows[part])
+        values = rows[part]
+        largest = torch.maximum(values.amax(1), values.amin(1).neg_()).unsqueeze_(1)
+        shrunk = torch.where(largest >= _HUGE, _SHRUNK, 1.0)
+        torch.mul(_sums_and_differences(values * shrunk), factors, out=values).div_(shrunk)
 
 
 def pieces(n: int) -> Iterator[tuple[int, int]]:

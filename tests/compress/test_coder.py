@@ -67,6 +67,11 @@ def test_planning_changes_nothing_and_a_plan_that_was_made_stays_as_it_is():
     assert sender.plan(which).nbytes < again.nbytes
 
 
+def test_a_row_of_one_element_goes_in_full_with_any_stride():
+    sender, receiver = (coder(kind, "q(4)", shape=(1,)) for kind in (Encoder, Decoder))
+    assert carry(sender, receiver, torch.arange(3.0, 5.0)[::2], Microbatch("warmup", range(1))).tolist() == [3.0]
+
+
 @pytest.mark.parametrize("expression", ["ef(topk(0.25))", "ef21(q(4))", "aqsgd(q(4))"])
 def test_buffers_change_when_a_message_is_settled_and_no_sooner(expression):
     sender, ids = coder(Encoder, expression), [0, 1, 2, 3]

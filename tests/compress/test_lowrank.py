@@ -63,10 +63,23 @@ def spectrum(rows, columns, values, seed=0):
 def test_a_tensor_is_a_matrix_of_its_rows(shape, rows, columns):
     for rank in (1, 2, 5, 9):
         for values, size in (("fp16", 2), ("bf16", 2), ("fp32", 4)):
-            expected = 4 + (rows + columns) * min(rank, rows, columns) * size
-            assert LowRank(rank, values=values).nbytes(shape, torch.float32) == expected
+            factors = 4 + (rows + columns) * min(rank, rows, columns) * size
+            for dtype in (torch.float32, torch.bfloat16):
+                expected = min(factors, rows * columns * dtype.itemsize)
+                assert LowRank(rank, values=values).nbytes(shape, dtype) == expected
     x = gaussian(*shape)
     assert_identical(encode("lowrank(2)", x), encode("lowrank(2)", x.reshape(rows, columns)))
+
+
+@formats
+@pytest.mark.parametrize(("shape", "dtype"), [((1, 1), torch.float32), ((3, 3), torch.bfloat16), ((2,), torch.float32)])
+def test_a_tensor_that_is_shorter_than_its_factors_is_sent_as_it_is(shape, dtype, values):
+    codec, x = LowRank(9, values=values), gaussian(*shape, dtype=dtype)
+    payload = encode(codec, x)
+    assert_identical(payload, encode("none", x))
+    assert_identical(roundtrip(codec, x), x)
+    assert codec.next_shared(payload, x.shape, dtype) is None
+    assert not codec.error_bound(x).any()
 
 
 @few
@@ -192,6 +205,19 @@ def test_any_magnitude(magnitude, values):
     payload, decoded = through(codec, x)
     _, again = through(codec, x, codec.next_shared(payload, x.shape, x.dtype))
     assert snr_db(x, decoded) > 40 and snr_db(x, again) > 40
+
+
+@pytest.mark.parametrize("magnitude", [1.2e37, 1e38, 3.3e38])
+@formats
+def test_values_near_the_limit_of_float32_come_back(magnitude, values):
+    """M Q0, a sum over a row, is beyond float32 where M is not."""
+    x = torch.zeros(400, 30)
+    x[::100] = magnitude * spectrum(4, 30, [5.0]).sign()
+    codec = LowRank(3, values=values)
+    decoded = assert_contract(codec, x)
+    assert codec.error_bound(x).isfinite().all() == (magnitude < 1.7e38)
+    if magnitude < 1.7e38:
+        assert snr_db(x, decoded) > 40
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (6, 5), (2, 3, 4), (2, 3, 4, 5)])

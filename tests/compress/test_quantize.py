@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.codec_helpers import KEY, assert_identical, encode, few, gaussian, roundtrip, snr_db
 from support.pages import defined
 from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs import quantizer
 from thinwire.compress.codecs.granularity import Blocks, blocks_of_group, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, MinMaxGrid
 from thinwire.compress.codecs.quantize import Quantize
@@ -253,6 +254,40 @@ def test_the_last_group_is_a_group_of_its_own(expression):
     assert codec.nbytes((38,), torch.float32) - codec.nbytes((35,), torch.float32) == (2, 8)["minmax" in expression] + 1
     alone, scale = encode(codec, x[-3:]), (2, 8)["minmax" in expression]
     assert_identical(encode(codec, x)[5 * scale : 6 * scale], alone[:scale])
+
+
+@pytest.mark.parametrize("size", [8, 64, 1000])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (100, 1), (9, 40), (3, 4, 50), (2, 3, 8, 8), (5, 2, 3, 3)])
+@pytest.mark.parametrize("per", ["tensor", "sample", "row", "channel", 1, 7, 64, 100])
+def test_parts_are_the_whole_tensor_in_order(shape, per, size):
+    blocks = blocks_of_group(per, shape) if isinstance(per, int) else blocks_per(per, shape)
+    x = torch.arange(math.prod(shape))
+    scales = torch.arange(blocks.count)[:, None].expand(blocks.outer, blocks.count, blocks.inner)
+    expected, stop = blocks.spread(scales, shape).reshape(-1), 0
+    for part in blocks.parts(size):
+        assert part.start == stop and part.start % 8 == 0
+        values, numel = part.view(x), part.stop - part.start
+        assert_identical(values.reshape(-1)[:numel], x[part.start : part.stop])
+        assert (values.reshape(-1)[numel:] == x[-1]).all()
+        of_part = torch.arange(blocks.count)[part.blocks, None].expand(part.shape)
+        assert_identical(of_part.reshape(-1)[:numel], expected[part.start : part.stop])
+        stop = part.stop
+    assert stop == len(x)
+
+
+@pytest.mark.parametrize("size", [8, 56])
+@pytest.mark.parametrize("per", [{"per": per} for per in ("tensor", "sample", "row", "channel")] + [{"group": 60}])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_payloads_and_values_do_not_depend_on_the_parts(monkeypatch, rounding, per, size):
+    for shape in ((3,), (7, 33), (2, 4, 20), (3, 2, 5, 9)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for bits, scale in ((3, "absmax"), (8, "minmax"), (1, "absmax")):
+                x, codec = gaussian(*shape, dtype=dtype), Quantize(bits, scale=scale, round=rounding, **per)
+                payload, y = encode(codec, x), roundtrip(codec, x)
+                with monkeypatch.context() as patch:
+                    patch.setattr(quantizer, "_PART", size)
+                    assert_identical(encode(codec, x), payload)
+                    assert_identical(roundtrip(codec, x), y)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_turning_keeps_lengths_and_turning_back_undoes_it(n):
 def test_the_decoder_in_the_documentation_gets_the_same_bits(n):
     """It is sums and differences in float32 and one product, nothing that a machine could do otherwise."""
     x = gaussian(6, n)
+    x[::2] *= 2.0**104
     expected = [documented("turn_back")(row) for row in x.tolist()]
     turn_back_(x)
     assert_identical(x, torch.tensor(expected))
@@ -169,8 +170,9 @@ def test_what_is_not_finite_spoils_its_row_and_no_other(value):
     assert_identical(parse('q(4, rotate="hadamard")').error_bound(x).isfinite(), ~spoiled)
 
 
-@pytest.mark.parametrize("magnitude", [1e-34, 1e-10, 1e6, 1e30])
+@pytest.mark.parametrize("magnitude", [1e-34, 1e-10, 1e6, 1e30, 1.2e37, 5e37])
 def test_any_magnitude(magnitude):
+    """On the way back, sums of 1024 elements are 32 times as large as the result, and beyond float32 from 1e37 on."""
     x = gaussian(16, 1024, scale=magnitude)
     assert 17 < snr_db(x, roundtrip('q(4, rotate="hadamard")', x)) < 19
 
