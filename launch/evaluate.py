@@ -1,7 +1,7 @@
 """`thinwire eval DIR`: the held-out scores of a model, with compression on and off. Nothing is trained.
 
-DIR is the folder of a run, a folder that `thinwire export` wrote, or any recipe. All stages run in this process, as in
-`thinwire simulate`.
+DIR is the folder of a run or a checkpoint, a folder that `thinwire export` wrote, or any recipe. All stages run in this
+process, as in `thinwire simulate`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, assemble, prepare, simulated_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.saved import chosen_codecs, read_summary, weights_of
+from thinwire.launch.run.saved import chosen_codecs, find_checkpoint, read_summary, weights_of
+from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.tables import Table, document, show
@@ -32,9 +34,10 @@ PROG = "thinwire eval"
 def main(argv: Sequence[str]) -> int:
     """Evaluate, print a table or JSON, and return the exit status."""
     options, rest = _parser().parse_known_args(argv)
-    prepared = prepare(_recipe(options.folder, rest))
-    with working():
-        scores = score(prepared)
+    with scratch.folder() as copies:
+        prepared = prepare(_recipe(options.folder, rest, copies))
+        with working():
+            scores = score(prepared)
     table = _table(prepared.recipe.name, scores)
     if options.json:
         print(json.dumps(document(table.title, [table]), indent=2))
@@ -73,14 +76,22 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
     return scores
 
 
-def _recipe(place: str, options: Sequence[str]) -> Recipe:
-    """The recipe of a run or an export, with its weights; or the recipe that `place` names."""
+def _recipe(place: str, options: Sequence[str], copies: Path) -> Recipe:
+    """The recipe of a run, a checkpoint or an export, with its weights; or the recipe that `place` names.
+
+    The weights of a checkpoint are copied to the folder `copies`.
+    """
+    if Path(place).is_dir() and (checkpoint := find_checkpoint(Path(place))):
+        save_file(checkpoint.weights(), copies / "stage-0.safetensors")  # by this name nothing is tied
+        found = recipe.parse([str(checkpoint.recipe), *options], prog=PROG)
+        codecs = chosen_codecs(found.compression, checkpoint.choices)
+        return replace(found, model=replace(found.model, weights=str(copies)), compression=codecs)
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=PROG)
     found = recipe.parse([str(exported), *options], prog=PROG)
     if (exported.parent / "weights").is_dir():
-        codecs = chosen_codecs(found.compression, read_summary(exported.parent))
+        codecs = chosen_codecs(found.compression, read_summary(exported.parent)["choices"])
         return replace(found, model=replace(found.model, weights=place), compression=codecs)
     return replace(found, model=weights_of(found.model, exported.parent))
 
@@ -120,6 +131,6 @@ def _parser() -> Parser:
         description="Score held-out samples with compression on and off.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder of a run or of an export, or a recipe")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run, a checkpoint or an export, or a recipe")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -190,7 +190,7 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
         model=weights_of(trained.model, folder),
         data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
         training=replace(trained.training, steps=0, epochs=None),
-        compression=chosen_codecs(trained.compression, run.summary),
+        compression=chosen_codecs(trained.compression, run.summary["choices"]),
         output="",
     )
 
@@ -212,7 +212,9 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog=PROG, description="Write the model of a run for the library that the model came from.")
-    parser.add_argument("run", metavar="RUN", help="the folder of a run that has saved its weights")
+    parser.add_argument(
+        "run", metavar="RUN", help="the folder of a run that has saved weights or a checkpoint, or a checkpoint"
+    )
     parser.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="dtype of the weights (default: that of the pretrained model, else float32)"

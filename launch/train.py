@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.launch import cli
 from thinwire.launch.run import forks, parent
+from thinwire.launch.run.heartbeat import pulse
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Train a recipe, and return the exit status."""
-    if "RANK" in os.environ:
+    is_stage = "RANK" in os.environ
+    if is_stage:
         parent.end_with_parent()
+        beating = pulse.begin()
     else:
         forks.use_one_thread()
     from thinwire.launch.run import recipe
@@ -42,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
     prepared = prepare(wanted)
     check_folders(wanted)
-    if "RANK" not in os.environ:
+    if not is_stage:
         with held(wanted.folder) as descriptor:
             check_unused(wanted)
             launch(prepared, argv, descriptor)
@@ -52,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     # one process holds the folder for all: the launcher, or the first that torchrun started
     first = parent.VARIABLE not in os.environ and os.environ["RANK"] == "0"
     with held(wanted.folder) if first else nullcontext():
-        return work(prepared)
+        return work(prepared, beating)
 
 
 def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> None:
@@ -70,7 +73,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
 
-    wanted = prepared.recipe
+    wanted, where = prepared.recipe, real_placement(prepared.recipe)
     tell(f"building {wanted.pipeline.num_stages} stages in {wanted.pipeline.num_processes} processes")
     start = _starting(prepared, arguments, descriptor)
     scratch.remove_orphans()
@@ -80,13 +83,14 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
                 given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
                 if not forks.is_safe():
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
-                end = local.run(start, given, came)
-                reports = failures.read_reports(folder)
-            if came:
-                raise StoppedError(f"stopped by {came[0].name}")
-            if not end.failed:
+                wire, saves = wanted.wire, wanted.checkpoint.wanted
+                end = local.run(start, given, came, heartbeat=wire.heartbeat, saves=saves)
+                reports = failures.read_reports(folder) | failures.silences(end.silent, wire.heartbeat, where.stages_of)
+            if end.finished:
                 return
-            told = failures.tell(reports, end.failed, real_placement(wanted).stages_of, end.hung)
+            if came:
+                raise StoppedError(failures.tell_stopped(came[0], reports.values()))
+            told = failures.tell(reports, end.failed, where.stages_of, end.hung)
             if left == 0 or any(report.lasting for report in reports.values()):
                 raise FailedError(told)
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
@@ -102,7 +106,7 @@ def _starting(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> 
     from thinwire.launch.run.worker import work
 
     if forks.is_safe():
-        return partial(forks.Forked, partial(work, prepared))
+        return partial(forks.Forked, lambda: work(prepared, pulse.begin()))
     return local.command([sys.executable, "-m", "thinwire.launch.train", *arguments], [descriptor])
 
 

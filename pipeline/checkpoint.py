@@ -4,7 +4,7 @@ FOLDER/
   step-00000500/
     manifest.json     the digest of every file of every stage
     stage-0/          what that stage alone knows
-      model-00001-of-00001.safetensors    weights, optimizer and small state, by torch.distributed.checkpoint
+      model-00001-of-00001.safetensors    weights, optimizer and small state; torch.distributed.checkpoint reads it
       values.json     counters
       NAME.rows, NAME.slots               the rows of a store that changed since the checkpoint before
   base/stage-0/NAME.slots                 the rows of checkpoints that are gone
@@ -29,7 +29,6 @@ import shutil
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -40,10 +39,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.compress.stores.saved import SavedRows, fold, restored
 from thinwire.compress.stores.store import Snapshot, Store
+from thinwire.models.file_mode import follow_umask
 from thinwire.pipeline.errors import CheckpointError
 
 MANIFEST_FORMAT = 1
@@ -340,17 +341,15 @@ def _saved_rows(part: Path) -> Iterator[SavedRows]:
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, by torch.distributed.checkpoint, which waits for the disk."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    """Write tensors as safetensors, as torch.distributed.checkpoint would, and wait until the disk has them.
 
-    writer = HuggingFaceStorageWriter(str(folder))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: each stage writes its own
-        try:
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
-        except dcp.CheckpointException as failed:  # no Exception, and it logs the tracebacks of its own threads
-            raise next(iter(failed.failures.values()))[0] from None
+    Its own writer keeps Python's lock (the GIL) for seconds a gigabyte: the stage would neither train nor beat.
+    """
+    path = folder / _TENSORS
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    follow_umask(path)
+    _sync(path)
+    _sync(folder)
 
 
 def _write_durably(path: Path, content: bytes) -> None:
@@ -361,9 +360,14 @@ def _write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)  # the new name must reach the disk too
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or folder is on its disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the new name must reach the disk too
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

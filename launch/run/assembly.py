@@ -298,4 +298,5 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
+    dotted["checkpoint.every"] = recipe.checkpoint.every
     return {**dotted, "automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
+from thinwire.launch.run.heartbeat.silence import sentence
 from thinwire.launch.run.parent import STOPPED
-from thinwire.launch.shared.exit_codes import ended
+from thinwire.launch.shared.exit_codes import StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
@@ -31,10 +32,17 @@ FOLDER_VARIABLE = "THINWIRE_FAILURES"
 _LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, NonFiniteError, CheckpointError)
 """Errors that a restart cannot solve."""
 
+_KINDS = {PeerError: "peer", StoppedError: "saved"}
+"""The kind of report by error; every other error is the process's own failure."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Why one process ended: its own failure ("own"), a lost peer ("peer"), or a signal to stop ("stopped")."""
+    """Why one process ended.
+
+    Its own failure ("own"), a lost peer ("peer"), a signal that stopped it at once ("stopped"), or a signal to any
+    stage after which all wrote a checkpoint ("saved").
+    """
 
     rank: int
     stages: list[int]
@@ -56,8 +64,8 @@ class Report:
 
     def line(self) -> str:
         """The report in words."""
-        head = {"own": "failed", "peer": "lost a peer", "stopped": "was told to stop"}[self.kind]
-        return f"{_name(self.stages)} {head}: {self.text}"
+        heads = {"own": "failed:", "peer": "lost a peer:", "stopped": "was told to stop:", "saved": "stopped"}
+        return f"{named(self.stages)} {heads[self.kind]} {self.text}"
 
 
 def _next_place(folder: Path) -> Path:
@@ -72,7 +80,7 @@ def _next_place(folder: Path) -> Path:
 def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
     """The report of a process that ends with `error`: a sentence for a `ThinwireError`, else a traceback."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
-    kind = "peer" if isinstance(error, PeerError) else "own"
+    kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "own")
     return Report(rank=rank, stages=list(stages), kind=kind, text=text, lasting=isinstance(error, _LASTING))
 
 
@@ -101,9 +109,9 @@ def tell(
         hung: the ranks that did not end after SIGTERM.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
-    killed = [f"{_name(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
-    hanging = [f"{_name(stages_of(rank))} hung: it did not end when it was told to" for rank in hung]
-    order = {"own": 0, "peer": 1, "stopped": 2}
+    killed = [f"{named(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
+    hanging = [f"{named(stages_of(rank))} hung: it did not end when it was told to" for rank in hung]
+    order = {"own": 0, "peer": 1, "saved": 2, "stopped": 3}
     told = sorted(reports.values(), key=lambda report: order[report.kind])
     causes = [report for report in told if report.kind == "own"]
     if not killed and not causes:
@@ -112,6 +120,20 @@ def tell(
         causes = [next(iter(reports.values()))]
     others = [f"  {report.line()}" for report in told if report not in causes]
     return "\n".join(killed + [report.line() for report in _merged(causes)] + others + [f"  {it}" for it in hanging])
+
+
+def silences(silent: Mapping[int, float], allowed: float, stages_of: Callable[[int], list[int]]) -> dict[int, Report]:
+    """The reports of processes that were killed for their silence, by rank; they leave none."""
+    return {
+        rank: Report(rank=rank, stages=stages_of(rank), kind="own", text=sentence("it", seconds, allowed))
+        for rank, seconds in silent.items()
+    }
+
+
+def tell_stopped(number: signal.Signals, reports: Iterable[Report]) -> str:
+    """How a run ended that was stopped by a signal, in words."""
+    saved = next((report.text for report in reports if report.kind == "saved"), None)
+    return f"stopped by {number.name}" + (f" {saved}" if saved else "")
 
 
 def _merged(reports: Iterable[Report]) -> list[Report]:
@@ -138,11 +160,20 @@ def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
     return first
 
 
-def stop_on_signals(stopping: Callable[[], None], signals: Iterable[signal.Signals]) -> None:
+def stop_on_signals(
+    stopping: Callable[[], None],
+    signals: Iterable[signal.Signals],
+    ends_soon: Callable[[], bool] = lambda: False,
+) -> None:
     """Call `stopping` on a signal, then end this process at once, even inside a blocking call.
 
     A signal handler of Python waits until the blocking call returns. A thread that reads the wake-up pipe does not. The
     thread also notices a launcher that was killed, which sends no signal.
+
+    Args:
+        stopping: called before the process ends.
+        signals: those that end it.
+        ends_soon: called on SIGTERM; where it returns True the process goes on, for it ends by itself.
     """
     launcher = os.getppid()
     reading, writing = os.pipe()
@@ -152,8 +183,11 @@ def stop_on_signals(stopping: Callable[[], None], signals: Iterable[signal.Signa
         signal.signal(number, lambda *_: None)
 
     def watch() -> None:
-        while os.getppid() == launcher and not select.select([reading], [], [], 1.0)[0]:
-            pass
+        while os.getppid() == launcher:
+            if select.select([reading], [], [], 1.0)[0] and not (
+                os.read(reading, 1)[0] == signal.SIGTERM and os.getppid() == launcher and ends_soon()
+            ):
+                break
         try:
             stopping()
         finally:
@@ -166,7 +200,8 @@ def _ended(exit_code: int | None) -> str:
     return "ended without a report, as a killed process does" if exit_code is None else ended(exit_code)
 
 
-def _name(stages: Sequence[int]) -> str:
+def named(stages: Sequence[int]) -> str:
+    """The stages of a process in words."""
     if not stages:
         return "a process without a stage"
     return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"

@@ -6,10 +6,12 @@ would listen on every address, and torch's elastic agents keep pickles in it.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +20,14 @@ from pathlib import Path
 from typing import Protocol
 
 from thinwire.launch.run import failures, parent
+from thinwire.launch.run.heartbeat.pulse import VARIABLE
+from thinwire.launch.run.heartbeat.silence import Hearing
 
 MEETING_VARIABLE = "THINWIRE_MEETING"
 """The file through which the processes that `thinwire train` starts meet."""
 
 GRACE = 5.0
-"""Seconds that a process gets to end after SIGTERM."""
+"""Seconds that a process gets to end after it was told to."""
 
 _SETTLE = 0.1
 """Seconds after a failure in which the other processes notice it themselves and report what they waited for."""
@@ -37,7 +41,11 @@ class End:
     failed: dict[int, int] = field(default_factory=dict)
     """Exit status by rank, for processes that failed before the launcher stopped any."""
     hung: list[int] = field(default_factory=list)
-    """Ranks that did not end after SIGTERM and were killed."""
+    """Ranks that did not end when they were told to, and were killed."""
+    silent: dict[int, float] = field(default_factory=dict)
+    """Seconds of silence by rank, of the processes that were killed for it."""
+    finished: bool = field(default=False, compare=False)
+    """Whether all ended well, even if a signal came."""
 
 
 def environments(num_processes: int, threads: int, folder: Path) -> list[dict[str, str]]:
@@ -75,32 +83,72 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
     """A `Start` for a command; `held` are file descriptors that it inherits, such as those of locks."""
 
     def start(environment: Mapping[str, str]) -> Process:
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, pass_fds=held, start_new_session=True)
+        inherited = [*held, int(environment[VARIABLE])]
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited, start_new_session=True
+        )
 
     return start
 
 
-def run(start: Start, given: Sequence[Mapping[str, str]], came: Sequence[signal.Signals]) -> End:
+def run(
+    start: Start,
+    given: Sequence[Mapping[str, str]],
+    came: Sequence[signal.Signals],
+    *,
+    heartbeat: float = math.inf,
+    saves: bool = False,
+) -> End:
     """Start a process in each environment, wait, and return how they ended.
 
     Args:
         start: starts one process.
         given: the environment of each process, in rank order.
         came: the signals that this process got so far; the first one stops the processes.
+        heartbeat: seconds for which a process may be silent; a silent one is killed.
+        saves: whether the first signal is passed on, so that the processes write a checkpoint and end by themselves; a
+            second one stops them.
     """
     processes: list[Process] = []
+    hearing = Hearing(heartbeat)
     try:
-        for environment in given:
-            processes.append(start(environment))
-        while not came and not _failed(processes) and any(process.poll() is None for process in processes):
-            time.sleep(_POLL)
+        for rank, environment in enumerate(given):
+            with hearing.beginning(rank, environment) as heard:
+                processes.append(start(heard))
+        silent = _wait(processes, came, hearing, saves)
         if not came and _failed(processes):
             time.sleep(_SETTLE)
-        return End(_failed(processes) if not came else {}, _stop(processes))
+        finished = all(process.poll() == 0 for process in processes)
+        return End(_failed(processes) if not came else {}, _stop(processes), silent, finished)
     finally:
         for process in processes:
             _signal(process, signal.SIGKILL)
             process.wait()
+        hearing.close()
+
+
+def _wait(
+    processes: Sequence[Process], came: Sequence[signal.Signals], hearing: Hearing, saves: bool
+) -> dict[int, float]:
+    """Wait until all have ended or there is a reason to stop them; the silent ones, which are killed."""
+    asked = False
+    while any(process.poll() is None for process in processes):
+        if came and saves and not asked:
+            asked = True
+            print("the run stops after this step and a checkpoint; a second signal stops it at once", file=sys.stderr)
+            for process in processes:
+                _signal(process, signal.SIGTERM)
+        ended = _failed(processes).values()
+        if len(came) > asked or any(not asked or code != parent.STOPPED for code in ended):
+            return {}
+        running = {rank: process.pid for rank, process in enumerate(processes) if process.poll() is None}
+        if silent := hearing.silent(running):
+            for rank in silent:
+                _signal(processes[rank], signal.SIGKILL)
+                processes[rank].wait()
+            return silent
+        time.sleep(_POLL)
+    return {}
 
 
 def _failed(processes: Sequence[Process]) -> dict[int, int]:
@@ -108,9 +156,9 @@ def _failed(processes: Sequence[Process]) -> dict[int, int]:
 
 
 def _stop(processes: Sequence[Process]) -> list[int]:
-    """Send SIGTERM to processes that still run; the ranks of those that did not end within the grace time."""
+    """Stop processes that still run, at once; the ranks of those that did not end within the grace time."""
     for process in processes:
-        _signal(process, signal.SIGTERM)
+        _signal(process, signal.SIGINT)
     deadline = time.monotonic() + GRACE
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(_POLL)

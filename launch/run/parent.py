@@ -22,7 +22,11 @@ _PR_SET_NAME = 15
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent ends (on Linux). End at once if it has ended already."""
+    """Ask the kernel for SIGTERM when the parent ends (on Linux). End at once if it has ended already.
+
+    SIGINT ends this process without a word, where Python would print a traceback.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if launcher_is_gone():

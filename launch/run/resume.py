@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import Checkpoints, Manifest, SavedStage, StageState, is_whole, manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
@@ -60,8 +61,9 @@ class Resumption:
 
     def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer) -> None:
         recipe = prepared.recipe
-        self._options, self._trainer = recipe.checkpoint, trainer
+        self._options, self._trainer, self._folder = recipe.checkpoint, trainer, recipe.folder
         self._last_saved: int | None = None
+        self._asked_to_stop = False
         self._checkpoints = Checkpoints(
             checkpoint_folder(recipe),
             stages=[stage.stage_index for stage in trainer.stages],
@@ -114,6 +116,28 @@ class Resumption:
         if self._options.wanted and self._last_saved != done:
             self.save(done, said)
         self._checkpoints.wait()
+
+    def ask_to_stop(self) -> bool:
+        """Have all processes stop at the next `stop_if_asked`; whether they do, because checkpoints are wanted."""
+        self._asked_to_stop = self._options.wanted
+        return self._asked_to_stop
+
+    def stop_if_asked(self, done: int, said: Callable[[], Mapping[str, Any]]) -> None:
+        """Where any process was asked to stop, write a checkpoint in all of them and stop; collective.
+
+        Raises:
+            StoppedError: a process was asked to. It says how to go on.
+        """
+        where = self._trainer.placement
+        if not self._options.wanted or not any(
+            where.gather_numbers(dict.fromkeys(self._stages, float(self._asked_to_stop)))
+        ):
+            return
+        self.finish(done, said())
+        where.meet("waiting for the last checkpoint of all stages")
+        raise StoppedError(
+            f"after step {done}, and a checkpoint holds it; thinwire train --resume {self._folder} goes on"
+        )
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
         """Whether the recipe asks for a checkpoint after `done` steps."""

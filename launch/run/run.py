@@ -64,6 +64,7 @@ class Run:
         self._resume()
         self._times = Times(self._resumption.saved.get("seconds", {}))
         self._log = MetricsLog(self.recipe.folder, self._resumption.first) if self.trainer.has_last else None
+        self._done: int | None = None
 
     @property
     def doing(self) -> str:
@@ -97,6 +98,19 @@ class Run:
         self.discard_stores()
         self._finish(summary)
 
+    @property
+    def trains(self) -> bool:
+        """Whether the first step is done and the last one is not."""
+        return self._done is not None and self._done < self.recipe.training.steps
+
+    def save_and_stop(self) -> bool:
+        """Have all stages write a checkpoint and stop after the step under way, or after the last one end as planned.
+
+        Waits for nothing. False before the first step is done and where no checkpoints are wanted: then it changes
+        nothing.
+        """
+        return self._done is not None and self._resumption.ask_to_stop()
+
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
         with suppress(OSError):
@@ -125,6 +139,9 @@ class Run:
         if self._resumption.is_due(done, self._steps_per_epoch):
             with self._times.spent_on("saving"):
                 self._resumption.save(done, self._said())
+        self._done = done
+        if self.trains:
+            self._resumption.stop_if_asked(done, self._said)
 
     def _resume(self) -> None:
         """Restore the codecs that auto chose, then the rest of the checkpoint; without a choice, its measurements."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.options import PRETRAINED, ModelOptions
+from thinwire.pipeline.checkpoint import Manifest, SavedStage, is_whole, manifests, step_folder
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
 
 
@@ -34,9 +36,15 @@ class SavedRun:
 
 
 def read_run(folder: Path, prog: str) -> SavedRun:
-    """Read the last save of a run. OptionsError if files are missing, or if they are not from one save."""
+    """Read the last save of a run, weights or a checkpoint.
+
+    Raises:
+        OptionsError: files are missing, or are not from one save.
+    """
     if not folder.is_dir():
         raise OptionsError(f"RUN must be the folder of a run, got {folder}, which does not exist")
+    if checkpoint := find_checkpoint(folder):
+        return _of_checkpoint(checkpoint, prog)
     needed = [folder / "recipe.yaml", _summary_of_weights(folder)]
     if missing := [str(path) for path in needed if not path.is_file()]:
         raise OptionsError(f"RUN must be the folder of a run with saved weights, but {', '.join(missing)} is missing")
@@ -51,16 +59,35 @@ def read_run(folder: Path, prog: str) -> SavedRun:
     return SavedRun(folder, found, summary, weights, read_facts(folder))
 
 
-def chosen_codecs(compression: CompressionOptions, summary: Mapping[str, Any]) -> CompressionOptions:
+def _of_checkpoint(checkpoint: SavedCheckpoint, prog: str) -> SavedRun:
+    """A run as its newest checkpoint has it."""
+    found = recipe.parse([str(checkpoint.recipe)], prog=prog)
+    weights, choices = checkpoint.weights(), checkpoint.choices
+    compression = chosen_codecs(found.compression, choices)
+    summary = {
+        "steps": checkpoint.manifest.step,
+        "held_out": checkpoint.held_out,
+        "choices": choices,
+        "channels": [
+            {"boundary": boundary, "channel": channel, "codec": str(compression.method(boundary, channel))}
+            for boundary in range(found.num_boundaries)
+            for channel in CHANNELS
+        ],
+        "weights_digest": weights_digest(tensor_lines(weights)),
+    }
+    return SavedRun(checkpoint.run, found, summary, weights, read_facts(checkpoint.run))
+
+
+def chosen_codecs(compression: CompressionOptions, choices: Iterable[Mapping[str, Any]]) -> CompressionOptions:
     """The codecs that a run used, with the choice of auto in place of auto. Before the choice, auto is no compression.
 
     Args:
         compression: the options of the run's recipe.
-        summary: the summary of the run.
+        choices: the choices of auto, as JSON values.
     """
     if not compression.automatic:
         return compression
-    chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in summary["choices"]}
+    chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in choices}
     return compression.chosen(chosen) if chosen else compression.before_choice()
 
 
@@ -121,3 +148,90 @@ def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as opened:
             weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     return weights
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A whole checkpoint, and the folder of its run."""
+
+    run: Path
+    folder: Path
+    """That of all checkpoints of the run."""
+    manifest: Manifest
+
+    @property
+    def recipe(self) -> Path:
+        """The run's recipe as a file."""
+        return self.run / "recipe.yaml"
+
+    @property
+    def choices(self) -> list[Mapping[str, Any]]:
+        """The codecs that auto had chosen."""
+        return list(self._stage(0).values["run"]["choices"])
+
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
+        path = self.run / "evaluations.jsonl"
+        lines = (
+            [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+        )
+        found: dict[str, Any] = next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
+        return {name: scores for name, scores in found.items() if name != "step"}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of all stages, named as in the unsplit model."""
+        stages = (self._stage(int(stage)) for stage in self.manifest.files)
+        return {name: tensor for stage in stages for name, tensor in stage.tensors("weights/").items()}
+
+    def _stage(self, stage: int) -> SavedStage:
+        return SavedStage(self.folder, self.manifest.step, stage)
+
+
+def find_checkpoint(place: Path) -> SavedCheckpoint | None:
+    """The newest whole checkpoint of a place; None where it has none, or is a run that has saved later weights.
+
+    A place is the folder of a run, that of its checkpoints, or that of one checkpoint. A checkpoint is whole if the
+    parts of all stages are there, with the digests of its manifest.
+
+    Raises:
+        OptionsError: the checkpoints that are there are damaged or lack parts, or their run is not around them.
+    """
+    folder, step = _checkpoints_of(place)
+    saved = newest(place)
+    later = [
+        manifest
+        for manifest in manifests(folder)
+        if step in (None, manifest.step) and (saved is None or manifest.step > saved.step)
+    ]
+    whole = [manifest for manifest in later if is_whole(folder, manifest, [int(stage) for stage in manifest.files])]
+    if whole:
+        return SavedCheckpoint(_run_of(place, folder), folder, whole[-1])
+    if later and saved is None:
+        raise OptionsError(
+            f"{step_folder(folder, later[-1].step)} must hold the parts of all {len(later[-1].files)} stages as they "
+            f"were written, and one is missing or damaged; copy it from the machine that held the stage"
+        )
+    return None
+
+
+def _checkpoints_of(place: Path) -> tuple[Path, int | None]:
+    """The folder of checkpoints that a place names, and the step of one of them if it names that."""
+    step = place.name.removeprefix("step-")
+    if (place / "manifest.json").is_file() and step.isdecimal():
+        return place.parent, int(step)
+    if not (place / "recipe.yaml").is_file() or not (place / "model").is_dir():  # an export has no model/
+        return place, None
+    chosen = recipe.parse([str(place / "recipe.yaml")]).checkpoint.folder
+    return Path(chosen) if chosen else place / "checkpoints", None
+
+
+def _run_of(place: Path, checkpoints: Path) -> Path:
+    """The folder of a run: the place itself, or the folder around the checkpoints."""
+    for run in (place, checkpoints.resolve().parent):
+        if (run / "recipe.yaml").is_file():
+            return run
+    raise OptionsError(
+        f"{checkpoints} must lie in the folder of its run, whose recipe.yaml and model/ are needed too; name the "
+        f"folder of the run"
+    )

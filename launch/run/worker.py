@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, once, report_of, stop_on_signals
+from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, named, once, report_of, stop_on_signals
 from thinwire.launch.run.folders import replacing
+from thinwire.launch.run.heartbeat.neighbours import Neighbours
+from thinwire.launch.run.heartbeat.pulse import Pulse
+from thinwire.launch.run.heartbeat.silence import Silence, sentence
 from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
+from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
 
 
-def work(prepared: Prepared) -> int:
-    """Run as the process of the rank in the environment; the exit status."""
+def work(prepared: Prepared, pulse: Pulse) -> int:
+    """Run as the process of the rank in the environment, and beat with `pulse`; the exit status."""
     rank, where = int(os.environ["RANK"]), real_placement(prepared.recipe)
     stages = where.stages_of(rank)
     run: Run | None = None
@@ -41,15 +46,25 @@ def work(prepared: Prepared) -> int:
         doing = run.doing if run is not None else "starting"
         leave(Report(rank=rank, stages=stages, kind="stopped", text=doing))
 
+    def lost(peer: int, seconds: float) -> None:
+        said = sentence(named(where.stages_of(peer)), seconds, prepared.recipe.wire.heartbeat)
+        leave(Report(rank=rank, stages=stages, kind="peer", text=said))
+        os._exit(1)
+
     # 1. signals before joining, because joining can wait for the time-out
-    stop_on_signals(stopping, (signal.SIGTERM, signal.SIGINT))
+    stop_on_signals(
+        stopping, (signal.SIGTERM, signal.SIGINT), ends_soon=lambda: run is not None and run.save_and_stop()
+    )
     try:
         # 2. join before building: to build a run, the processes exchange messages
         join(prepared, rank)
         host_data.discard()
         if begins_alone():
             refuse_replacing(prepared, where)
+        if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
+            listen(prepared, where, rank, pulse, lost)
         run = Run(prepared, where)
+        pulse.trains = lambda: run is not None and run.trains
         run.go()
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
         with reaching(f"process {rank} was waiting for all others to finish"):
@@ -58,8 +73,14 @@ def work(prepared: Prepared) -> int:
     except Exception as error:
         # 4. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages))
-        os._exit(1)
+        os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
+
+
+def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, float], None]) -> None:
+    """Hear the neighbours of this process, and let them hear its pulse; collective."""
+    wire = prepared.recipe.wire
+    Neighbours(where, rank, pulse, Silence(wire.heartbeat), wire.timeout).begin(lost)
 
 
 def begins_alone() -> bool:

@@ -14,14 +14,22 @@ class WireOptions:
 
     timeout: float = 300.0
     """Seconds that any wait on another stage may last."""
+    heartbeat: float = 3.0
+    """Seconds for which a stage may be silent before it is taken for dead. A stage beats while it computes, so only one
+    that is stopped or stuck is silent, or one whose host or link is gone."""
     checksum: bool = True
     """Protect whole frames with a CRC-32; false protects their headers alone."""
     nonfinite: Literal["raise", "send"] = "raise"
     """What to do with NaN or infinity in a tensor to be sent: raise stops and names it, send sends it on."""
 
     def __post_init__(self) -> None:
-        if not 0.01 <= self.timeout <= 1e6:
-            raise OptionsError(f"wire.timeout must be from 0.01 to 1e6 seconds, got {self.timeout}")
+        mistakes = [
+            f"wire.{name} must be from {least:g} to 1e6 seconds, got {value}"
+            for name, value, least in (("timeout", self.timeout, 0.01), ("heartbeat", self.heartbeat, 1))
+            if not least <= value <= 1e6
+        ]
+        if mistakes:
+            raise OptionsError(mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)

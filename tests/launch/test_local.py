@@ -32,10 +32,10 @@ def run(request):
     return partial(ended, request.param)
 
 
-def ended(start, script, *names, came=(), folder=None):
+def ended(start, script, *names, came=(), folder=None, **options):
     """How a script ended, run once under each name."""
     given = [{**os.environ, "NAME": name, "FOLDER": str(folder)} for name in names]
-    return local.run(start(textwrap.dedent(script)), given, came)
+    return local.run(start(textwrap.dedent(script)), given, came, **options)
 
 
 def test_processes_that_end_well_end_well(run):
@@ -64,7 +64,7 @@ def test_a_process_that_does_not_answer_is_killed_and_named(run, tmp_path, monke
         import os, pathlib, signal, time
         ready = pathlib.Path(os.environ["FOLDER"], "ready")
         if os.environ["NAME"] == "deaf":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             ready.touch()
             time.sleep(600)
         while not ready.exists():
@@ -90,6 +90,40 @@ def test_a_signal_to_the_launcher_stops_all_and_blames_none(run, tmp_path):
         time.sleep(600)
     """
     assert run(script, "a", "b", came=came, folder=tmp_path) == End()
+    thread.join()
+
+
+SAVING = """
+    import os, pathlib, signal, time
+    folder = pathlib.Path(os.environ["FOLDER"])
+    def save(*_):
+        (folder / "told").touch()
+        if not (folder / "slow").exists():
+            os._exit(143)
+    signal.signal(signal.SIGTERM, save)
+    (folder / "ready").touch()
+    while True:
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_processes_that_save_end_by_themselves_until_a_second_signal_comes(run, tmp_path, signals):
+    came = []
+    if signals == 2:
+        (tmp_path / "slow").touch()
+
+    def interrupt():
+        for sign in ["ready", "told"][:signals]:
+            while not (tmp_path / sign).exists():
+                time.sleep(0.01)
+            came.append(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    end = run(SAVING, "a", came=came, folder=tmp_path, saves=True)
+    assert (end, end.finished) == (End(), False)
+    assert (tmp_path / "told").exists()
     thread.join()
 
 

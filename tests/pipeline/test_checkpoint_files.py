@@ -176,6 +176,19 @@ def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
         assert [manifest.step for manifest in manifests(folder / "checkpoints")] == [3]
 
 
+def test_torch_reads_the_tensors_of_a_part(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    process = Process(tmp_path / "run", dist.HashStore())
+    process.train()
+    process.save()
+    process.checkpoints.wait()
+    found = {"weights/w": torch.zeros(3)}
+    part = step_folder(process.checkpoints.folder, 1) / "stage-0"
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(part)), no_dist=True)
+    assert found["weights/w"].equal(process.weight) and process.weight.any()
+
+
 class Crash(BaseException):
     """The process is gone at this point."""
 

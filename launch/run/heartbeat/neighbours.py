@@ -1,0 +1,174 @@
+"""Heartbeats between neighbours of a pipeline: each pair of processes has a connection of its own for them.
+
+torchrun does not notice a process that is alive and silent, and no launcher sees the processes of other hosts. So the
+two processes of a boundary listen to each other. A process that hears nothing from a neighbour ends, and torchrun
+starts all of them again.
+
+The process of the lower rank listens on the interface of the run, until its neighbours have called. A message is 21
+bytes: the token of the run, the rank of its sender, and whether the sender trains. A connection that sends anything
+else is closed. A connection that ends is no silence: gloo notices an end itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import torch.distributed as dist
+
+from thinwire.launch.run.heartbeat.pulse import Pulse
+from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.launch.shared.probes import host_address, interface_addresses
+from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.transport import reaching
+
+_TOKEN_BYTES = 16
+_MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sI?")
+_POLL = 0.1
+_MOST_STRANGERS = 16
+"""Connections that have not named themselves yet; the oldest goes for a new one."""
+
+
+class Neighbours:
+    """The neighbours of this process, heard on a thread of their own. Creating it is collective.
+
+    Args:
+        where: where the stages live.
+        rank: this process.
+        pulse: its heartbeat, which the neighbours are told.
+        silence: how long they may be silent.
+        timeout: seconds to wait for them.
+
+    Raises:
+        PeerError: a neighbour cannot be reached.
+    """
+
+    def __init__(self, where: Placement, rank: int, pulse: Pulse, silence: Silence, timeout: float) -> None:
+        self._rank, self._pulse, self._silence = rank, pulse, silence
+        self._buffers: dict[socket.socket, bytearray] = {}
+        self._ranks: dict[socket.socket, int] = {}
+        self._waiting = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
+        self._token = _token(store, rank)
+        pairs = [pair for pair in where.neighbours if rank in pair]
+        self._missing = {above for below, above in pairs if below == rank}
+        if self._missing:
+            self._listen(store)
+        for below in (below for below, above in pairs if above == rank):
+            self._call(below, store, timeout)
+
+    def begin(self, lost: Callable[[int, float], None]) -> None:
+        """Listen from now on; `lost` is called with the rank and the silence, in seconds, of a lost neighbour."""
+        threading.Thread(target=self._hear, args=[lost], name="neighbours", daemon=True).start()
+
+    def _listen(self, store: dist.Store) -> None:
+        address = run_address()
+        self._listener = socket.create_server(
+            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+        )
+        self._listener.setblocking(False)
+        self._waiting.register(self._listener, selectors.EVENT_READ)
+        store.set(str(self._rank), f"{address} {self._listener.getsockname()[1]}")
+
+    def _call(self, rank: int, store: dist.Store, timeout: float) -> None:
+        what = f"process {self._rank} was waiting for the heartbeat of process {rank}"
+        with reaching(what):
+            host, port = store.get(str(rank)).decode().split()
+        try:
+            connection = socket.create_connection((host, int(port)), timeout)
+        except OSError as error:
+            raise PeerError(
+                f"{what}, and {host} does not answer at port {port}: {error.strerror or error}; stages must reach all "
+                f"ports of each other, on the interface of GLOO_SOCKET_IFNAME"
+            ) from error
+        self._add(connection)
+        self._greet(connection, rank)
+
+    def _hear(self, lost: Callable[[int, float], None]) -> None:
+        while True:
+            for key, _ in self._waiting.select(_POLL):
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj is self._listener:
+                    with suppress(OSError):  # who called has gone again
+                        self._add(self._listener.accept()[0])
+                else:
+                    self._read(key.fileobj)
+            if self._listener is not None and not self._missing:
+                self._waiting.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+            for rank, seconds in self._silence.too_long().items():
+                self._silence.forget(rank)
+                lost(rank, seconds)
+
+    def _add(self, connection: socket.socket) -> None:
+        strangers = [known for known in self._buffers if known not in self._ranks]
+        if len(strangers) >= _MOST_STRANGERS:
+            self._close(strangers[0])
+        connection.setblocking(False)
+        self._buffers[connection] = bytearray()
+        self._waiting.register(connection, selectors.EVENT_READ)
+
+    def _greet(self, connection: socket.socket, rank: int) -> None:
+        """From now on the connection is that of a neighbour."""
+        self._ranks[connection] = rank
+        self._missing.discard(rank)
+        self._silence.heard(rank, trains=False)
+        self._pulse.add(partial(self._send, connection))
+
+    def _send(self, connection: socket.socket, trains: bool) -> None:
+        try:
+            connection.send(_MESSAGE.pack(self._token, self._rank, trains))
+        except OSError:
+            return  # closed, or full because the neighbour does not read: it hears of us no more, as it should
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            received = connection.recv(1 << 12)
+        except OSError:
+            received = b""
+        buffer = self._buffers[connection]
+        buffer += received
+        while received and len(buffer) >= _MESSAGE.size:
+            token, rank, trains = _MESSAGE.unpack_from(buffer)
+            del buffer[: _MESSAGE.size]
+            if connection not in self._ranks and rank in self._missing and secrets.compare_digest(token, self._token):
+                self._greet(connection, rank)
+            if token != self._token or self._ranks.get(connection) != rank:
+                received = b""
+            else:
+                self._silence.heard(rank, trains)
+        if not received:
+            self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        self._waiting.unregister(connection)
+        del self._buffers[connection]
+        rank = self._ranks.pop(connection, None)
+        if rank is not None:
+            self._silence.forget(rank)
+        connection.close()
+
+
+def run_address() -> str:
+    """The address of this host on the interface of the run, as gloo finds it."""
+    asked = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    addresses = interface_addresses().get(asked, [])
+    return addresses[0] if addresses else host_address()
+
+
+def _token(store: dist.Store, rank: int) -> bytes:
+    """What every message of this run begins with; process 0 draws it."""
+    if rank == 0:
+        store.set("token", secrets.token_hex(_TOKEN_BYTES // 2))
+    with reaching(f"process {rank} was waiting for process 0"):
+        return bytes(store.get("token"))

@@ -1,0 +1,153 @@
+"""Heartbeats: who is silent is told, whoever computes is not."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import pytest
+
+from thinwire.launch.run import forks, local
+from thinwire.launch.run.heartbeat import pulse, silence
+from thinwire.launch.run.heartbeat.pulse import EVERY
+from thinwire.launch.run.heartbeat.silence import STARTING, Silence
+
+
+class Clock:
+    """A time that only the test moves, a listener looking all the while."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.silence = Silence(3.0, lambda: self.now)
+
+    def wait(self, seconds, **given):
+        """Who has been silent for too long by then."""
+        for _ in range(round(seconds / EVERY)):
+            self.silence.too_long()
+            self.now += EVERY
+        return self.silence.too_long(**given)
+
+
+def test_a_process_that_trains_may_be_silent_for_so_long_and_no_longer():
+    clock = Clock()
+    clock.silence.heard(0, trains=True)
+    clock.silence.heard(1, trains=True)
+    assert clock.wait(3) == {}
+    clock.silence.heard(1, trains=True)
+    assert clock.wait(0.5) == {0: 3.5}
+
+
+def test_a_process_that_loads_libraries_may_be_silent_longer_unless_it_is_stopped():
+    clock = Clock()
+    clock.silence.heard(0, trains=False)
+    clock.silence.heard(1, trains=False)
+    assert clock.wait(20) == {}
+    assert clock.wait(0, is_stopped=lambda rank: rank == 1) == {1: 20.0}
+    assert clock.wait(STARTING - 20) == {}
+    assert set(clock.wait(1)) == {0, 1}
+
+
+def test_who_had_no_turn_to_listen_blames_nobody():
+    """After a suspended machine wakes, or a container is paused, everybody has been silent."""
+    clock = Clock()
+    clock.silence.heard(0, trains=True)
+    clock.now += 3600
+    assert clock.silence.too_long() == {}
+    assert clock.wait(3) == {}
+    assert clock.wait(0.5) == {0: 3.5}
+
+
+def test_who_is_forgotten_is_not_expected():
+    clock = Clock()
+    clock.silence.heard(0, trains=True)
+    clock.silence.forget(0)
+    assert clock.wait(100) == {}
+
+
+def new(script):
+    """Each process a new interpreter."""
+    return local.command([sys.executable, "-c", textwrap.dedent(script)])
+
+
+def forked(script):
+    """Each process a copy of this one."""
+    return partial(forks.Forked, lambda: exec(textwrap.dedent(script), {}) or 0)
+
+
+SILENT = {
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "holding Python's lock": "ctypes.PyDLL(None).sleep(600)",
+}
+SCRIPT = """
+    import ctypes, os, signal, time
+    from thinwire.launch.run.heartbeat import pulse
+    pulse.begin().trains = lambda: {trains}
+    time.sleep(2 * pulse.EVERY)
+    if os.environ["NAME"] == "bad":
+        {silent}
+    time.sleep(600)
+"""
+
+
+def ended(start, *names):
+    """How processes ended of which one is silent."""
+    return local.run(start, [{**os.environ, "NAME": name} for name in names], [], heartbeat=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a stopped process is found in /proc")
+@pytest.mark.parametrize("start", [new, forked])
+@pytest.mark.parametrize(("why", "trains"), [("stopped", True), ("stopped", False), ("holding Python's lock", True)])
+def test_a_silent_process_is_killed_and_the_others_are_stopped(start, why, trains):
+    end = ended(start(SCRIPT.format(trains=trains, silent=SILENT[why])), "good", "bad")
+    assert (end.failed, list(end.silent), end.hung) == ({1: -signal.SIGKILL}, [1], [])
+    assert end.silent[1] > 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="libc is loaded by the name it has on Linux")
+def test_a_computation_that_gives_pythons_lock_away_is_no_silence():
+    """ctypes.CDLL gives the lock away, as torch does."""
+    script = """
+        import ctypes
+        from thinwire.launch.run.heartbeat import pulse
+        pulse.begin().trains = lambda: True
+        ctypes.CDLL(None).sleep(4)
+    """
+    assert ended(new(script), "busy") == local.End()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a stopped process is found in /proc")
+def test_a_stopped_process_is_found():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        try:
+            assert not silence.is_stopped(process.pid)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            assert silence.is_stopped(process.pid)
+        finally:
+            process.kill()
+    assert not silence.is_stopped(process.pid)
+
+
+def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    monkeypatch.setenv(pulse.VARIABLE, str(writing))
+    beating = pulse.begin()
+    [tell] = beating._listeners
+    for _ in range(1 << 17):
+        tell(True)
+    assert os.read(reading, 4) == b"tttt"
+    beating._listeners.clear()
+
+
+def test_what_is_told_names_the_time_and_the_option():
+    assert silence.sentence("stage 1", 3.14, 3) == (
+        "stage 1 sent no heartbeat for 3.1 s, and wire.heartbeat allows 3 s: the process is stopped, or something "
+        "keeps Python's lock (the GIL), or the host or the link is gone"
+    )
+    assert math.isinf(local.run.__kwdefaults__["heartbeat"]), "who names no option hears no silence"

@@ -1,0 +1,124 @@
+"""Neighbours that hear each other, and strangers that nobody hears."""
+
+import os
+import queue
+import signal
+import socket
+import struct
+import time
+
+import pytest
+import torch.distributed as dist
+
+from support import processes
+from thinwire.launch.run.heartbeat.neighbours import Neighbours
+from thinwire.launch.run.heartbeat.pulse import Pulse
+from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.pipeline.process import Placement
+
+CHAIN = Placement({0: 0, 1: 1, 2: 2})
+TIMEOUT = 30
+
+
+def begin(rank):
+    """What a process of a chain of three hears: a queue of (rank, seconds) of lost neighbours."""
+    lost, pulse = queue.Queue(), Pulse()
+    pulse.trains = lambda: True
+    Neighbours(CHAIN, rank, pulse, Silence(1.5), TIMEOUT).begin(lambda rank, seconds: lost.put((rank, seconds)))
+    return lost
+
+
+def one_is_stopped(rank):
+    """The middle process is stopped; its neighbours say whom they lost, and end it."""
+    store = dist.distributed_c10d._get_default_store()
+    lost = begin(rank)
+    dist.barrier()
+    if rank == 1:
+        store.set("pid", str(os.getpid()))
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    found, seconds = lost.get(timeout=TIMEOUT)
+    pid = int(store.get("pid"))
+    if rank == 0:
+        store.wait(["heard by 2"])
+        os.kill(pid, signal.SIGKILL)
+    else:
+        store.set("heard by 2", "")
+    return found, seconds > 1.5
+
+
+def all_end(rank):
+    """Nobody is lost, however the others leave."""
+    lost = begin(rank)
+    dist.barrier()
+    time.sleep(2.5 * (rank + 1))
+    return lost.qsize()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_both_neighbours_of_a_stopped_process_notice():
+    outcomes = processes.outcomes_of(one_is_stopped, 3)
+    assert outcomes == {0: (True, (1, True)), 2: (True, (1, True))}
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_an_end_is_no_silence():
+    assert processes.run(all_end, 3) == [0, 0, 0]
+
+
+def message(token, rank, trains=True):
+    return struct.pack("!16sI?", token, rank, trains)
+
+
+def called(address):
+    connection = socket.create_connection(address, TIMEOUT)
+    connection.settimeout(TIMEOUT)
+    return connection
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.fixture
+def heard(alone):
+    """The process of stage 0: where it listens, the token of its run, and whom it lost."""
+    lost = begin(0)
+    store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
+    host, port = store.get("0").decode().split()
+    return (host, int(port)), store.get("token"), lost
+
+
+def test_strangers_are_cut_off_and_change_nothing(heard):
+    address, token, lost = heard
+    strangers = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", message(bytes(16), 1), message(token, 2), message(token, 7)]
+    for said in strangers:
+        with called(address) as connection:
+            connection.sendall(said)
+            assert is_closed(connection), said
+    held = [called(address) for _ in range(40)]
+    assert is_closed(held[0]), "those that say nothing are few at any time"
+    with called(address) as neighbour:
+        neighbour.sendall(message(token, 1))
+        assert neighbour.recv(21) == message(token, 0)
+        with pytest.raises(OSError):
+            while True:  # until the thread has closed it
+                called(address).close()
+                time.sleep(0.05)
+        assert lost.get(timeout=TIMEOUT)[0] == 1, "it says nothing more"
+    for connection in held:
+        connection.close()
+
+
+def test_a_neighbour_that_closes_is_no_longer_expected(heard):
+    address, token, lost = heard
+    with called(address) as neighbour:
+        neighbour.sendall(message(token, 1) * 3)
+        assert neighbour.recv(1)
+    with pytest.raises(queue.Empty):
+        lost.get(timeout=2.5)

@@ -1,0 +1,106 @@
+"""Runs that are told to stop, or fall silent: what was done is in a checkpoint, and the sentence says how to go on."""
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SEVERAL = 40
+TRAINING = ["tiny.yaml", "--compression.activations", "aqsgd(q(3))", "--training.steps"]
+ENDLESS = [*TRAINING, 100_000, "--checkpoint.every", "50000 steps", "--optimizer.schedule", "constant"]
+SAVED = re.compile(r"after step (\d+), and a checkpoint holds it; thinwire train --resume run goes on")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_recipe(tmp_path)
+    return tmp_path
+
+
+def steps_done(folder):
+    path = folder / "run/metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def trains(command, folder):
+    command.wait_until(lambda: steps_done(folder) >= 3)
+
+
+def digest(folder):
+    return json.loads((folder / "summary.json").read_text())["weights_digest"]
+
+
+def simulated(folder, steps, monkeypatch):
+    """The digest of the same training, undisturbed and in this process."""
+    monkeypatch.chdir(folder)
+    assert cli.main(["simulate", *map(str, ENDLESS), "--training.steps", str(steps), "--output", "whole"]) == 0
+    return digest(folder / "whole")
+
+
+def whole_checkpoints(folder):
+    return [int(path.parent.name[5:]) for path in (folder / "run/checkpoints").glob("step-*/manifest.json")]
+
+
+def test_a_run_that_is_stopped_writes_a_checkpoint_and_says_how_to_go_on(folder, monkeypatch):
+    with started([*THINWIRE, "train", *ENDLESS, "--output", "run"], folder) as command:
+        trains(command, folder)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130
+        assert command.processes() == {}
+    first, last = command.stderr.splitlines()
+    assert first == "the run stops after this step and a checkpoint; a second signal stops it at once"
+    assert last.startswith("stopped by SIGINT after step ")
+    done = int(SAVED.search(last)[1])
+    assert whole_checkpoints(folder) == [done]
+    assert steps_done(folder) == done
+    resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", done + 3], folder)
+    assert resumed.status == 0, resumed.stderr
+    assert digest(folder / "run") == simulated(folder, done + 3, monkeypatch)
+
+
+def test_a_stage_that_is_told_to_stop_loses_no_step_and_the_run_comes_back(folder, monkeypatch):
+    steps = [*ENDLESS, "--training.steps", SEVERAL]
+    with started([*THINWIRE, "train", *steps, "--max-restarts", 1, "--output", "run"], folder) as command:
+        trains(command, folder)
+        os.kill(command.stage_process(1), signal.SIGTERM)
+        assert command.wait() == 0, command.stderr
+    done = int(SAVED.search(command.stderr)[1])
+    assert f"goes on from the checkpoint of step {done} " in command.stdout
+    assert digest(folder / "run") == simulated(folder, SEVERAL, monkeypatch)
+
+
+def test_a_stopped_process_is_noticed_long_before_the_time_out_and_the_run_comes_back(folder):
+    steps = [*TRAINING, SEVERAL, "--checkpoint.every", "5 steps", "--wire.heartbeat", 1.5]
+    with started([*THINWIRE, "train", *steps, "--max-restarts", 1, "--output", "run"], folder) as command:
+        trains(command, folder)
+        os.kill(command.stage_process(0), signal.SIGSTOP)
+        assert command.wait() == 0, command.stderr
+    assert re.search(
+        r"stage 0 failed: it sent no heartbeat for \d.\d s, and wire.heartbeat allows 1.5 s", command.stderr
+    )
+
+
+def test_torchrun_passes_a_stop_on_and_a_checkpoint_is_written(folder):
+    launch = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
+    with started([*launch, *ENDLESS, "--output", "run"], folder) as command:
+        trains(command, folder)
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() != 0
+    told = {int(SAVED.search(line)[1]) for line in command.stderr.splitlines() if SAVED.search(line)}
+    assert whole_checkpoints(folder) == list(told), command.stderr
+
+
+def test_under_torchrun_the_neighbour_of_a_stopped_process_says_so(folder):
+    launch = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
+    with started([*launch, *ENDLESS, "--output", "run", "--wire.heartbeat", "1.5"], folder) as command:
+        trains(command, folder)
+        os.kill(command.stage_process(1), signal.SIGSTOP)
+        command.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat for" in command.stderr)
