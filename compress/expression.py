@@ -11,7 +11,9 @@ of a path is imported, from the current directory too, as for `module:factory` o
 
 import ast
 import inspect
+import re
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import get_type_hints
 
@@ -31,8 +33,10 @@ from thinwire.compress.feedback import (
     MixedErrorFeedback,
 )
 from thinwire.compress.rules import try_out
+from thinwire.errors import attempt
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find_in
+from thinwire.errors.names import did_you_mean
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
     {
@@ -82,7 +86,13 @@ def parse(expression: str) -> Method:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, CodecError):
             raise
-        raise CodecError(f"{expression!r}{_NO_CODEC}") from None
+        raise CodecError(f"{expression!r}{_NO_CODEC}{_dot_hint(expression)}") from None
+
+
+def _dot_hint(expression: str) -> str:
+    """A hint for a path that is written as in other options, `my_codecs:Sign(2)`."""
+    written = re.match(r"\s*([\w.]+):(\w+)", expression)
+    return f"; a codec of your own is written with a dot: {written[1]}.{written[2]}" if written else ""
 
 
 def _method(node: ast.expr, expression: str) -> Method:
@@ -95,10 +105,10 @@ def _method(node: ast.expr, expression: str) -> Method:
     if len(options) < len(call.keywords):
         raise CodecError(f"{expression!r} must name each argument, and only once")
     parameters = inspect.signature(described)
-    arguments = [_value(argument, expression) for argument in call.args]
-    values = {option: _value(value, expression) for option, value in options.items()}
+    given = attempt(*(partial(_value, node, expression) for node in (*call.args, *options.values())))
+    arguments = given[: len(call.args)]
     try:
-        bound = parameters.bind(*arguments, **values)
+        bound = parameters.bind(*arguments, **dict(zip(options, given[len(arguments) :], strict=True)))
     except TypeError as error:
         usage = f"{name}({', '.join(parameters.parameters)})" if parameters.parameters else name
         raise CodecError(f"{expression!r}: {error}; write {usage}") from None
@@ -139,8 +149,9 @@ def _described(name: str, expression: str) -> type[Codec] | type[Feedback]:
         return _imported(name, expression)
     if name not in _KNOWN:
         raise CodecError(
-            f"unknown codec {name!r} in {expression!r}; the codecs are {', '.join(sorted(CODECS))}, and feedback "
-            f"around them {', '.join(sorted(FEEDBACK))}; a codec of your own is written as module.Class"
+            f"unknown codec {name!r}{did_you_mean(name, _KNOWN)} in {expression!r}; the codecs are "
+            f"{', '.join(sorted(CODECS))}, and feedback around them {', '.join(sorted(FEEDBACK))}; a codec of your own "
+            "is written as module.Class"
         )
     return _KNOWN[name]
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, Described, Key, require_choice
 from thinwire.compress.codecs.sparse import TopK, mixed_indices, samples_of
 from thinwire.compress.stores.store import FORMATS, Loan
+from thinwire.errors import attempt
 
 Slot = Literal["position", "sample"]
 Medium = Literal["memory", "disk"]
@@ -53,13 +54,18 @@ class Feedback(Described):
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec):
             raise CodecError(f"{self.name} goes around a codec, got {self.codec}; write {self.name}(q(4)), for example")
-        if not self.codec.takes_feedback:
-            raise CodecError(f"{self.name} cannot go around {self.codec}; drop {self.name}")
-        require_choice(self, "slot", self.slot, get_args(Slot))
-        require_choice(self, "store", self.store, get_args(Medium))
-        if type(self.store_bits) is not int or self.store_bits not in FORMATS:
-            allowed = ", ".join(map(str, FORMATS))
-            raise CodecError(f"{self.name}'s store_bits must be one of {allowed}, got {self.store_bits}")
+        allowed = ", ".join(map(str, FORMATS))
+        attempt(
+            lambda: CodecError.require(
+                (self.codec.takes_feedback, f"{self.name} cannot go around {self.codec}; drop {self.name}"),
+                (
+                    type(self.store_bits) is int and self.store_bits in FORMATS,
+                    f"{self.name}'s store_bits must be one of {allowed}, got {self.store_bits}",
+                ),
+            ),
+            lambda: require_choice(self, "slot", self.slot, get_args(Slot)),
+            lambda: require_choice(self, "store", self.store, get_args(Medium)),
+        )
 
     @property
     def inner(self) -> Codec:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ThinwireError
+from thinwire.errors.names import did_you_mean
 
 
 def is_path(name: str) -> bool:
@@ -40,9 +40,9 @@ def find_in(module_name: str, name: str, written: str, error: type[ThinwireError
             f"module {module_name} of {written!r} cannot be imported, from {here} either: "
             f"{type(raised).__name__}: {raised}"
         ) from raised
-    near = get_close_matches(name, [known for known in vars(module) if not known.startswith("__")])
-    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-    error.require((hasattr(module, name), f"module {module_name} has no {name!r}{meant}"))
+    if not hasattr(module, name):
+        known = [known for known in vars(module) if not known.startswith("__")]
+        raise error(f"module {module_name} has no {name!r}{did_you_mean(name, known)}")
     return getattr(module, name)
 
 

@@ -66,7 +66,11 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"thinwire {version('thinwire')}")
         return OK
     if command not in COMMANDS and command not in _installed():
-        return _tell(f"thinwire has no command {command!r}; known: {', '.join([*COMMANDS, *_installed()])}", MISTAKE)
+        from thinwire.errors.names import did_you_mean
+
+        known = [*COMMANDS, *_installed()]
+        hint = did_you_mean(command, known)
+        return _tell(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
     for sentence in _clashes(command):
         print(sentence, file=sys.stderr)
     return run(lambda rest: _load(command)(rest), arguments[1:])

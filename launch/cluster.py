@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from thinwire.errors import attempt
+from thinwire.errors.names import did_you_mean
 from thinwire.launch.hosts import crew, network
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.run import failures, recipe
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         print(_help())
         return 0
     if name not in ACTIONS:
-        raise OptionsError(f"{PROG} has no {name!r}; known: {', '.join(ACTIONS)}")
+        raise OptionsError(f"{PROG} has no {name!r}{did_you_mean(name, ACTIONS)}; known: {', '.join(ACTIONS)}")
     return ACTIONS[name][1](argv[1:])
 
 

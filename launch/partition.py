@@ -54,7 +54,7 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table
     bandwidth = parse_bandwidth(options.bandwidth)
     if options.memory is not None and not options.memory > 0:
         raise OptionsError(f"--memory must be above 0 GB, got {options.memory:g}")
-    codecs = {expression: _codecs(expression) for expression in options.codec}
+    codecs = {expression: codec_pair(expression) for expression in options.codec}
     if options.count and (bandwidth is not None or options.memory is not None):
         raise OptionsError("--bandwidth and --memory need measured costs; remove --count")
     costs = _costs(prepared, counted=options.count)
@@ -81,14 +81,6 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table
         *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
     return tables, [len(cut) for cut in cuts]
-
-
-def _codecs(expression: str) -> CompressionOptions:
-    try:
-        return codec_pair(expression)
-    except OptionsError as error:
-        mistakes = [mistake.partition(": ")[2] for mistake in error.mistakes]
-        raise OptionsError(f"--codec {expression}: {'; '.join(dict.fromkeys(mistakes))}") from error
 
 
 def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:

@@ -1,11 +1,11 @@
 """The model of a run: a family's name, a pretrained model or your own factory, made into a blueprint."""
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from thinwire.errors.imports import find, is_path
+from thinwire.errors.names import did_you_mean
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
@@ -212,23 +212,23 @@ def _config(options: ModelOptions) -> Any:
     if by_family and options.name not in CONFIG_MAPPING:
         raise ModelError(
             f"the name of a family must be a model type of transformers, got {options.name!r}"
-            f"{_similar(options.name, set(CONFIG_MAPPING.keys()))}"
+            f"{did_you_mean(options.name, CONFIG_MAPPING.keys(), most=1)}"
         )
     try:
         if by_family:
             defaults = AutoConfig.for_model(options.name)
             _refuse_unknown(defaults, options.config)
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
-        local_path(
-            options.name, f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
-        )
+        rule = f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
+        local_path(options.name, rule, own=True)
         pretrained = AutoConfig.from_pretrained(options.name)
         _refuse_unknown(pretrained, options.config)
         return AutoConfig.from_pretrained(options.name, **options.config)
     except ModelError:
         raise
     except OSError as error:
-        raise ModelError(f"there is no model {options.name!r}: {_first_line(error)}; {_supported()}") from error
+        meant = did_you_mean(options.name, _names())
+        raise ModelError(f"there is no model {options.name!r}{meant}: {_first_line(error)}; {_supported()}") from error
     except Exception as error:
         raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
 
@@ -238,13 +238,8 @@ def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
 
     unlisted = FAMILIES[config.model_type].unlisted if config.model_type in FAMILIES else ()
     known = {*config.to_dict(), *config.attribute_map, "num_labels", *unlisted}
-    unknown = [f"{name!r}{_similar(name, known)}" for name in overrides if name not in known]
+    unknown = [f"{name!r}{did_you_mean(name, known, most=1)}" for name in overrides if name not in known]
     require((not unknown, f"a configuration of {config.model_type} has no {', '.join(unknown)}"))
-
-
-def _similar(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" (meant {close[0]!r}?)" if close else ""
 
 
 def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -256,7 +251,15 @@ def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[st
 
 
 def _no_such_type(model_type: str) -> str:
-    return f"model type {model_type!r} is not supported: {_supported()}"
+    return f"model type {model_type!r} is not supported{did_you_mean(model_type, _names())}: {_supported()}"
+
+
+def _names() -> list[str]:
+    """The names of models that need no hub."""
+    from thinwire.models.architectures.families import FAMILIES
+    from thinwire.models.architectures.vision import VISION
+
+    return [*FAMILIES, *VISION]
 
 
 def _supported() -> str:

@@ -8,12 +8,12 @@ plus gradient, for GPipe sends all of one before any of the other, as it compute
 
 import math
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.errors.names import did_you_mean
 from thinwire.models.errors import ModelError, require
 
 CostTable = NDArray[np.float64]
@@ -132,9 +132,7 @@ def _position(cut: str, names: Sequence[str]) -> int:
     group = [index for index, name in enumerate(names) if name.startswith(f"{cut}.")]
     if group:
         return group[-1]
-    near = get_close_matches(cut, names)
-    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ModelError(f"a cut must name one of the layers {', '.join(names)}, got {cut!r}{meant}")
+    raise ModelError(f"a cut must name one of the layers {', '.join(names)}, got {cut!r}{did_you_mean(cut, names)}")
 
 
 def _span_sums(values: Sequence[float], most: int) -> CostTable:

@@ -31,6 +31,7 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 
 from thinwire.errors.calls import call, called, first_line
 from thinwire.errors.imports import find, is_path
+from thinwire.errors.names import colon_hint, did_you_mean
 from thinwire.pipeline.errors import OptionsError
 
 Order = dict[int, list[_Action | None]]
@@ -227,7 +228,11 @@ class Schedules(dict[str, ScheduleSpec]):
     """The schedules by name; `module:name` is imported, and must be a `ScheduleSpec` of your own."""
 
     def __missing__(self, name: str) -> ScheduleSpec:
-        OptionsError.require((is_path(name), f"pipeline.schedule must be one of {', '.join(self)}, got {name}"))
+        if not is_path(name):
+            hint = did_you_mean(name, self) or colon_hint(name)
+            raise OptionsError(
+                f"pipeline.schedule must be one of {', '.join(self)}, or module:name for your own, got {name}{hint}"
+            )
         found = find(name, OptionsError)
         if not isinstance(found, ScheduleSpec):
             raise OptionsError(f"pipeline.schedule {name} must be a ScheduleSpec, got {type(found).__name__}")

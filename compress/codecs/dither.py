@@ -10,6 +10,7 @@ from thinwire.compress.codec import Words, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
+from thinwire.errors import attempt
 
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
@@ -45,8 +46,7 @@ class Dither(Blockwise):
     """Instead of `per`: how many consecutive elements share one scale."""
 
     def __post_init__(self) -> None:
-        require_int(self, "bits", self.bits, 2, 8)
-        super().__post_init__()
+        attempt(lambda: require_int(self, "bits", self.bits, 2, 8), super().__post_init__)
 
     @property
     def _grid(self) -> Grid:

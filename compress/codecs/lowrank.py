@@ -19,6 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, Key, require_choice, require_floating, require_int, tensor_bytes
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import blocks_per
+from thinwire.errors import attempt
 
 FactorFormat = Literal["fp16", "bf16", "fp32"]
 _FORMATS: Mapping[FactorFormat, torch.dtype] = MappingProxyType(
@@ -60,8 +61,10 @@ class LowRank(Codec):
     """How elements of P and Q are sent."""
 
     def __post_init__(self) -> None:
-        require_int(self, "rank", self.rank, 1, 512)
-        require_choice(self, "values", self.values, get_args(FactorFormat))
+        attempt(
+            lambda: require_int(self, "rank", self.rank, 1, 512),
+            lambda: require_choice(self, "values", self.values, get_args(FactorFormat)),
+        )
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of the scale, P and Q, or of the tensor itself if that is less."""

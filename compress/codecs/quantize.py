@@ -19,6 +19,7 @@ from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.rotation import Rotated
+from thinwire.errors import attempt
 
 Scale = Literal["absmax", "minmax"]
 Round = Literal["nearest", "stochastic"]
@@ -59,12 +60,16 @@ class Quantize(Blockwise):
     """The share of each row's elements, the largest, that is sent apart in bf16, so that the rest has finer steps."""
 
     def __post_init__(self) -> None:
-        require_int(self, "bits", self.bits, 1, 8)
-        require_choice(self, "scale", self.scale, get_args(Scale))
-        require_choice(self, "round", self.round, get_args(Round))
-        super().__post_init__()
-        if self.rotate is not None:
-            require_choice(self, "rotate", self.rotate, get_args(Rotate))
+        attempt(
+            lambda: require_int(self, "bits", self.bits, 1, 8),
+            lambda: require_choice(self, "scale", self.scale, get_args(Scale)),
+            lambda: require_choice(self, "round", self.round, get_args(Round)),
+            super().__post_init__,
+            lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
+            self._check_outliers,
+        )
+
+    def _check_outliers(self) -> None:
         if self.outliers is not None and (type(self.outliers) is not float or not 0 < self.outliers <= 0.5):
             raise CodecError(f"q's outliers must be a share above 0 and at most 0.5, got {self.outliers!r}")
 

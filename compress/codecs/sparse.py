@@ -30,6 +30,7 @@ from thinwire.compress.codecs.indices import (
     values_at,
 )
 from thinwire.compress.codecs.quantize import Quantize
+from thinwire.errors import attempt
 
 _NEEDS_INDICES = "reuse needs topk or randk on the activations of the same boundary"
 Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)"]
@@ -60,10 +61,14 @@ class Sparse(Codec):
     """The format of the values; a tensor whose own elements are not larger sends them as they are."""
 
     def __post_init__(self) -> None:
-        if type(self.fraction) not in (int, float) or not 0 < self.fraction <= 1:
-            raise CodecError(f"{self.name}'s fraction must be above 0 and at most 1, got {self.fraction!r}")
+        is_share = type(self.fraction) in (int, float) and 0 < self.fraction <= 1
+        attempt(
+            lambda: CodecError.require(
+                (is_share, f"{self.name}'s fraction must be above 0 and at most 1, got {self.fraction!r}")
+            ),
+            lambda: require_choice(self, "values", self.values, get_args(Values)),
+        )
         object.__setattr__(self, "fraction", float(self.fraction))
-        require_choice(self, "values", self.values, get_args(Values))
 
     def count(self, n: int) -> int:
         """How many of `n` elements are sent: round(fraction * n), half to even, and at least 1 unless n is 0."""

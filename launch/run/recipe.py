@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.spelling import dotted, unknown_options
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.progress import tell
@@ -194,7 +195,8 @@ def _load(named: str) -> dict[str, Any]:
         return dict(yaml.safe_load((PACKAGED / f"{named}.yaml").read_text()))
     if not path.is_file():
         raise OptionsError(
-            f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}; known: {', '.join(known)}"
+            f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}{did_you_mean(named, known)}; "
+            f"known: {', '.join(known)}"
         )
     try:
         text = path.read_text()
@@ -222,7 +224,8 @@ def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list
     mistakes = []
     for name, value in loaded.items():
         if name not in kinds:
-            mistakes.append(f"there is no field {prefix}{name}; known: {', '.join(prefix + known for known in kinds)}")
+            known = ", ".join(prefix + known for known in kinds)
+            mistakes.append(f"there is no field {prefix}{name}{did_you_mean(str(name), kinds)}; known: {known}")
         elif is_dataclass(kinds[name]) and isinstance(value, dict):
             mistakes += _misfits(value, kinds[name], f"{prefix}{name}.")
         elif is_dataclass(kinds[name]):
@@ -245,7 +248,8 @@ def _sentence(error: ArgumentError, prog: str) -> str:
     if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[2]):
         return f"there is no field {misfit[1]}.{beneath[1]}: {misfit[1]} must be {_words(kind)}, and has no fields"
     got = misfit[2] if len(misfit[2]) <= 200 else f"{misfit[2][:200]}..."
-    return f"{misfit[1]} must be {_words(kind)}, got {got}"
+    hint = did_you_mean(got.strip("'\""), get_args(kind)) if get_origin(kind) is Literal else ""
+    return f"{misfit[1]} must be {_words(kind)}, got {got}{hint}"
 
 
 def _words(kind: Any) -> str:

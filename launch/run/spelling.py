@@ -39,4 +39,4 @@ def _meant(name: str, known: Sequence[str]) -> str:
         [field for field, end in last.items() if end in get_close_matches(word, last.values(), n=1)],
     )
     fields = next(filter(None, tried), [])
-    return f" (meant {' or '.join(f'--{field}' for field in fields)}?)" if fields else ""
+    return f" (did you mean {' or '.join(f'--{field}' for field in fields)}?)" if fields else ""

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.compress import Method
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.channel import frame_length
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, placement
@@ -154,7 +155,12 @@ def codec_pair(text: str) -> CompressionOptions:
         OptionsError: an expression is not a codec, or is auto.
     """
     activations, gradients = split_pair(text)
-    return CompressionOptions(activations=activations, gradients=gradients).without_auto(f"--codec {text} here")
+    try:
+        options = CompressionOptions(activations=activations, gradients=gradients)
+    except OptionsError as error:
+        # the name of a field says nothing here: the user wrote --codec
+        raise OptionsError([f"--codec {text}: {told.partition(': ')[2]}" for told in error.mistakes]) from error
+    return options.without_auto(f"--codec {text} here")
 
 
 def label(compression: CompressionOptions) -> str:

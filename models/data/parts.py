@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from thinwire.errors.names import colon_hint
 from thinwire.models.errors import ModelError, require
 
 if TYPE_CHECKING:
@@ -73,8 +74,13 @@ class Labelled:
         return replace(self, examples=[self.examples[i] for i in ids], labels=self.labels[list(ids)])
 
 
-def local_path(name: str, rule: str) -> Path | None:
+def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
     """The path that a name is; None if it can only be a name on the hub.
+
+    Args:
+        name: the name.
+        rule: the rule for such names, for the error.
+        own: whether the rule allows `module:name`; then `module.name` is refused with a hint.
 
     Raises:
         ModelError: if there is no such file or folder, and the hub cannot have such a name.
@@ -82,9 +88,11 @@ def local_path(name: str, rule: str) -> Path | None:
     path = Path(name).expanduser()
     if path.exists():
         return path
-    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _FILES:
+    is_file = path.suffix.lower() in _FILES
+    hint = colon_hint(name) if own and not is_file else ""
+    if not hint and _HUB_NAME.fullmatch(name) and not is_file:
         return None
-    raise ModelError(f"{rule}, got {name!r}: no such file or folder")
+    raise ModelError(f"{rule}, got {name!r}{hint}: no such file or folder")
 
 
 def evaluation_part(training: Part, evaluation: str) -> Part:

@@ -66,7 +66,7 @@ def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Sourc
 
 
 def _can_be_on_hub(name: str) -> bool:
-    return local_path(name, RULE) is None
+    return local_path(name, RULE, own=True) is None
 
 
 SOURCES: tuple[Source, ...] = (
@@ -89,7 +89,10 @@ SOURCES: tuple[Source, ...] = (
 BUNDLED: Mapping[str, tuple[Kind, ...]] = {source.name: source.kinds for source in SOURCES if source.fits is None}
 """What comes without a download, and the kinds it can be read as, the usual one first."""
 
-RULE = f"name must be {', '.join(map(repr, BUNDLED))}, a readable file or folder, or a data set on the hub"
+RULE = (
+    f"name must be {', '.join(map(repr, BUNDLED))}, a readable file or folder, a data set on the hub, or "
+    "module:function for your own"
+)
 
 
 def source_of(part: Part, kind: Kind) -> Source:

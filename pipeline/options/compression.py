@@ -49,20 +49,24 @@ class CompressionOptions:
     means the run's output folder."""
 
     def __post_init__(self) -> None:
-        mistakes = []
+        mistakes = self._mistakes_of_expressions() or self._mistakes_of_reuse()
+        mistakes += misspelt("compression.warmup", self.warmup)
+        mistakes += self._mistakes_of_auto()
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    def _mistakes_of_expressions(self) -> list[str]:
+        """A sentence for each mistake in an expression, once for all fields that have it."""
+        fields: dict[str, list[str]] = {}
         for where, channel, expression in self._expressions():
             if _is_auto(expression):
                 continue
             try:
                 compress.parse(expression).check_channel(channel)
             except compress.CodecError as error:
-                mistakes.append(f"{where}: {error}")
-        if not mistakes:
-            mistakes += self._mistakes_of_reuse()
-        mistakes += misspelt("compression.warmup", self.warmup)
-        mistakes += self._mistakes_of_auto()
-        if mistakes:
-            raise OptionsError(mistakes)
+                for mistake in error.mistakes:
+                    fields.setdefault(mistake, []).append(where)
+        return [f"{' and '.join(names)}: {mistake}" for mistake, names in fields.items()]
 
     def _mistakes_of_reuse(self) -> list[str]:
         """For compression whose every expression names a codec or auto."""
@@ -97,7 +101,7 @@ class CompressionOptions:
                         "reuse needs a topk or randk that was chosen before it; give gradients: reuse"
                     )
             except compress.CodecError as error:
-                mistakes.append(f"compression.candidates.{index}: {error}")
+                mistakes += [f"compression.candidates.{index}: {mistake}" for mistake in error.mistakes]
         return mistakes
 
     def _pairs(self) -> dict[str, dict[ChannelName, str]]:

@@ -110,7 +110,7 @@ def test_every_mistake_has_its_sentence(expression, sentence):
     assert str(error.value) == sentence
 
 
-@pytest.mark.parametrize("name", ["int4", "exit", "__import__", "Q"])
+@pytest.mark.parametrize("name", ["int4", "exit", "__import__", "zip"])
 def test_an_unknown_name_is_answered_with_the_known_ones(name):
     for expression in (name, f"{name}()", f"{name}('os')"):
         with pytest.raises(CodecError) as error:
@@ -216,3 +216,38 @@ def test_a_mistake_in_a_class_of_ones_own_is_one_sentence(expression, answer):
         parse(expression)
     assert answer in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("topkk(0.1)", "unknown codec 'topkk' (did you mean topk?) in 'topkk(0.1)'; "),
+        ("aqsg(q(4))", "unknown codec 'aqsg' (did you mean aqsgd?) in 'aqsg(q(4))'; "),
+        ("Q(4)", "unknown codec 'Q' (did you mean q?) in 'Q(4)'; "),
+        ("own:Fine(4)", "'own:Fine(4)'" + NO_CODEC + "; a codec of your own is written with a dot: own.Fine"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_right_one(expression, said):
+    with pytest.raises(CodecError) as error:
+        parse(expression)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        (
+            'q(9, scale="x", round="y", per="z", rotate="r", outliers=2)',
+            ["bits", "scale", "round", "per", "rotate", "outliers"],
+        ),
+        ('dither(9, per="z")', ["bits", "per"]),
+        ('lowrank(0, values="x")', ["rank", "values"]),
+        ('topk(2, values="x")', ["fraction", "values"]),
+        ('ef(q(4), slot="x", store="y", store_bits=3)', ["store_bits", "slot", "store"]),
+        ("ef(q(9), store=topk(2))", ["bits", "fraction"]),
+    ],
+)
+def test_all_mistakes_in_an_expression_are_told_at_once(expression, words):
+    with pytest.raises(CodecError) as error:
+        parse(expression)
+    assert [mistake.split("'s ")[1].split()[0] for mistake in error.value.mistakes] == words

@@ -78,7 +78,7 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--codec", "q(9)"], "--codec q(9): q's bits must be an integer from 1 to 8, got 9"),
+        (["--codec", "q(9)"], "--codec q(9): q's bits must be an integer from 1 to 8, got 9\n"),
         (["--count", "--memory", "1"], "--bandwidth and --memory need measured costs; remove --count"),
         (["--memory", "-1"], "--memory must be above 0 GB, got -1"),
         (["--memory", "0.0000001"], "no cut of 6 layers into 3 stages keeps each stage within 100 of memory"),
@@ -86,7 +86,7 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
         (["--pipeline.num_stages", "7", "--pipeline.layers", "null"], "each stage must have a layer, got 7 stages"),
         (
             ["--pipeline.speed", "7"],
-            "there is no option --pipeline.speed (meant --pipeline.schedule?); see",
+            "there is no option --pipeline.speed (did you mean --pipeline.schedule?); see",
         ),
     ],
 )

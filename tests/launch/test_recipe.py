@@ -168,7 +168,8 @@ def test_a_dumped_recipe_reads_back_equal(tmp_path, options):
 def test_an_unknown_recipe_is_answered_with_the_known_ones():
     (mistake,) = mistakes_of("quickstat")
     assert mistake == (
-        "RECIPE must be a packaged name or the path of a YAML file, got 'quickstat'; known: " + ", ".join(packaged())
+        "RECIPE must be a packaged name or the path of a YAML file, got 'quickstat' (did you mean "
+        "quickstart?); known: " + ", ".join(packaged())
     )
 
 
@@ -179,18 +180,24 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         ([], "the following arguments are required: recipe; see thinwire train --help"),
         (
             ["quickstart", "--stesp", "3"],
-            "there is no option --stesp (meant --training.steps?); see thinwire train --help",
+            "there is no option --stesp (did you mean --training.steps?); see thinwire train --help",
         ),
         (
             ["quickstart", "--training.step", "3"],
-            "there is no option --training.step (meant --training.steps?); see thinwire train --help",
+            "there is no option --training.step (did you mean --training.steps?); see thinwire train --help",
         ),
-        (["quickstart", "--lr", "3"], "there is no option --lr (meant --optimizer.lr?); see thinwire train --help"),
-        (["quickstart", "--seed=3"], "there is no option --seed (meant --training.seed?); see thinwire train --help"),
+        (
+            ["quickstart", "--lr", "3"],
+            "there is no option --lr (did you mean --optimizer.lr?); see thinwire train --help",
+        ),
+        (
+            ["quickstart", "--seed=3"],
+            "there is no option --seed (did you mean --training.seed?); see thinwire train --help",
+        ),
         (
             ["quickstart", "--steps", "3", "--stages", "2"],
-            "there is no option --steps (meant --training.steps?); there is no option --stages (meant "
-            "--pipeline.num_stages or --pipeline.stages_per_process?); see thinwire train --help",
+            "there is no option --steps (did you mean --training.steps?); there is no option --stages (did you "
+            "mean --pipeline.num_stages or --pipeline.stages_per_process?); see thinwire train --help",
         ),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
@@ -205,6 +212,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--optimizer.lr", "fast"], "optimizer.lr must be a number, got fast"),
         (["quickstart", "--wire.checksum", "maybe"], "wire.checksum must be true or false, got maybe"),
         (["quickstart", "--training.precision", "fp8"], "training.precision must be one of fp32, bf16, got fp8"),
+        (
+            ["quickstart", "--optimizer.schedule", "linaer"],
+            "optimizer.schedule must be one of constant, linear, cosine, got linaer (did you mean linear?)",
+        ),
         (["quickstart", "--pipeline.stages-per-process", "x"], "must be a whole number or null, got x"),
         (
             ["quickstart", "--pipeline.layers", "[a]"],
@@ -312,7 +323,7 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
         ("step: 3", "there is no field step; known: name, description, output,"),
         ("recipe: quickstart", "there is no field recipe; known: name,"),
         ("3: 3", "there is no field 3; known: name,"),
-        ("training: {step: 3}", "there is no field training.step; known: training.steps, training.epochs,"),
+        ("training: {step: 3}", "there is no field training.step (did you mean steps?); known: "),
         ("training: 3", "training must hold fields, such as steps, got 3"),
         ("training:", "training must hold fields, such as steps, got None"),
         ("training: {steps: many}", "training.steps must be a whole number, got many"),

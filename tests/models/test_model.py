@@ -37,7 +37,7 @@ def test_labels_are_the_datas():
     ("given", "message"),
     [
         ({"name": "no/such/folder"}, r"module:factory or one of gpt2, llama.*got 'no/such/folder': no such file or f"),
-        ({"name": "gpt2", "n_layers": 3}, r"configuration of gpt2 has no 'n_layers' \(meant 'n_layer'\?\)"),
+        ({"name": "gpt2", "n_layers": 3}, r"configuration of gpt2 has no 'n_layers' \(did you mean n_layer\?\)"),
         (
             {"name": "gpt2", "n_embd": 10, "n_head": 4},
             r"cannot build gpt2 of this configuration: .*divisible",

@@ -52,7 +52,7 @@ MISTAKES = {
     "no such data": (
         "gpt2-tiny",
         {"data__name": "/no/data.txt"},
-        "a readable file or folder, or a data set on the hub, got '/no/data.txt': no such file or folder",
+        "a readable file or folder, a data set on the hub, or module:function for your own, got '/no/data.txt': no ",
     ),
     "no such tokenizer": (
         "gpt2-tiny",
@@ -169,7 +169,7 @@ MISTAKES = {
     "an unknown key": (
         "gpt2-tiny",
         {"model__config": "{n_layers: 6}"},
-        "a configuration of gpt2 has no 'n_layers' (meant 'n_layer'?)",
+        "a configuration of gpt2 has no 'n_layers' (did you mean n_layer?)",
     ),
     "a value of another type": (
         "gpt2-tiny",

@@ -131,7 +131,7 @@ def test_layers_of_a_family_equal_the_unsplit_model():
 
 MISTAKES = {
     "WRONG_CLASS": "stablelm of transformers is a StableLmForCausalLM, and the family names StableLmForCausallM",
-    "WRONG_NAME": "the name of a family must be a model type of transformers, got 'stablelmm' (meant 'stablelm'?)",
+    "WRONG_NAME": "the name of a family must be a model type of transformers, got 'stablelmm' (did you mean stablelm?)",
     "WRONG_BASE": "StableLmForCausalLM must have a part 'modell.layers', its parts are model, lm_head",
     "WRONG_BLOCKS": "StableLmForCausalLM must have a part 'model.blocks', the parts of model are embed_tokens, ",
     "NO_LIST": "model.norm of StableLmForCausalLM must be a list of blocks, got LayerNorm",

@@ -328,6 +328,13 @@ def test_a_function_of_ones_own_is_asked_for_its_split():
 
 
 @pytest.mark.usefixtures("own_sources")
+def test_a_function_written_with_a_dot_is_answered_with_a_colon():
+    """It was looked for on the hub."""
+    with pytest.raises(ModelError, match=r"got 'own_sources\.texts' \(did you mean own_sources:texts\?\)"):
+        read_texts(Part("own_sources.texts"))
+
+
+@pytest.mark.usefixtures("own_sources")
 @pytest.mark.parametrize(
     ("name", "said"),
     [

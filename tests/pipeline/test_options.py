@@ -179,6 +179,7 @@ def test_a_batch_is_all_micro_batches_of_all_passes():
     ("schedule", "said"),
     [
         ("2f2b", "pipeline.schedule must be one of gpipe, 1f1b, 1f1b-wan, looped-bfs, "),
+        ("no_schedules.eager", "pipeline.schedule must be one of gpipe, 1f1b, 1f1b-wan, looped-bfs, "),
         ("no_schedules:eager", "module no_schedules of 'no_schedules:eager' cannot be imported, from "),
         ("math:eager", "module math has no 'eager'"),
         ("math:pi", "pipeline.schedule math:pi must be a ScheduleSpec, got float"),
@@ -190,6 +191,32 @@ def test_a_schedule_that_is_none_is_one_sentence_beside_other_mistakes(schedule,
     first, second = error.value.mistakes
     assert first == "pipeline.num_microbatches must be at least 1, got 0"
     assert second.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("1f1", "or module:name for your own, got 1f1 (did you mean 1f1b?)"),
+        (
+            "numpy.eager",
+            "or module:name for your own, got numpy.eager (did you mean numpy:eager?)",
+        ),
+    ],
+)
+def test_a_misspelt_schedule_is_answered_with_its_name(schedule, said):
+    with pytest.raises(OptionsError) as error:
+        PipelineOptions(schedule=schedule)
+    assert str(error.value).endswith(said)
+
+
+def test_a_mistake_in_both_codecs_is_told_once():
+    """`--codec zip` is for both channels, and its mistake was printed twice."""
+    with pytest.raises(OptionsError) as error:
+        CompressionOptions(activations="q(9)", gradients="q(9)", boundaries={1: BoundaryOptions(gradients="q(0)")})
+    assert error.value.mistakes == (
+        "compression.activations and compression.gradients: q's bits must be an integer from 1 to 8, got 9",
+        "compression.boundaries.1.gradients: q's bits must be an integer from 1 to 8, got 0",
+    )
 
 
 def test_the_help_of_the_schedule_names_them_all():
