@@ -24,9 +24,11 @@ _THREADS = Path("/proc/self/task")
 def use_one_thread() -> None:
     """Keep the libraries that this process imports from starting threads. Stage processes set their own number.
 
-    Call it before NumPy and torch are imported: OpenBLAS of NumPy starts its threads at import.
+    Call it before NumPy and torch are imported: OpenBLAS of NumPy starts its threads at import. So does Arrow, which
+    data sets, tables and scikit-learn import.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
 
 
 def is_safe() -> bool:

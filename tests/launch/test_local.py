@@ -200,7 +200,7 @@ THREADS = """
     import sys, threading
     from thinwire.launch.run import forks
     forks.use_one_thread()
-    import torch
+    import datasets, torch
     from thinwire.launch.run import worker
     print(forks.is_safe())
     threading.Thread(target=threading.Event().wait, daemon=True).start()
