@@ -1,9 +1,15 @@
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe
 
 from support import processes
+from thinwire.pipeline import CompressedStage, CompressionOptions, Wire
 from thinwire.pipeline.tracing import clocks
 from thinwire.pipeline.tracing.clocks import Clock, NeighbourClocks, Reading, read_clock
 
@@ -74,3 +80,50 @@ def test_both_of_two_neighbours_know_each_others_time_and_nobody_elses():
                 assert local == pytest.approx(1000.0 + SHIFTS[rank] - SHIFTS[peer], abs=0.5), (rank, read)
             else:
                 assert local is None, (rank, read)
+
+
+SLOW = 0.5
+"""Seconds that the first stage computes while the second waits."""
+
+
+def _waited(rank, apart):
+    """Two stages on hosts whose clocks differ by `apart` seconds: what the second waited for in one pass."""
+    theirs = time.perf_counter, time.perf_counter_ns
+    ahead = apart * rank
+    time.perf_counter = lambda: theirs[0]() + ahead
+    time.perf_counter_ns = lambda: theirs[1]() + int(1e9 * ahead)
+
+    store, passes = dist.distributed_c10d._get_default_store(), []
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            store.wait([f"ready {len(passes)}"])
+            passes.append(time.sleep(SLOW))
+            return super().forward(x)
+
+    module = Slow(4, 4) if rank == 0 else nn.Linear(4, 4)
+    wire = Wire(CompressionOptions(activations="none", gradients="none"))
+    x = torch.empty(2, 4)
+    stage = CompressedStage(module, rank, 2, torch.device("cpu"), input_args=x, output_args=x, wire=wire)
+    schedule = ScheduleGPipe(stage, 2, loss_fn=nn.functional.mse_loss)
+    data = torch.ones(4, 4)
+    step = partial(schedule.step, data) if rank == 0 else partial(schedule.step, target=data)
+    store.set("ready 0", "")
+    store.set("ready 1", "")
+    step()  # connects
+    wire.clocks.read([(0, 1)])
+    before = dict(stage.meter.seconds)
+    if rank == 1:
+        store.set("ready 2", "")
+        store.set("ready 3", "")
+    step()
+    stage.flush()
+    return {name: spent - before[name] for name, spent in stage.meter.seconds.items()}
+
+
+@pytest.mark.processes
+def test_waiting_is_told_apart_between_hosts_whose_clocks_differ_by_an_hour():
+    """By the time that the frame says, it left an hour before the wait began, and all of the wait was the wire's."""
+    _, second = processes.run(_waited, 2, 3600.0)
+    assert second["neighbour"] > 0.0 == second["wait"], second
+    assert sum(second.values()) < 3600.0, second
