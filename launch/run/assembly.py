@@ -74,15 +74,17 @@ class Assembly:
     placement: Placement
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     """Read the data and cut the model. The epochs of the recipe become steps.
+
+    `given` are the data where they are read already.
 
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
     """
     tell("reading the data")
-    data, _ = attempt(lambda: load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model))
+    data, _ = attempt(lambda: given or load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model))
     tell("cutting the model")
     model = make_blueprint(recipe, data)
     cuts, *_ = attempt(

@@ -108,8 +108,12 @@ class Recipe:
 
 def packaged() -> dict[str, str]:
     """The packaged recipes: name -> purpose."""
-    found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
-    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
+    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in packaged_names()}
+
+
+def packaged_names() -> list[str]:
+    """The names of the packaged recipes."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
 
 
 def make_parser(prog: str) -> ArgumentParser:
@@ -189,7 +193,7 @@ def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
 
 def _load(named: str) -> dict[str, Any]:
     """The fields of a recipe, by its packaged name or its path. The default name of a run is the name of the file."""
-    known = packaged()
+    known = packaged_names()
     path = Path(named)
     if named in known:
         return dict(yaml.safe_load((PACKAGED / f"{named}.yaml").read_text()))

@@ -60,6 +60,9 @@ TORCHVISION_CLASSES = 1000
 
 _STEMS = ("imagenet", "cifar")
 
+WIDTH = 64
+"""The channels of a ResNet's stem, as published."""
+
 
 def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | None = None) -> Blueprint:
     """The model: images [B, 3, H, W] in, logits [B, num_classes] out.
@@ -73,7 +76,8 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
         config: what torchvision's ResNet or VisionTransformer takes, by its names: num_classes, zero_init_residual;
             image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, dropout... For a ResNet `stem` too:
             "imagenet", or "cifar" for small images: conv1 is 3 x 3 with stride 1 and padding 1 in place of 7 x 7 with
-            stride 2 and padding 3, and maxpool passes everything on. All else stays, names too.
+            stride 2 and padding 3, and maxpool passes everything on. And `width`, 64 if left out: the channels of the
+            stem; all others are scaled with it. All else stays, names too.
         num_labels: the labels of the data, the default of num_classes.
 
     Raises:
@@ -105,7 +109,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
 def library_lines(name: str, config: Mapping[str, Any], num_labels: int | None) -> str:
     """The lines of Python that make the unsplit model, `model`, by torchvision alone."""
     options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
-    cifar = options.pop("stem", "imagenet") == "cifar"
+    cifar, width = options.pop("stem", "imagenet") == "cifar", options.pop("width", WIDTH)
     sizes = _VITS.get(name, {}) | options
     given = ", ".join(f"{key}={value!r}" for key, value in sizes.items())
     if name in _VITS:
@@ -115,6 +119,9 @@ def library_lines(name: str, config: Mapping[str, Any], num_labels: int | None) 
         lines.insert(0, "from torch import nn")
         lines.append("model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)")
         lines.append("model.maxpool = nn.Identity()")
+    if width != WIDTH:
+        lines[:0] = [] if cifar else ["from torch import nn"]
+        lines += ["", "", inspect.getsource(narrow).replace("new: Any", "new"), "", f"narrow(model, {width})"]
     return "\n".join(lines)
 
 
@@ -148,12 +155,15 @@ def _check(name: str, options: Mapping[str, Any], num_labels: int | None) -> Non
     model: Any = vision_transformer.VisionTransformer if name in _VITS else resnet.ResNet
     # those that no recipe can write down, and those that a ResNet's name stands for
     hidden = {"block", "layers", "norm_layer", "conv_stem_configs"}
-    known = sorted(inspect.signature(model).parameters.keys() - hidden) + ([] if name in _VITS else ["stem"])
+    own = [] if name in _VITS else ["stem", "width"]
+    known = sorted(inspect.signature(model).parameters.keys() - hidden) + own
     unknown = sorted(options.keys() - set(known))
     num_classes, stem = options.get("num_classes", 1000), options.get("stem", "imagenet")
+    width = options.get("width", WIDTH)
     require(
         (not unknown, f"the config of {name} takes {', '.join(known)}, got {', '.join(unknown)}"),
         (stem in _STEMS, f"stem must be one of {', '.join(_STEMS)}, got {stem!r}"),
+        (type(width) is int and width >= 1, f"width must be a whole number of at least 1, got {width!r}"),
         (isinstance(num_classes, int), f"num_classes must be a whole number, got {num_classes!r}"),
         (
             not isinstance(num_classes, int) or num_classes >= (num_labels or 1),
@@ -167,12 +177,34 @@ def _make_resnet(name: str, options: Mapping[str, Any]) -> nn.Module:
     from torchvision.models import get_model
 
     config = dict(options)
-    stem = config.pop("stem", "imagenet")
+    stem, width = config.pop("stem", "imagenet"), config.pop("width", WIDTH)
     model: nn.Module = get_model(name, weights=None, **config)
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         model.maxpool = nn.Identity()
+    if width != WIDTH:
+        narrow(model, width)
     return model
+
+
+def narrow(model: nn.Module, width: int) -> None:
+    """Scale the channels of every layer of a ResNet, so that `width` of them take the place of 64."""
+
+    def scaled(channels: int) -> int:
+        return channels if channels == 3 else channels * width // 64  # an image has three
+
+    for owner in list(model.modules()):
+        for name, part in owner.named_children():
+            new: Any = None
+            if isinstance(part, nn.Conv2d):
+                kept = {key: getattr(part, key) for key in ("kernel_size", "stride", "padding", "dilation", "groups")}
+                new = nn.Conv2d(scaled(part.in_channels), scaled(part.out_channels), **kept, bias=False)
+            elif isinstance(part, nn.BatchNorm2d):
+                new = nn.BatchNorm2d(scaled(part.num_features))
+            elif isinstance(part, nn.Linear):
+                new = nn.Linear(scaled(part.in_features), part.out_features)
+            if new is not None:
+                setattr(owner, name, new)
 
 
 def _make_vit(name: str, options: Mapping[str, Any]) -> nn.Module:

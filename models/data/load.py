@@ -36,7 +36,9 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
 
 def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
     """What to change for more samples of a part, the option that removed most first."""
-    limited = [] if options.limit is None else [f"raise data.limit, which is {options.limit}"]
+    own = held_out and options.evaluation_limit is not None
+    name, limit = ("evaluation_limit", options.limits[1]) if own else ("limit", options.limit)
+    limited = [] if limit is None else [f"raise data.{name}, which is {limit}"]
     shared = ["raise data.held_out"] if held_out and not options.evaluation else []
     return [*limited, *shared]
 
@@ -47,7 +49,7 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         lambda: make_tokenizer(options.tokenizer),
         *(partial(read_texts, part, options.read_columns) for part in (training, evaluation) if part),
     )
-    tokens, *rest = [tokenizer.tokens(part, options.limit) for part in texts]
+    tokens, *rest = [tokenizer.tokens(part, limit) for part, limit in zip(texts, options.limits, strict=False)]
     if not rest and options.held_out:
         cut = len(tokens) - round(len(tokens) * options.held_out)
         tokens, rest = tokens[:cut], [tokens[cut:]]
@@ -126,7 +128,10 @@ def _labelled(options: DataOptions) -> tuple[Labelled, Labelled | None]:
     parts = [part for part in _parts(options) if part]
     readers = [partial(read_labelled, options.chosen_kind, part, options.read_columns) for part in parts]
     training, *rest = attempt(*readers)
-    training, *rest = [part.select(range(min(len(part), options.limit or len(part)))) for part in (training, *rest)]
+    training, *rest = [
+        part.select(range(min(len(part), limit or len(part))))
+        for part, limit in zip((training, *rest), options.limits, strict=False)
+    ]
     if rest:
         check_labels(rest[0].labels, training.num_labels, "the evaluation data; the training data has no such class")
         return training, rest[0]

@@ -41,6 +41,8 @@ class DataOptions:
     samples, always the same; 0 keeps none."""
     limit: int | None = None
     """How much of each part to use, from its start: tokens of text, else samples; null uses all."""
+    evaluation_limit: int | None = None
+    """How much of the `evaluation` data to use, where that is not `limit`."""
     columns: list[str] = field(default_factory=list)
     """The columns of a table to read; empty takes those of the right type (for text the one called "text")."""
     label: str = "label"
@@ -87,6 +89,11 @@ class DataOptions:
             (self.evaluation != "", "evaluation must be a split, a path or null, got ''"),
             (0 <= self.held_out < 1, f"held_out must lie in [0, 1), got {self.held_out}"),
             (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
+            (
+                self.evaluation_limit is None or (self.evaluation_limit >= 1 and self.evaluation is not None),
+                f"evaluation_limit must be at least 1, and needs evaluation, got {self.evaluation_limit} and "
+                f"{self.evaluation}",
+            ),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (not misplaced, f"{misplaced} must be left out for kind {kind}: they are for images only"),
@@ -105,6 +112,11 @@ class DataOptions:
         from thinwire.models.data.sources import BUNDLED
 
         return BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """How much of the training data, and of the `evaluation` data, to use."""
+        return self.limit, self.evaluation_limit or self.limit
 
     @property
     def read_columns(self) -> Columns:

@@ -43,6 +43,17 @@ def test_a_limit_uses_the_start_of_the_text(tmp_path):
     assert data.held_out.tokens.tolist() == list(range(80, 100))
 
 
+def test_the_evaluation_data_have_a_limit_of_their_own(tmp_path):
+    (tmp_path / "other").write_bytes(bytes(100))
+    options = DataOptions(name=text_file(tmp_path, 100), evaluation=str(tmp_path / "other"), limit=90, block_size=3)
+    assert len(load(replace(options, evaluation_limit=40)).held_out) == 13
+    assert len(load(replace(options, evaluation_limit=40)).training) == len(load(options).training) == 29
+    with pytest.raises(ModelError, match=r"data\.evaluation_limit, which is 3"):
+        load(replace(options, evaluation_limit=3))
+    with pytest.raises(ModelError, match="evaluation_limit must be at least 1, and needs evaluation, got 5 and None"):
+        replace(options, evaluation=None, evaluation_limit=5)
+
+
 def test_a_text_for_evaluation_leaves_all_others_to_training(tmp_path):
     (tmp_path / "other").write_bytes(b"evaluation")
     data = load(DataOptions(name=text_file(tmp_path, 100), evaluation=str(tmp_path / "other"), limit=90, block_size=3))

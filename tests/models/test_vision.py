@@ -7,7 +7,7 @@ from torch import nn
 from torchvision.models import VisionTransformer, get_model
 
 from support.pipelined import drawn, gradients_of, run, state_of
-from thinwire.models.architectures.vision import VISION, vision_blueprint
+from thinwire.models.architectures.vision import VISION, library_lines, vision_blueprint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, stage_output_examples
 from thinwire.models.partition import cut_after
@@ -103,6 +103,26 @@ def test_layers_of_a_resnet():
     assert [tuple(example.shape) for [example] in examples] == [(2, 64, 32, 32), (2, 128, 16, 16), (2, NUM_LABELS)]
 
 
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_the_width_of_a_resnet_scales_all_its_channels(stem):
+    config = {"stem": stem, "width": 16}
+    shapes, whole = ({}, {})
+    for width, found in ((16, shapes), (64, whole)):
+        blueprint = vision_blueprint("resnet18", config | {"width": width}, NUM_LABELS)
+        stage = build_stage(blueprint, range(len(blueprint.layers)), seed=0)
+        found |= {name: list(tensor.shape) for name, tensor in stage.full_state().items()}
+        if width == 16:
+            state = stage.full_state()
+    assert shapes.keys() == whole.keys()
+    for name, shape in whole.items():
+        scaled = [count if count in (1, 3, 7, NUM_LABELS) else count // 4 for count in shape]
+        assert shapes[name] == scaled, name
+    # as an export says how to build it
+    known = {}
+    exec(library_lines("resnet18", config, NUM_LABELS), known)
+    known["model"].load_state_dict(state)
+
+
 def test_costs_are_operations():
     head_of = {"resnet18": 2 * 512 * NUM_LABELS, "vit_b_16": 2 * 12 * NUM_LABELS}
     for name, (config, _, _) in CASES.items():
@@ -163,6 +183,11 @@ def test_zero_init_residual():
 def test_impossible_models(name, config, message):
     with pytest.raises(ModelError, match=message):
         vision_blueprint(name, config, NUM_LABELS)
+
+
+def test_a_width_must_be_a_whole_number():
+    with pytest.raises(ModelError, match="width must be a whole number of at least 1, got 0"):
+        vision_blueprint("resnet18", {"width": 0})
 
 
 def test_images_of_another_size_are_an_error():

@@ -24,10 +24,10 @@ from thinwire.compress.expression import CODECS
 from thinwire.launch.bench.codecs.capture import capture
 from thinwire.launch.bench.codecs.page import page
 from thinwire.launch.bench.codecs.trial import FeedbackResult, Processor, Result, Speed, measure, measure_feedback
-from thinwire.launch.bench.environment import cores, environment
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.arguments import Parser, at_least_one
+from thinwire.launch.shared.environment import cores, environment
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.tables import Cell, document
 from thinwire.pipeline.frames import CHANNELS

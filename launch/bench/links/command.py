@@ -23,7 +23,6 @@ from typing import NoReturn
 import torch.distributed as dist
 from rich.console import Console
 
-from thinwire.launch.bench.environment import environment
 from thinwire.launch.bench.links.contenders import BASELINES, Codecs
 from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document
 from thinwire.launch.bench.links.worker import BenchPlan, measured, shaped
@@ -34,6 +33,7 @@ from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK, FailedError, working
 from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import Table, show, text_of

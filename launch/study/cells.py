@@ -1,0 +1,83 @@
+"""The cells of a study: one run for each row and seed.
+
+FOLDER/cells/ROW/seed-N/    the folder of a run, as any other
+  cell.json                 what made it: fields of the recipe, data, code, machine
+  log.txt                   what the run printed
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.study.definition import Row, Scale, Study
+
+CHECKPOINTS = "1 epoch"
+"""How often a cell writes a checkpoint where the study does not say it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    row: str
+    seed: int
+    folder: Path
+    arguments: tuple[str, ...]
+    """The arguments of `thinwire simulate` or `thinwire train` that make it."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables and messages."""
+        return f"{self.row}, seed {self.seed}"
+
+
+def rows_of(study: Study, scale: Scale) -> dict[str, Row]:
+    """The rows that a scale runs, in the order of the study."""
+    return {name: row for name, row in study.all_rows.items() if not scale.rows or name in scale.rows}
+
+
+def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()) -> list[Cell]:
+    """All cells, seed by seed, so that every row has a result early.
+
+    Args:
+        study: the study.
+        scale: its scale.
+        folder: where the cells of this scale lie.
+        given: options of the command line, for every cell; they come last and override the study's.
+    """
+    base = scale.recipe or study.recipe
+    return [
+        _cell(row, seed, folder, [base, *_arguments(options), *given])
+        for seed in scale.seeds or study.seeds
+        for row, content in rows_of(study, scale).items()
+        for options in [{**study.options, **scale.options, **content.options, **scale.row_options.get(row, {})}]
+    ]
+
+
+def _cell(row: str, seed: int, folder: Path, arguments: Sequence[str]) -> Cell:
+    place = folder / "cells" / _slug(row) / f"seed-{seed}"
+    own = ["--training.seed", str(seed), "--name", f"{_slug(row)}-seed-{seed}", "--output", str(place)]
+    first, *options = arguments
+    return Cell(row, seed, place, (first, "--checkpoint.every", CHECKPOINTS, "--checkpoint.keep", "1", *options, *own))
+
+
+def _slug(row: str) -> str:
+    """A row's name as a folder's; a few characters of its hash keep names apart that differ in signs alone."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-.")[:60]
+    digest = hashlib.sha256(row.encode()).hexdigest()[:4]
+    return plain if re.sub(r"[ ,]+", "-", row.lower()) == plain else f"{plain}-{digest}"
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options as a command line has them."""
+    return [part for name, value in options.items() for part in (f"--{name}", _text(value))]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

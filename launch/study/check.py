@@ -1,0 +1,163 @@
+"""All cells of a study checked before any of them starts: recipes read, data loaded, models cut.
+
+What a cell's numbers depend on is its origin: fields of its recipe, a digest of its data, a digest of the code. A
+finished cell is not run again while its origin is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from thinwire.errors import ThinwireError
+from thinwire.launch.run import forks, recipe
+from thinwire.launch.run.assembly import prepare
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.exit_codes import FailedError, ended
+from thinwire.launch.study.cells import Cell
+from thinwire.models.data.load import load
+from thinwire.models.data.samples import Data
+from thinwire.pipeline.errors import OptionsError
+
+_FREE = ("name", "description", "output", "save_every", "checkpoint.", "debug.", "compression.store_folder")
+"""Fields of a recipe that change nothing in a cell's numbers; a name that ends with a dot is a whole group."""
+
+_CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
+"""The packages whose code decides a cell's numbers."""
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cell that can be run."""
+
+    cell: Cell
+    origin: Mapping[str, Any]
+    """What its numbers depend on, as JSON values: fields of the recipe by dotted name, `data` and `code`."""
+    steps: int
+    """Optimizer steps of the whole run."""
+    processes: int
+    """Processes that `thinwire train` starts for it."""
+    threads: int
+    """Threads of each."""
+
+
+def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
+    """Read every cell's recipe and data, and cut its model; nothing is written.
+
+    Raises:
+        OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
+    """
+    recipes = _each(cells, cells, lambda cell: recipe.parse(list(cell.arguments), prog=prog))
+    loaded = _Once(lambda wanted: load(wanted.data), lambda wanted: wanted.data)
+    data: list[Data] = _each(cells, recipes, loaded)
+    cut = _Once(
+        lambda pair: prepare(*pair).recipe.training.steps,
+        lambda pair: [pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0)],
+    )
+    steps: list[int] = _each(cells, list(zip(recipes, data, strict=True)), cut)
+    return [
+        Checked(cell, _origin(wanted, found), count, wanted.pipeline.num_processes, wanted.training.threads)
+        for cell, wanted, found, count in zip(cells, recipes, data, steps, strict=True)
+    ]
+
+
+def check_apart(cells: Sequence[Cell], prog: str) -> list[Checked]:
+    """As `check`, in a copy of this process where that is safe, so that this one does not keep the data."""
+    if not forks.is_safe():
+        return check(cells, prog)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, cells, prog), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        found: list[Checked] | ThinwireError = ours.recv()
+    except EOFError as error:
+        process.join()
+        raise FailedError(f"the process that checks the cells {ended(process.exitcode or 0)}") from error
+    process.join()
+    if isinstance(found, ThinwireError):
+        raise OptionsError(found.mistakes)
+    return found
+
+
+def _answer(to: Connection, cells: Sequence[Cell], prog: str) -> None:
+    """Send what `check` gives or raises."""
+    with suppress(KeyboardInterrupt):
+        try:
+            to.send(check(cells, prog))
+        except ThinwireError as error:
+            to.send(OptionsError(error.mistakes))
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the code that decides a cell's numbers, the first 12 characters."""
+    hashed = hashlib.sha256()
+    for package in _CODE:
+        root = files(package)
+        for path in sorted(root.rglob("*.py"), key=lambda path: str(path.relative_to(root))):  # type: ignore[attr-defined]
+            hashed.update(f"{package}/{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return hashed.hexdigest()[:12]
+
+
+def _origin(wanted: Recipe, data: Data) -> dict[str, Any]:
+    dotted: dict[str, Any] = {}
+    for name, value in asdict(wanted).items():
+        dotted |= (
+            {f"{name}.{inner}": part for inner, part in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    kept = {name: value for name, value in dotted.items() if not _is_free(name)}
+    held_out = data.held_out.digest if data.held_out is not None else None
+    origin = {**kept, "data": [data.training.digest, held_out], "code": code_digest()}
+    values: dict[str, Any] = json.loads(json.dumps(origin))
+    return values
+
+
+def _is_free(name: str) -> bool:
+    return any(name.startswith(free) if free.endswith(".") else name == free for free in _FREE)
+
+
+class _Once:
+    """A function whose results, and errors, are kept by what they depend on."""
+
+    def __init__(self, make: Callable[[Any], Any], key: Callable[[Any], Any]) -> None:
+        self._make, self._key = make, key
+        self._known: dict[str, Any] = {}
+
+    def __call__(self, value: Any) -> Any:
+        key = repr(self._key(value))
+        if key not in self._known:
+            try:
+                self._known[key] = self._make(value)
+            except ThinwireError as error:
+                self._known[key] = error
+        if isinstance(self._known[key], ThinwireError):
+            raise self._known[key]
+        return self._known[key]
+
+
+def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B]) -> list[B]:
+    """What is made of each cell's value; OptionsError with every mistake once, and the first cell that has it."""
+    found: list[B] = []
+    mistakes: dict[str, str] = {}
+    for cell, value in zip(cells, values, strict=True):
+        try:
+            found.append(do(value))
+        except ThinwireError as error:
+            for mistake in error.mistakes:
+                mistakes.setdefault(mistake, cell.name)
+    if mistakes:
+        raise OptionsError([f"{name}: {mistake}" for mistake, name in mistakes.items()])
+    return found

@@ -1,0 +1,177 @@
+"""`thinwire study`: run every cell of a study, or write its report.
+
+    thinwire study                               the packaged studies
+    thinwire study NAME [--scale S] [--option value ...]
+    thinwire study report NAME [--scale S]
+
+A cell that is finished is not run again while its recipe, its data and the code are the same; one that was stopped goes
+on from its newest checkpoint. Any option of a recipe may follow: it is for all cells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.launch.hosts.crew import gathered_signals
+from thinwire.launch.run import forks
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.arguments import Parser, at_least_one
+from thinwire.launch.shared.environment import cores
+from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
+from thinwire.launch.study.cells import Cell, cells_of
+from thinwire.launch.study.check import Checked, check_apart
+from thinwire.launch.study.definition import packaged, read_study
+from thinwire.launch.study.engine import Progress, run_cells
+from thinwire.launch.study.live import LiveView
+from thinwire.launch.study.progress import State, find
+from thinwire.pipeline.errors import OptionsError
+
+PROG = "thinwire study"
+
+_FATES: Mapping[State, str] = {
+    "finished": "already finished",
+    "goes on": "to go on from a checkpoint",
+    "begins": "to begin",
+    "begins anew": "to begin anew",
+}
+"""What becomes of cells, in words behind their number."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a study, or what else is asked for; the exit status."""
+    if not argv:
+        return _list()
+    if argv[0] == "report":
+        from thinwire.launch.study.report import main as report
+
+        return report(argv[1:])
+    return _run(argv)
+
+
+def _list() -> int:
+    table = Table("study", "what it asks")
+    for name, description in packaged().items():
+        table.add_row(name, description)
+    Console().print(table)
+    return OK
+
+
+def _run(argv: Sequence[str]) -> int:
+    forks.use_one_thread()
+    options, given = _parser().parse_known_args(argv)
+    _refuse_words(given)
+    study = read_study(options.name)
+    scale_name, scale = study.scaled(options.scale)
+    folder = options.folder or Path("studies", study.name, scale_name)
+    checked = check_apart(_chosen(cells_of(study, scale, folder, given), options.row), PROG)
+    cells = [_progress(one, any_code=options.any_code) for one in checked]
+    jobs = options.jobs or max(1, cores() // max(_cores(one, processes=options.processes) for one in checked))
+    _tell(cells, folder, jobs)
+    if options.check:
+        return OK
+    _hold(folder)
+    with gathered_signals() as came, LiveView(study, jobs) as view:
+        run_cells(cells, jobs, "train" if options.processes else "simulate", view, came)
+    _conclude(cells, folder, bool(came))
+    print(f"{PROG} report {options.name} --scale {scale_name} --folder {folder} compares them")
+    return OK
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} NAME [options] [--option-of-a-recipe value ...]",
+        description="Train every row of a study with every seed, and go on where it stopped. "
+        "`thinwire study report NAME` writes the report; `thinwire study` lists the packaged studies.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
+    add("--scale", metavar="S", help="a size that the study names: full, small, smoke (default: the first)")
+    add("--folder", type=Path, metavar="DIR", help="where the cells lie (default: studies/NAME/SCALE)")
+    add("--jobs", type=at_least_one, metavar="N", help="cells at once (default: as many as there are cores for)")
+    add("--row", action="append", default=[], metavar="ROW", help="run this row only; may be repeated")
+    add(
+        "--processes", action="store_true", help="a process for each stage, as thinwire train; the numbers are the same"
+    )
+    add("--any-code", action="store_true", help="keep finished cells that another version of the code has made")
+    add("--check", action="store_true", help="check all cells and say what would be run, and run nothing")
+    return parser
+
+
+def _refuse_words(given: Sequence[str]) -> None:
+    """Raise OptionsError where something follows the name that is neither an option nor the value of one."""
+    if given and not given[0].startswith("--"):
+        raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; see {PROG} --help")
+
+
+def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
+    """The cells of some rows, or all where none is named."""
+    known = list(dict.fromkeys(cell.row for cell in cells))
+    if unknown := [row for row in rows if row not in known]:
+        raise OptionsError(
+            [
+                f"--row must be a row of the study at this scale, got {row!r}; known: {', '.join(known)}"
+                for row in unknown
+            ]
+        )
+    return [cell for cell in cells if not rows or cell.row in rows]
+
+
+def _progress(checked: Checked, *, any_code: bool) -> Progress:
+    found = find(checked, any_code=any_code)
+    kept = found.state == "finished"
+    return Progress(checked, found, "kept" if kept else "waits", done=checked.steps if kept else 0)
+
+
+def _cores(checked: Checked, *, processes: bool) -> int:
+    """The cores that one cell keeps busy."""
+    return checked.threads * (checked.processes if processes else 1)
+
+
+def _tell(cells: Sequence[Progress], folder: Path, jobs: int) -> None:
+    """Say what becomes of the cells, and why those begin anew that do."""
+    counts = Counter(one.found.state for one in cells)
+    said = ", ".join(f"{counts[state]} {words}" for state, words in _FATES.items() if counts[state])
+    print(f"{len(cells)} cells in {folder}: {said}; {jobs} at once", flush=True)
+    for one in cells:
+        if one.found.changed:
+            changed = ", ".join(one.found.changed)
+            print(f"{one.checked.cell.name} begins anew, for these are not as they were: {changed}", flush=True)
+
+
+def _hold(folder: Path) -> None:
+    """Keep other studies out of the folder until this process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch.lock(folder)
+    except BlockingIOError as error:
+        raise OptionsError(
+            f"--folder must name a folder that no other study writes to, and one writes to {folder} now; wait until it "
+            f"has ended, or name another"
+        ) from error
+    except OSError as error:
+        raise OptionsError(
+            f"--folder must name a folder that can be written, got {folder}: {error.strerror}"
+        ) from error
+
+
+def _conclude(cells: Sequence[Progress], folder: Path, stopped: bool) -> None:
+    """Say how the study ended.
+
+    Raises:
+        StoppedError: a signal came.
+        FailedError: some cells failed.
+    """
+    done = sum(one.status in ("finished", "kept") for one in cells)
+    said = f"{done} of {len(cells)} cells are finished, in {folder}"
+    if stopped:
+        raise StoppedError(f"stopped; {said}; the same command goes on")
+    if failed := [one.checked.cell.name for one in cells if one.status == "failed"]:
+        raise FailedError(f"{said}; these failed: {'; '.join(failed)}")
+    print(said)

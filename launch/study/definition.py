@@ -1,0 +1,204 @@
+"""What a study says: its recipe, its rows or grid, its scales, the published numbers, and the claims to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.study.reader import read_fields
+from thinwire.pipeline.errors import OptionsError
+
+PACKAGED = files("thinwire.launch") / "studies"
+
+Mode = Literal["on", "off"]
+MODES: tuple[Mode, ...] = ("off", "on")
+"""How the boundaries compress in evaluation, in the order of the papers' tables."""
+
+Options = dict[str, Any]
+"""Options of a recipe by dotted name, without the dashes of the command line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table: a setting that is trained once for each seed."""
+
+    options: Options = field(default_factory=dict)
+    """What the row changes in the recipe."""
+    published: dict[Mode, float] = field(default_factory=dict)
+    """The published scores, with compression off and on."""
+    note: str = ""
+    """What must be known of the published numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side of a comparison."""
+
+    row: str
+    mode: Mode = "on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence about the difference of two scores, which holds above or below a number."""
+
+    claim: str
+    """The sentence."""
+    of: Side
+    """The score that the sentence is about."""
+    minus: Side
+    """The score that is taken from it, seed by seed."""
+    above: float | None = None
+    """The claim holds if the difference is above this; in the unit of the table."""
+    below: float | None = None
+    """The claim holds if the difference is below this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A size at which the study is run."""
+
+    about: str = ""
+    """What differs from the published size, and how long a cell takes."""
+    recipe: str = ""
+    """Another recipe to begin with; empty keeps that of the study."""
+    options: Options = field(default_factory=dict)
+    """What all rows change in the recipe, over the options of the study."""
+    row_options: dict[str, Options] = field(default_factory=dict)
+    """What single rows change at this scale, by their names."""
+    rows: list[str] = field(default_factory=list)
+    """The rows that are run; empty runs all."""
+    seeds: list[int] = field(default_factory=list)
+    """The seeds; empty keeps those of the study."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study, as its YAML file describes it."""
+
+    name: str = "unnamed"
+    """What the study is called."""
+    description: str = ""
+    """What it asks, in a sentence."""
+    source: str = ""
+    """Where the published numbers stand."""
+    recipe: str
+    """The recipe that all cells begin with: a packaged name, or the path of a YAML file."""
+    options: Options = field(default_factory=dict)
+    """What all cells change in it."""
+    score: str = "loss"
+    """The score that the tables show: loss, accuracy, perplexity or matthews."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """Every row is trained once with each."""
+    rows: dict[str, Row] = field(default_factory=dict)
+    """The rows by name."""
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    """Options with several values each; every combination is a row."""
+    scales: dict[str, Scale] = field(default_factory=dict)
+    """Sizes by name; the first is taken where none is asked for."""
+    claims: list[Claim] = field(default_factory=list)
+    """What is judged."""
+
+    @property
+    def all_rows(self) -> dict[str, Row]:
+        """The rows, and those of the grid."""
+        names, values = list(self.grid), product(*self.grid.values())
+        combined = [dict(zip(names, combination, strict=True)) for combination in values] if names else []
+        return {**self.rows, **{_said(options): Row(options=options) for options in combined}}
+
+    @property
+    def unit(self) -> str:
+        """What scores are multiplied to."""
+        return "%" if self.score == "accuracy" else ""
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether the best score is the least."""
+        return self.score in ("loss", "perplexity")
+
+    def scaled(self, name: str | None) -> tuple[str, Scale]:
+        """A scale and its name: the one asked for, else the first; one without any change where there is none."""
+        if not self.scales and name is None:
+            return "all", Scale()
+        wanted = name or next(iter(self.scales))
+        if wanted not in self.scales:
+            known = ", ".join(self.scales) or "none: leave --scale out"
+            raise OptionsError(f"--scale must be a scale of the study {self.name}, got {wanted!r}; known: {known}")
+        return wanted, self.scales[wanted]
+
+
+def packaged() -> dict[str, str]:
+    """The packaged studies: name -> what each asks."""
+    found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
+
+
+def read_study(named: str) -> Study:
+    """A study by packaged name or path. OptionsError with every mistake in it."""
+    path = Path(named)
+    if named in packaged():
+        return parse_study((PACKAGED / f"{named}.yaml").read_text(), named, named)
+    if not path.is_file():
+        raise OptionsError(
+            f"NAME must be a packaged study or the path of a YAML file, got {named!r}; known: {', '.join(packaged())}"
+        )
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsError(f"{path} cannot be read: {error}") from error
+    return parse_study(text, str(path), path.stem)
+
+
+def parse_study(text: str, where: str, name: str) -> Study:
+    """The study in a YAML text; `name` is what it is called where it does not say so."""
+    loaded = load_yaml(text, where)
+    if not isinstance(loaded, Mapping):
+        raise OptionsError(f"{where} must hold the fields of a study, got {type(loaded).__name__}")
+    study: Study = read_fields(Study, {"name": name, **loaded}, where)
+    if mistakes := _mistakes(study):
+        raise OptionsError([f"{where}: {mistake}" for mistake in mistakes])
+    return study
+
+
+def _mistakes(study: Study) -> list[str]:
+    """What does not fit together, a sentence each."""
+    rows = study.all_rows
+    mistakes = [] if rows else ["rows or grid must name what is trained; give one of them"]
+    mistakes += [
+        f"grid.{name} must hold a value at least, got none" for name, values in study.grid.items() if not values
+    ]
+    mistakes += _repeated("seeds", study.seeds)
+    named = {
+        **{f"claims.{i}.of": [claim.of.row] for i, claim in enumerate(study.claims)},
+        **{f"claims.{i}.minus": [claim.minus.row] for i, claim in enumerate(study.claims)},
+        **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
+        **{f"scales.{name}.row_options": list(scale.row_options) for name, scale in study.scales.items()},
+    }
+    mistakes += [
+        f"{where} must name rows of the study, got {row!r}; known: {', '.join(rows)}"
+        for where, wanted in named.items()
+        for row in wanted
+        if row not in rows
+    ]
+    for index, claim in enumerate(study.claims):
+        if (claim.above is None) == (claim.below is None):
+            mistakes.append(f"claims.{index} must have above or below, and not both")
+    for name, scale in study.scales.items():
+        mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
+    return mistakes
+
+
+def _repeated(where: str, seeds: list[int]) -> list[str]:
+    return [] if len(set(seeds)) == len(seeds) else [f"{where} must hold each seed once, got {seeds}"]
+
+
+def _said(options: Options) -> str:
+    """The name of a row of the grid: the values, each with the last part of its option's name."""
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in options.items())

@@ -1,0 +1,132 @@
+"""Runs cells: so many at once, each in a process of its own, until all have ended or a signal comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from thinwire.launch.run import parent
+from thinwire.launch.shared.environment import environment
+from thinwire.launch.study.check import Checked
+from thinwire.launch.study.progress import Found, begin, drop_checkpoints, is_finished, last_line, steps_done
+
+Status = Literal["waits", "runs", "finished", "failed", "kept"]
+Command = Literal["simulate", "train"]
+
+GRACE = 10.0
+"""Seconds that cells get to end after SIGTERM."""
+_POLL = 0.5
+
+
+@dataclass
+class Progress:
+    """How far one cell is."""
+
+    checked: Checked
+    found: Found
+    status: Status
+    begun: int = 0
+    """Steps that were done before this study went on."""
+    done: int = 0
+    """Steps that are done."""
+    seconds: float = 0.0
+    """How long its process has run."""
+    trouble: str = ""
+    """Why it failed, in the words of its process."""
+
+
+class View(Protocol):
+    """What shows the cells."""
+
+    def update(self, cells: Sequence[Progress]) -> None:
+        """Show how far all cells are."""
+
+
+class _Job:
+    """A cell's process."""
+
+    def __init__(self, progress: Progress, command: Command) -> None:
+        self.progress = progress
+        checked = progress.checked
+        folder = checked.cell.folder
+        resume = "auto" if progress.found.state == "goes on" else "never"
+        arguments = [command, *checked.cell.arguments, "--checkpoint.resume", resume]
+        begin(checked, {"command": [command, *checked.cell.arguments], **environment("thinwire study")})
+        with (folder / "log.txt").open("a" if resume == "auto" else "w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "thinwire.launch.study.cell_process", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, parent.VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": str(checked.threads)},
+                start_new_session=True,  # so that only the study gets Ctrl-C
+            )
+        self._started = time.monotonic()
+        progress.status = "runs"
+        progress.begun = steps_done(folder) if resume == "auto" else 0
+
+    def look(self) -> bool:
+        """Bring the progress up to date; whether the process has ended."""
+        progress, folder = self.progress, self.progress.checked.cell.folder
+        code = self.process.poll()
+        progress.seconds = time.monotonic() - self._started
+        progress.done = steps_done(folder)
+        if code is None:
+            return False
+        if code == 0 and is_finished(folder):
+            progress.status = "finished"
+            drop_checkpoints(folder)
+        else:
+            progress.status, progress.trouble = "failed", last_line(folder / "log.txt") or f"exited with status {code}"
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the cell's processes."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+
+def run_cells(
+    cells: Sequence[Progress], jobs: int, command: Command, view: View, came: Sequence[signal.Signals]
+) -> None:
+    """Run the cells that wait, `jobs` at once.
+
+    Args:
+        cells: all cells; brought up to date.
+        jobs: how many run at once.
+        command: whether a cell is one process or one for each stage.
+        view: is shown the cells all the time.
+        came: signals that this process got so far; the first one stops the cells.
+    """
+    waiting = [progress for progress in cells if progress.status == "waits"]
+    running: list[_Job] = []
+    try:
+        while (waiting or running) and not came:
+            while waiting and len(running) < jobs:
+                running.append(_Job(waiting.pop(0), command))
+            running = [job for job in running if not job.look()]
+            view.update(cells)
+            if running:
+                time.sleep(_POLL)
+    finally:
+        _stop(running)
+
+
+def _stop(running: Sequence[_Job]) -> None:
+    """End the cells that still run."""
+    for job in running:
+        job.signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline and any(job.process.poll() is None for job in running):
+        time.sleep(_POLL / 10)
+    for job in running:
+        job.signal(signal.SIGKILL)
+        job.process.wait()

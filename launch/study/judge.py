@@ -1,0 +1,86 @@
+"""Whether a claim holds: paired differences over seeds, against their own spread.
+
+The two scores of a claim are subtracted seed by seed, so that what a seed does to both cancels. The mean of the n
+differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
+mean + t * error < x; otherwise nobody can tell. t is Student's, one-sided at 95 %, with n - 1 degrees of freedom. One
+seed tells nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from thinwire.launch.study.definition import Claim, Row, Side
+from thinwire.launch.study.results import Result
+
+Verdict = Literal["holds", "does not hold", "cannot tell"]
+
+RULE = (
+    "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
+    "standard errors, and does not hold if it lies on the other side by as much; t is Student's, one-sided at 95 %: "
+    "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, nobody can tell."
+)
+
+_T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
+"""Student's t, one-sided at 95 %, for 1, 2, 3... degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, and what the cells say to it."""
+
+    claim: Claim
+    verdict: Verdict
+    seeds: tuple[int, ...]
+    """Those that both sides have a score for."""
+    mean: float | None
+    """Of the differences; None without any."""
+    error: float | None
+    """The standard error of the mean; None for fewer than two seeds."""
+    published: float | None
+    """The published difference; None where a side has no published score."""
+
+
+def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row]) -> Judged:
+    """What the cells say to a claim."""
+    of, minus = _by_seed(claim.of, results), _by_seed(claim.minus, results)
+    seeds = tuple(sorted(of.keys() & minus.keys()))
+    differences = [of[seed] - minus[seed] for seed in seeds]
+    mean = fmean(differences) if differences else None
+    error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
+    return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, _published(claim, rows))
+
+
+def bound_of(claim: Claim) -> tuple[float, int]:
+    """The number of a claim, and on which side of it the difference must lie: 1 above, -1 below."""
+    if claim.above is not None:
+        return claim.above, 1
+    assert claim.below is not None, "a claim has one of the two"
+    return claim.below, -1
+
+
+def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) -> Verdict:
+    if mean is None or error is None:
+        return "cannot tell"
+    number, side = bound_of(claim)
+    distance, needed = side * (mean - number), _T[min(count - 1, len(_T)) - 1] * error
+    if distance > needed:
+        return "holds"
+    return "does not hold" if distance < -needed else "cannot tell"
+
+
+def _by_seed(side: Side, results: Sequence[Result]) -> dict[int, float]:
+    return {
+        result.cell.seed: result.scores[side.mode]
+        for result in results
+        if result.cell.row == side.row and side.mode in result.scores
+    }
+
+
+def _published(claim: Claim, rows: Mapping[str, Row]) -> float | None:
+    scores = [rows[side.row].published.get(side.mode) for side in (claim.of, claim.minus)]
+    return None if scores[0] is None or scores[1] is None else scores[0] - scores[1]

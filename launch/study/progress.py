@@ -1,0 +1,93 @@
+"""How far a cell is, read from its folder: nothing is asked of the process that runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from thinwire.launch.run.weights import write_whole
+from thinwire.launch.study.check import Checked
+
+State = Literal["finished", "goes on", "begins", "begins anew"]
+"""What becomes of a cell: it is kept, resumed, begun, or begun again because its origin is another one."""
+
+_TAIL = 4096
+"""Bytes at the end of a log that hold its last line."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a cell's folder holds."""
+
+    state: State
+    changed: tuple[str, ...] = ()
+    """Where the origin is another one: the names of the fields that differ."""
+
+
+def find(checked: Checked, *, any_code: bool) -> Found:
+    """What becomes of a cell; `any_code` keeps what another version of the code has made."""
+    folder = checked.cell.folder
+    saved = read_json(folder / "cell.json").get("origin")
+    if saved is None:
+        return Found("begins")
+    changed = [name for name in {**saved, **checked.origin} if saved.get(name) != checked.origin.get(name)]
+    if any_code:
+        changed = [name for name in changed if name != "code"]
+    if changed:
+        return Found("begins anew", tuple(changed))
+    if is_finished(folder):
+        return Found("finished")
+    return Found("goes on" if list(folder.glob("checkpoints/*/manifest.json")) else "begins")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has taken all its steps and said so."""
+    summary = read_json(folder / "summary.json")
+    return bool(summary) and not summary["running"] and summary["steps"] == summary["planned_steps"]
+
+
+def begin(checked: Checked, beside: Mapping[str, Any]) -> None:
+    """Note the origin of a cell in its folder, with what else must be known of it."""
+    folder = checked.cell.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {"row": checked.cell.row, "seed": checked.cell.seed, "origin": checked.origin, **beside}
+    write_whole(folder / "cell.json", json.dumps(said, indent=2) + "\n")
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Remove what only an unfinished cell needs."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def steps_done(folder: Path) -> int:
+    """Optimizer steps that a run has logged so far."""
+    line = last_line(folder / "metrics.jsonl")
+    try:
+        return int(json.loads(line)["step"]) + 1 if line else 0
+    except (ValueError, KeyError):  # a line that is being written
+        return 0
+
+
+def last_line(path: Path) -> str:
+    """The last line of a file; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL), os.SEEK_SET)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none, or it is damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,172 @@
+"""`thinwire study report NAME`: published numbers beside ours, claims judged, curves, and what is missing.
+
+FOLDER/report.md, report.html    the same, to read; the page needs nothing but itself
+FOLDER/report.json               the tables, for programs and for `thinwire report`
+FOLDER/curves.png                the learning curves
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.run.weights import write_whole
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.tables import Table, document, show
+from thinwire.launch.study.cells import cells_of, rows_of
+from thinwire.launch.study.curves import draw
+from thinwire.launch.study.definition import Scale, Study, read_study
+from thinwire.launch.study.judge import Judged, judge
+from thinwire.launch.study.results import Result, read_results
+from thinwire.launch.study.tables import cells_table, claims_table, missing_table, scores_table
+from thinwire.pipeline.errors import OptionsError
+
+PROG = "thinwire study report"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report says, before it is written in one form or another."""
+
+    title: str
+    words: Sequence[str]
+    """Sentences that stand at the top."""
+    tables: Sequence[Table]
+    curves: bytes
+    """A picture as PNG; empty without a curve."""
+    beside: dict[str, Any]
+    """What programs may want as well."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write a report; the exit status."""
+    options = _parser().parse_args(argv)
+    study = read_study(options.name)
+    scale_name, scale = study.scaled(options.scale)
+    folder = options.folder or Path("studies", study.name, scale_name)
+    if not folder.is_dir():
+        raise OptionsError(
+            f"--folder must name the folder of a study, and {folder} does not exist; run the study first"
+        )
+    made = make(study, scale_name, scale, folder)
+    _write(made, options.out or folder)
+    show(made.tables[:2])
+    print(f"report.md, report.html, report.json and curves.png are in {options.out or folder}")
+    return OK
+
+
+def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> Report:
+    """The report of a study, finished or not."""
+    cells = cells_of(study, scale, folder)
+    rows = rows_of(study, scale)
+    results, missing = read_results(study, cells)
+    judged = [judge(claim, results, study.all_rows) for claim in study.claims]
+    tables = [scores_table(study, rows, results)]
+    tables += [claims_table(study, judged)] if judged else []
+    tables += [cells_table(study, results)] if results else []
+    tables += [missing_table(missing)] if missing else []
+    words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
+    words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")
+    words += _circumstances(results)
+    verdicts = dict(Counter(one.verdict for one in judged))
+    beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
+    return Report(
+        f"{study.name}, {scale_name}",
+        words,
+        tables,
+        draw(study, rows, results),
+        {**beside, "verdicts": verdicts, "claims": [_claim_json(one) for one in judged]},
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog=PROG, description="Write the report of a study, finished or not.")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
+    add("--scale", metavar="S", help="the size that was run (default: the first that the study names)")
+    add("--folder", type=Path, metavar="DIR", help="where the cells lie (default: studies/NAME/SCALE)")
+    add("--out", type=Path, metavar="DIR", help="where to write (default: beside the cells)")
+    return parser
+
+
+def _missing_words(count: int) -> str:
+    return f" {count} are missing: the last table names them." if count else ""
+
+
+def _circumstances(results: Sequence[Result]) -> list[str]:
+    """On what machine and with what code the cells were made, a sentence each."""
+    if not results:
+        return []
+    hours = sum(result.seconds for result in results) / 3600
+    made = [result.made for result in results]
+    machines = {f"{one['machine']['cpu']}, {one['machine']['cores']} cores" for one in made if "machine" in one}
+    versions = {f"torch {one['torch']}" for one in made if "torch" in one}
+    said = [f"The finished cells took {hours:.1f} hours, on {'; '.join(sorted(machines | versions))}."]
+    codes = {str(one["origin"]["code"]) for one in made if "origin" in one}
+    if len(codes) > 1:
+        said.append(f"They were made by {len(codes)} versions of the code: {', '.join(sorted(codes))}.")
+    data = {json.dumps(one["origin"]["data"]) for one in made if "origin" in one}
+    if len(data) > 1:
+        said.append("They were trained on different data, so their scores must not be compared.")
+    return said
+
+
+def _claim_json(judged: Judged) -> dict[str, Any]:
+    return {
+        "claim": judged.claim.claim,
+        "verdict": judged.verdict,
+        "seeds": list(judged.seeds),
+        "difference": judged.mean,
+        "standard_error": judged.error,
+        "published": judged.published,
+    }
+
+
+def _write(made: Report, folder: Path) -> None:
+    """Write every form of a report. OptionsError where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if made.curves:
+            (folder / "curves.png").write_bytes(made.curves)
+        write_whole(folder / "report.md", _markdown(made))
+        write_whole(folder / "report.html", _html(made))
+        values = document(made.title, made.tables, words=list(made.words), **made.beside)
+        write_whole(folder / "report.json", json.dumps(values, indent=2) + "\n")
+    except OSError as error:
+        raise OptionsError(f"--out must name a folder that can be written, got {folder}: {error.strerror}") from error
+
+
+def _markdown(made: Report) -> str:
+    picture = ["![Learning curves](curves.png)"] if made.curves else []
+    return "\n\n".join([f"# {made.title}", *made.words, *map(_markdown_table, made.tables), *picture]) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    rule = "|".join("---:" if numeric else "---" for numeric in table.numeric)
+    lines = [f"| {' | '.join(map(_escaped, row))} |" for row in [table.columns, *table.texts]]
+    body = "\n".join([lines[0], f"|{rule}|", *lines[1:]])
+    return "\n\n".join([f"## {table.title}", body, *([table.note] if table.note else [])])
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
+def _html(made: Report) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("thinwire.launch.study", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    picture = base64.b64encode(made.curves).decode()
+    return environment.get_template("study.html").render(made=made, picture=picture)

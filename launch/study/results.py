@@ -1,0 +1,105 @@
+"""What finished cells left: scores, bits on the wire, and curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.study.cells import Cell
+from thinwire.launch.study.definition import MODES, Mode, Study
+from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell."""
+
+    cell: Cell
+    scores: Mapping[Mode, float]
+    """The score at the end, in the unit of the study; a mode without a finite score is left out."""
+    bits: Mapping[ChannelName, float]
+    """Bits an element that training sent, headers, warm-up and first visits included; without a cut nothing."""
+    full: float
+    """The share of rows that training sent uncompressed: warm-up and first visits."""
+    seconds: float
+    digest: str
+    made: Mapping[str, Any]
+    """What cell.json says."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A cell without a result, and why."""
+
+    cell: Cell
+    why: str
+
+
+def read_results(study: Study, cells: Sequence[Cell]) -> tuple[list[Result], list[Missing]]:
+    """The results of the finished cells, and the cells that have none."""
+    results, missing = [], []
+    for cell in cells:
+        if is_finished(cell.folder):
+            results.append(_result(study, cell))
+        else:
+            missing.append(Missing(cell, _why(cell.folder)))
+    return results, missing
+
+
+def _result(study: Study, cell: Cell) -> Result:
+    summary, made = read_json(cell.folder / "summary.json"), read_json(cell.folder / "cell.json")
+    factor = 100.0 if study.unit == "%" else 1.0
+    held_out = summary["held_out"]
+    found = {mode: held_out.get(mode, {}).get(study.score) for mode in MODES}
+    rows = {channel: [row for row in summary["channels"] if row["channel"] == channel] for channel in CHANNELS}
+    elements = {channel: sum(row["elements"] for row in of) for channel, of in rows.items()}
+    count = sum(row["rows"] for row in summary["channels"])
+    return Result(
+        cell,
+        {mode: factor * value for mode, value in found.items() if value is not None},
+        {
+            channel: 8 * sum(row["bytes"] for row in of) / elements[channel]
+            for channel, of in rows.items()
+            if elements[channel]
+        },
+        sum(row["full_rows"] for row in summary["channels"]) / max(1, count),
+        summary["seconds"],
+        summary["weights_digest"],
+        made,
+    )
+
+
+def _why(folder: Path) -> str:
+    """What has become of a cell that has no result."""
+    summary = read_json(folder / "summary.json")
+    if not (folder / "cell.json").exists():
+        return "not begun"
+    done = steps_done(folder)
+    planned = f" of {summary['planned_steps']}" if summary else ""
+    said = last_line(folder / "log.txt")
+    ended = f"; it said last: {said}" if said and not said.startswith(("step ", "held out ")) else ""
+    return f"not finished: {done}{planned} steps are done{ended}"
+
+
+def score_curve(study: Study, cell: Cell, mode: Mode) -> Points:
+    """The held-out score over optimizer steps."""
+    factor = 100.0 if study.unit == "%" else 1.0
+    lines = _lines(cell.folder / "evaluations.jsonl")
+    scored = [(line["step"], line.get(mode, {}).get(study.score)) for line in lines]
+    return [(float(step), factor * value) for step, value in scored if value is not None]
+
+
+def loss_curve(cell: Cell) -> Points:
+    """The training loss over optimizer steps."""
+    lines = _lines(cell.folder / "metrics.jsonl")
+    return [(float(line["step"] + 1), line["loss"]) for line in lines if line["loss"] is not None]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

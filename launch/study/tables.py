@@ -1,0 +1,117 @@
+"""The tables of a study's report: published numbers beside ours, claims, cells, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from thinwire.launch.shared.tables import Cell as Value
+from thinwire.launch.shared.tables import Table
+from thinwire.launch.study.definition import MODES, Mode, Row, Study
+from thinwire.launch.study.judge import RULE, Judged, bound_of
+from thinwire.launch.study.results import Missing, Result
+from thinwire.pipeline.frames import CHANNELS
+
+
+def scores_table(study: Study, rows: Mapping[str, Row], results: Sequence[Result]) -> Table:
+    """A row of the study a line: published scores, ours with their spread, and the bits that were sent."""
+    score = f"{study.score}, {study.unit}" if study.unit else study.score
+    published = any(row.published for row in rows.values())
+    columns = [
+        "row",
+        *(f"published {mode}" for mode in MODES if published),
+        *(f"{score} {mode}, {what}" for mode in MODES for what in ("mean", "std", "best")),
+        "on - off",
+        *(f"bits, {channel}" for channel in CHANNELS),
+        "in full, %",
+        "seeds",
+    ]
+    lines: list[list[Value]] = []
+    for name, row in rows.items():
+        own = [result for result in results if result.cell.row == name]
+        gaps = [result.scores["on"] - result.scores["off"] for result in own if len(result.scores) == len(MODES)]
+        lines.append(
+            [
+                name,
+                *(row.published.get(mode) for mode in MODES if published),
+                *(value for mode in MODES for value in _spread(study, own, mode)),
+                _rounded(fmean(gaps)) if gaps else None,
+                *(_mean([r.bits[channel] for r in own if channel in r.bits]) for channel in CHANNELS),
+                round(100 * fmean(r.full for r in own), 1) if own else None,
+                len(own),
+            ]
+        )
+    note = (
+        "Off and on: whether evaluation compressed. Mean, standard deviation and best are over seeds, after the last "
+        "step. Bits an element were really sent in training: frames with their headers, warm-up and first visits "
+        "included; in full is the share of rows that went uncompressed."
+    )
+    notes = [f"{name}: {row.note}." for name, row in rows.items() if row.note]
+    return Table(f"{study.source or study.name}: published and ours", columns, lines, " ".join([note, *notes]))
+
+
+def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
+    """A claim a line, with its differences and what they say."""
+    columns = ["claim", "difference", "holds if", "published", "ours", "standard error", "seeds", "judged"]
+    lines: list[list[Value]] = []
+    for one in judged:
+        claim = one.claim
+        number, side = bound_of(claim)
+        lines.append(
+            [
+                claim.claim,
+                f"{claim.of.row} {claim.of.mode} - {claim.minus.row} {claim.minus.mode}",
+                f"{'above' if side > 0 else 'below'} {number:g}",
+                _rounded(one.published),
+                _rounded(one.mean),
+                _rounded(one.error),
+                len(one.seeds),
+                one.verdict,
+            ]
+        )
+    return Table("Claims", columns, lines, f"Differences are of {study.score}{_in(study)}. {RULE}")
+
+
+def cells_table(study: Study, results: Sequence[Result]) -> Table:
+    """A finished cell a line."""
+    columns = ["row", "seed", *(f"{study.score} {mode}" for mode in MODES), "minutes", "weights digest", "code"]
+    lines: list[list[Value]] = [
+        [
+            result.cell.row,
+            result.cell.seed,
+            *(_rounded(result.scores.get(mode)) for mode in MODES),
+            round(result.seconds / 60, 1),
+            result.digest[:16],
+            result.made.get("origin", {}).get("code"),
+        ]
+        for result in results
+    ]
+    note = "Minutes of a run, with evaluations and saves, on a machine that may have had other work."
+    return Table("Finished cells", columns, lines, note)
+
+
+def missing_table(missing: Sequence[Missing]) -> Table:
+    """A cell without a result a line."""
+    lines: list[list[Value]] = [[one.cell.row, one.cell.seed, one.why] for one in missing]
+    return Table("Missing cells", ["row", "seed", "why"], lines)
+
+
+def _in(study: Study) -> str:
+    return " in percentage points" if study.unit == "%" else ""
+
+
+def _spread(study: Study, own: Sequence[Result], mode: Mode) -> tuple[float | None, float | None, float | None]:
+    """Mean, standard deviation and best of the scores of a row."""
+    scores = [result.scores[mode] for result in own if mode in result.scores]
+    if not scores:
+        return None, None, None
+    best = min(scores) if study.smaller_is_better else max(scores)
+    return _rounded(fmean(scores)), _rounded(stdev(scores)) if len(scores) > 1 else None, _rounded(best)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(fmean(values), 2) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,227 @@
+"""Studies: what a YAML may say, which cells it has, how claims are judged, and two cells from start to report."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from support.commands import THINWIRE, completed, started
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.study.cells import cells_of, rows_of
+from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, parse_study, read_study
+from thinwire.launch.study.judge import judge
+from thinwire.launch.study.results import Result
+from thinwire.pipeline.errors import OptionsError
+
+STUDY = """
+recipe: tiny.yaml
+options: {training.steps: 6, training.evaluate_every: 3 steps, checkpoint.every: 2 steps}
+rows:
+  none: {options: {codec: none/none}, published: {on: 3.0}}
+  two bits: {options: {codec: q(2)/q(8)}, published: {on: 3.5}}
+claims:
+  - {claim: 2 bits cost something., of: {row: two bits}, minus: {row: none}, above: 0}
+"""
+
+
+def results(row, on):
+    """Results of a row, a seed for each score."""
+    study = parse_study(STUDY, "study.yaml", "s")
+    cells = [cell for cell in cells_of(study, Scale(seeds=[*range(9)]), Path("f")) if cell.row == row]
+    return [Result(cells[seed], {"on": score}, {}, 0.0, 1.0, "", {}) for seed, score in enumerate(on)]
+
+
+def test_every_mistake_in_a_study_is_told_at_once():
+    text = """
+recipes: x
+seeds: [0, one]
+rows: {a: {options: [], published: {on: high}}}
+claims: [{claim: c, of: {row: a}}]
+"""
+    with pytest.raises(OptionsError) as caught:
+        parse_study(text, "mine.yaml", "mine")
+    told = caught.value.mistakes
+    assert all(mistake.startswith("mine.yaml: ") for mistake in told)
+    expected = (
+        "no field recipes",
+        "recipe is missing",
+        "seeds.1 must be a whole number, got 'one'",
+        "rows.a.options must be a group of fields, got []",
+        "rows.a.published.on must be a number, got 'high'",
+        "claims.0.minus is missing",
+    )
+    for part in expected:
+        assert any(part in mistake for mistake in told), part
+    assert len(told) == len(expected)
+
+
+def test_parts_of_a_study_must_fit_together():
+    text = STUDY.replace("minus: {row: none}, above: 0", "minus: {row: nobody}") + "seeds: [1, 1]\n"
+    text += "scales: {small: {rows: [three bits]}}\n"
+    with pytest.raises(OptionsError) as caught:
+        parse_study(text, "mine.yaml", "mine")
+    told = "\n".join(caught.value.mistakes)
+    assert "claims.0.minus must name rows of the study, got 'nobody'; known: none, two bits" in told
+    assert "claims.0 must have above or below, and not both" in told
+    assert "seeds must hold each seed once, got [1, 1]" in told
+    assert "scales.small.rows must name rows of the study, got 'three bits'" in told
+
+
+def test_a_grid_has_a_row_for_every_combination():
+    text = "recipe: tiny.yaml\ngrid: {codec: [none, q(4)], optimizer.lr: [0.1, 0.2]}\nseeds: [3, 4]"
+    cells = cells_of(parse_study(text, "g.yaml", "g"), Scale(), Path("out"), ["--training.steps", "1"])
+    assert [(cell.row, cell.seed) for cell in cells] == [
+        (f"codec {codec}, lr {lr}", seed) for seed in (3, 4) for codec in ("none", "q(4)") for lr in (0.1, 0.2)
+    ]
+    assert len({cell.folder for cell in cells}) == 8
+    arguments = cells[3].arguments
+    assert arguments[0] == "tiny.yaml"
+    options = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert options["--codec"] == "q(4)" and options["--optimizer.lr"] == "0.2" and options["--training.steps"] == "1"
+    assert options["--training.seed"] == "3"
+
+
+def test_rows_whose_names_differ_in_signs_alone_have_folders_of_their_own():
+    text = "recipe: t\ngrid: {codec: ['q(4)/q(8)', 'q(4)-q(8)']}"
+    first, second = cells_of(parse_study(text, "g.yaml", "g"), Scale(), Path("out"))
+    assert first.folder != second.folder
+
+
+@pytest.mark.parametrize(
+    ("two_bits", "none", "verdict"),
+    [
+        ([3.5, 3.4, 3.6], [3.0, 2.9, 3.1], "holds"),  # 0.5 each time: no spread at all
+        ([3.0, 2.9, 3.1], [3.5, 3.4, 3.6], "does not hold"),
+        ([3.5, 2.5, 3.6], [3.0, 2.9, 3.1], "cannot tell"),  # 0.5, -0.4, 0.5
+        ([3.5], [3.0], "cannot tell"),  # one seed
+        ([], [3.0, 3.0], "cannot tell"),
+        # mean 0.5, error 0.1: above 0 by five errors; t is 6.31 for two seeds, 2.92 for three
+        ([3.6, 3.4], [3.0, 3.0], "cannot tell"),
+        ([3.5 + 0.1 * 3**0.5, 3.5, 3.5 - 0.1 * 3**0.5], [3.0] * 3, "holds"),
+    ],
+)
+def test_a_claim_is_judged_by_paired_differences(two_bits, none, verdict):
+    claim = Claim(claim="c", of=Side(row="two bits"), minus=Side(row="none"), above=0.0)
+    rows = {"none": Row(published={"on": 3.0}), "two bits": Row(published={"on": 3.5})}
+    judged = judge(claim, [*results("two bits", two_bits), *results("none", none)], rows)
+    assert judged.verdict == verdict
+    assert judged.published == 0.5
+
+
+def test_a_claim_below_a_number_is_the_mirror():
+    claim = Claim(claim="c", of=Side(row="two bits"), minus=Side(row="none"), below=1.0)
+    cells = [*results("two bits", [3.5, 3.4]), *results("none", [3.0, 2.9])]
+    assert judge(claim, cells, {"none": Row(), "two bits": Row()}).verdict == "holds"
+    assert judge(claim, [], {"none": Row(), "two bits": Row()}).published is None
+
+
+def test_the_studies_on_the_page_can_be_read():
+    page = (Path(__file__).parents[2] / "docs/how-to/studies.md").read_text()
+    blocks = [dedent(block) for block in re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)]
+    grid, rows = (parse_study(block, "page", "page") for block in blocks if block.startswith("recipe: "))
+    assert len(cells_of(grid, Scale(), Path("f"))) == 18
+    assert list(rows.scales) == ["long", "short"] and rows.claims[0].below == 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", packaged())
+def test_a_packaged_study_names_recipes_that_can_be_read(name):
+    from thinwire.launch.run import recipe
+
+    study = read_study(name)
+    assert {"full", "small", "smoke"} == set(study.scales)
+    for scale in study.scales.values():
+        assert scale.about
+        cells = cells_of(study, scale, Path("f"))
+        assert {cell.row for cell in cells} == set(rows_of(study, scale))
+        for cell in cells[: len(rows_of(study, scale))]:  # those of the first seed
+            assert recipe.parse(list(cell.arguments)).training.seed == cell.seed
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the tiny recipe and its study, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    return tmp_path
+
+
+def test_mistakes_of_all_cells_are_told_before_any_runs(here, capsys):
+    text = STUDY.replace("q(2)/q(8)", "q(11)/q(8)").replace("training.steps: 6", "optimizer.lr: -1")
+    (here / "mine.yaml").write_text(text)
+    assert cli.main(["study", "mine.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert "two bits, seed 0: compression.activations: " in told
+    assert "none, seed 0: optimizer.lr must be finite and not negative, got -1" in told
+    assert told.count("optimizer.lr") == 1  # once, not for every cell
+    assert not (here / "studies").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nobody"], "NAME must be a packaged study or the path of a YAML file, got 'nobody'"),
+        (["mine.yaml", "--scale", "huge"], "--scale must be a scale of the study mine, got 'huge'"),
+        (["mine.yaml", "--row", "ten bits"], "--row must be a row of the study at this scale, got 'ten bits'"),
+        (["mine.yaml", "other.yaml"], "one NAME is enough, got 'other.yaml' as well"),
+        (["report", "mine.yaml"], "studies/mine/all does not exist; run the study first"),
+    ],
+)
+def test_a_wrong_word_is_answered_by_a_sentence(here, capsys, arguments, sentence):
+    assert cli.main(["study", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def summaries(folder):
+    """What the finished cells of a study say of their weights, by row."""
+    return {
+        path.parts[-3]: json.loads(path.read_text())["weights_digest"] for path in folder.rglob("seed-0/summary.json")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
+    # 1. stopped in the middle of the first cell, after a checkpoint
+    long = ["study", "mine.yaml", "--jobs", "1", "--training.steps", "100", "--checkpoint.every", "10 steps"]
+    folder = here / "studies/mine/all"
+    cell = folder / "cells/none/seed-0"
+    with started([*THINWIRE, *long], here) as study:
+        study.wait_until(lambda: list(cell.glob("checkpoints/*/manifest.json")))
+        study.process.send_signal(signal.SIGINT)
+        assert study.wait() == 130
+        assert "the same command goes on" in study.stderr and not study.processes()
+    assert cli.main(["study", "report", "mine.yaml"]) == 0
+    unfinished = (folder / "report.md").read_text()
+    assert "0 of 2 cells are finished. 2 are missing" in unfinished and "not begun" in unfinished
+    # 2. the same command goes on; its cell ends as one that nobody stopped, of real processes
+    again = completed([*THINWIRE, *long], here)
+    assert again.status == 0, again.stderr
+    assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
+    assert "goes on from the checkpoint of step" in (cell / "log.txt").read_text()
+    assert not (cell / "checkpoints").exists()
+    whole = completed([*THINWIRE, *long, "--folder", "whole", "--row", "none", "--processes"], here)
+    assert whole.status == 0, whole.stderr
+    assert summaries(here / "whole") == {"none": summaries(folder)["none"]}
+    # 3. what is finished is not run again; what was made by another recipe is
+    capsys.readouterr()
+    assert cli.main([*long, "--check"]) == 0
+    assert "2 cells in studies/mine/all: 2 already finished" in capsys.readouterr().out
+    assert cli.main([*long, "--check", "--optimizer.lr", "0.1"]) == 0
+    told = capsys.readouterr().out
+    assert "none, seed 0 begins anew, for these are not as they were: optimizer.lr" in told
+    # 4. the report has the published numbers, ours, and the picture
+    assert cli.main(["study", "report", "mine.yaml"]) == 0
+    report = json.loads((folder / "report.json").read_text())
+    scores = report["tables"][0]
+    line = dict(zip(scores["columns"], scores["rows"][1], strict=True))
+    assert line["row"] == "two bits" and line["published on"] == 3.5 and line["seeds"] == 1
+    assert 2 < line["bits, activations"] < 8 < line["bits, gradients"] < 14  # with the headers of tiny frames
+    assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
+    assert "data:image/png;base64," in (folder / "report.html").read_text()
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
