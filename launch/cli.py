@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("export", "write the model of a run for the library that it came from"),
     "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
     "recipes": ("recipe_list", "list the packaged recipes"),
+    "keys": ("keys", "make the keys that let the processes of a run reach each other, and nobody else"),
     "doctor": ("doctor", "check this machine"),
 }
 """By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""

@@ -72,6 +72,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
+    from thinwire.pipeline.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
     tell(f"building {wanted.pipeline.num_stages} stages in {wanted.pipeline.num_processes} processes")
@@ -80,10 +81,12 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     with gathered_signals() as came:
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
+                keys = fresh_keys(wanted.wire, folder)
                 given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
                 if not forks.is_safe():
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 wire, saves = wanted.wire, wanted.checkpoint.wanted
+                given = [{**environment, **keys} for environment in given]
                 end = local.run(start, given, came, heartbeat=wire.heartbeat, saves=saves)
                 reports = failures.read_reports(folder) | failures.silences(end.silent, wire.heartbeat, where.stages_of)
             if end.finished:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.errors import PeerError, PipelineError
 
 
 class Pool:
@@ -155,9 +155,11 @@ class ProcessGroupReceiver:
 
 @contextmanager
 def reaching(what: str) -> Iterator[None]:
-    """Turn failures of process-group calls inside into a PeerError that says what was awaited."""
+    """Turn failures of process-group calls inside into a PeerError that says what was awaited; errors of ours pass."""
     try:
         yield
+    except PipelineError:
+        raise
     except RuntimeError as error:
         raise PeerError(f"{what}: {_reason(error)}") from error
 

@@ -23,6 +23,7 @@ from thinwire.compress.buffers import Purpose
 from thinwire.compress.contraction import contraction
 from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
+from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
@@ -113,7 +114,12 @@ class Wire:
         self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
         self._announced: dict[int, tuple[BoundaryShape, ...]] = {}
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        created = dist.new_group(ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True)
+        created = dist.new_group(
+            ranks,
+            timeout=self._timeout,
+            use_local_synchronization=True,
+            **group_arguments(self.options, len(ranks), dist.group.WORLD),
+        )
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
         self._handshake = Handshake(created, self._timeout)

@@ -20,6 +20,7 @@ from thinwire.launch.run.heartbeat.silence import Silence, sentence
 from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
+from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
@@ -108,15 +109,18 @@ def join(prepared: Prepared, rank: int) -> None:
     several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
     advice += "only the stages may reach the ports of a run"
-    meeting = os.environ.get(MEETING_VARIABLE)
+    meeting, wire = os.environ.get(MEETING_VARIABLE), prepared.recipe.wire
+    if several_hosts and wire.transport == "zmq" and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")
+    group = group_arguments(wire, found)
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
             dist.init_process_group(
-                "gloo",
+                **group,
                 init_method=f"file://{meeting}" if meeting else "env://",
                 rank=rank,
                 world_size=found,
-                timeout=timedelta(seconds=prepared.recipe.wire.timeout),
+                timeout=timedelta(seconds=wire.timeout),
             )
     except PeerError as error:
         if "EADDRINUSE" not in str(error):

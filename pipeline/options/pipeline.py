@@ -12,6 +12,14 @@ from thinwire.pipeline.errors import OptionsError
 class WireOptions:
     """How frames travel and how they are checked."""
 
+    transport: Literal["gloo", "zmq"] = "gloo"
+    """What carries messages between processes: gloo, torch's own, for networks that nobody else is in; or zmq, which
+    encrypts them, lets nobody in without the keys, and goes on after a broken connection (needs pyzmq)."""
+    keys: str | None = None
+    """For zmq: the file that `thinwire keys` made, the same on every machine; null is for `thinwire train`, which makes
+    fresh keys for each run on one machine."""
+    connections: int = 1
+    """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0
     """Seconds that any wait on another stage may last."""
     heartbeat: float = 3.0
@@ -28,6 +36,8 @@ class WireOptions:
             for name, value, least in (("timeout", self.timeout, 0.01), ("heartbeat", self.heartbeat, 1))
             if not least <= value <= 1e6
         ]
+        if not 1 <= self.connections <= 64:
+            mistakes.append(f"wire.connections must be from 1 to 64, got {self.connections}")
         if mistakes:
             raise OptionsError(mistakes)
 

@@ -12,6 +12,7 @@ CURES = {
     r"chromium": "a browser; install chromium",
     r"docker": "Docker with compose; install docker and its compose plugin",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
+    r"pyzmq": "pyzmq; install it with pip install 'thinwire[zmq]'",
     r"taskset": "taskset; install util-linux",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",

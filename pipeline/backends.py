@@ -1,0 +1,57 @@
+"""Which process group carries the messages of a pipeline: gloo's, or one over ZeroMQ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import WireOptions
+
+KEYS_VARIABLE = "THINWIRE_KEYS"
+"""The environment variable with the path of the keys that a launcher made for its run."""
+
+
+def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """`backend` and `pg_options` for `init_process_group` and `new_group`.
+
+    Args:
+        options: they name the transport.
+        size: processes of the group; one alone needs no transport.
+        beside: a process group of these processes that exists; one over ZeroMQ shares its connections.
+
+    Raises:
+        OptionsError: pyzmq is not installed, or there are no keys.
+    """
+    if options.transport == "gloo" or size == 1:
+        return {"backend": "gloo"}
+    check_installed()
+    from thinwire.pipeline.zeromq.meeting import arguments
+
+    return arguments(options, beside)
+
+
+def check_installed() -> None:
+    """Raise OptionsError where pyzmq is not installed."""
+    try:
+        import zmq  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise OptionsError(
+            'wire.transport zmq needs pyzmq, which is not installed; run pip install "thinwire[zmq]"'
+        ) from error
+
+
+def fresh_keys(options: WireOptions, folder: Path) -> dict[str, str]:
+    """The environment variables that give the processes of a launcher keys of their own, in its private folder.
+
+    None where the transport needs no keys, or the options name some. OptionsError if pyzmq is not installed.
+    """
+    if options.transport == "gloo" or options.keys is not None:
+        return {}
+    check_installed()
+    from thinwire.pipeline.zeromq.keys import Keys
+
+    Keys.fresh().write(folder / "keys")
+    return {KEYS_VARIABLE: str(folder / "keys")}

@@ -1,0 +1,199 @@
+"""One connection to one process: a socket as long as it lasts, then another one.
+
+ZeroMQ would reconnect a socket by itself, and go on with what is queued in it behind what the old connection lost. A
+socket of its own for every connection keeps the order: hello, the answer that says what has arrived, the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from thinwire.pipeline.zeromq.flows import Outflow
+from thinwire.pipeline.zeromq.keys import Keys
+from thinwire.pipeline.zeromq.loop import Loop, Socket, received
+from thinwire.pipeline.zeromq.messages import Pending
+from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, PacketError, Piece, unpack_answer
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How connections are watched, in seconds."""
+
+    heartbeat: float = 5.0
+    """Between two signs of life, where nothing else is sent."""
+    silence: float = 20.0
+    """Without a sign of life, after which a connection is given up for a new one; a piece must get through in it."""
+    retry: float = 0.1
+    """Before a connection that did not come about is tried again: so long at first, twenty times as long at most."""
+    farewell: float = 5.0
+    """How long a process that leaves waits until its last packets are acknowledged."""
+
+    def watch(self, socket: Socket) -> None:
+        """Have ZeroMQ watch the connections of a socket."""
+        socket.heartbeat_ivl, socket.heartbeat_timeout = _milliseconds(self.heartbeat), _milliseconds(self.silence)
+        socket.handshake_ivl = socket.connect_timeout = _milliseconds(self.silence)
+        socket.reconnect_ivl, socket.reconnect_ivl_max = _milliseconds(self.retry), _milliseconds(20 * self.retry)
+
+
+def bounded(socket: Socket) -> Socket:
+    """A socket that refuses parts longer than any of ours, and drops nothing: the flow on top bounds what it queues."""
+    socket.maxmsgsize = LARGEST_PART
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.linger = 0
+    return socket
+
+
+@dataclass
+class Sending:
+    """A message that is sent: done once the other process has all its pieces."""
+
+    left: int
+    """Pieces that are not acknowledged."""
+    pending: Pending
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A piece of a message, and its bytes."""
+
+    piece: Piece
+    data: memoryview
+    message: Sending
+
+
+class State(Enum):
+    """Of a connection, in words."""
+
+    CONNECTING = "not connected"
+    GREETING = "connected, and waiting for its first answer"
+    READY = "connected"
+
+
+class Link:
+    """One connection to a process, and the flow of packets over it and over all that come after it.
+
+    Args:
+        context: ZeroMQ's.
+        loop: the thread that everything here runs in.
+        endpoint: where the other process listens.
+        hello: what to say first.
+        keys: those of the run.
+        patience: how to watch it.
+        failed: told why the other process takes nothing more.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        loop: Loop,
+        endpoint: str,
+        hello: Hello,
+        keys: Keys,
+        patience: Patience,
+        failed: Callable[[str], None],
+    ) -> None:
+        self._context, self._loop, self._endpoint, self._hello = context, loop, endpoint, hello
+        self._keys, self._patience, self._failed = keys, patience, failed
+        self._flow: Outflow[Packet] = Outflow()
+        self.reset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was sent has been acknowledged."""
+        return len(self._flow) == 0
+
+    @property
+    def description(self) -> str:
+        """How the connection is, in words."""
+        return f"{self.state.value} to {self._endpoint}{self._trouble if self.state is State.CONNECTING else ''}"
+
+    def reset(self) -> None:
+        """Begin a first connection, or a new one."""
+        self.state, self._trouble = State.CONNECTING, ""
+        self._socket = bounded(self._context.socket(zmq.DEALER))
+        self._patience.watch(self._socket)
+        self._keys.prove(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._loop.watch(self._socket, self._hear)
+        self._loop.watch(self._monitor, self._notice)
+        self._socket.connect(self._endpoint)
+
+    def close(self) -> None:
+        """Give the connection up; what is queued in it is dropped."""
+        self._loop.forget(self._socket)
+        self._loop.forget(self._monitor)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    def send(self, packet: Packet) -> None:
+        """Send a packet, at once or as soon as there is a connection."""
+        sequence = self._flow.add(packet)
+        if self.state is State.READY:
+            self._transmit(sequence, packet)
+
+    def fail(self, reason: str) -> None:
+        """End all that is being sent."""
+        for _, packet in self._flow.kept():
+            packet.message.pending.end(reason)
+        self._flow = Outflow()
+
+    def _transmit(self, sequence: int, packet: Packet) -> None:
+        self._socket.send(packet.piece.pack(sequence), zmq.SNDMORE | zmq.NOBLOCK)
+        # without a copy: nobody writes these bytes before they are acknowledged
+        self._socket.send(packet.data, zmq.NOBLOCK, copy=False)
+
+    def _notice(self) -> None:
+        """Something happened to the connection."""
+        for parts in received(self._monitor):
+            event = parse_monitor_message([part.bytes for part in parts])["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.state = State.GREETING
+                self._socket.send(self._hello.pack(), zmq.NOBLOCK)
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                self._trouble = self._trouble or ": nothing answers there"
+            elif self.state is State.CONNECTING:
+                # ZeroMQ tries again, later each time
+                self._trouble = ": what answers there is no process with the same keys"
+            else:
+                self.close()
+                self.reset()
+                return
+
+    def _hear(self) -> None:
+        """The other process answered."""
+        for parts in received(self._socket):
+            try:
+                answer = unpack_answer(parts[0].bytes)
+            except PacketError as error:
+                self._failed(str(error))
+                return
+            if isinstance(answer, str):
+                self._failed(answer)
+                return
+            self._acknowledge(answer)
+
+    def _acknowledge(self, expected: int) -> None:
+        gone = self._flow.acknowledge(expected)
+        if gone is None:
+            self._failed(f"it acknowledges packet {expected}, which was never sent")
+            return
+        for packet in gone:
+            packet.message.left -= 1
+            if packet.message.left == 0:
+                packet.message.pending.end()
+        if self.state is State.GREETING:
+            self.state = State.READY
+            for sequence, packet in self._flow.kept():
+                self._transmit(sequence, packet)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1e3 * seconds))

@@ -1,0 +1,93 @@
+"""The thread that owns all ZeroMQ sockets of a process group: they may be used in one thread only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import zmq
+
+Socket = zmq.Socket[bytes]
+Handler = Callable[[], None]
+
+
+class Loop:
+    """Calls the handler of a socket when there is something to read from it, and whatever it is asked to, in turn.
+
+    Args:
+        name: the thread's.
+        failed: called in the thread, if it must end because a handler raised.
+        ended: called in the thread, once it ends in any way.
+    """
+
+    def __init__(self, name: str, failed: Callable[[BaseException], None], ended: Handler) -> None:
+        self._failed, self._ended = failed, ended
+        self._poller, self._handlers = zmq.Poller(), dict[Any, Handler]()
+        self._asked: SimpleQueue[Handler] = SimpleQueue()
+        self._woken, self._wake = os.pipe()
+        for descriptor in (self._woken, self._wake):
+            os.set_blocking(descriptor, False)
+        self._poller.register(self._woken, zmq.POLLIN)
+        self._handlers[self._woken] = self._do_what_was_asked
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; what was asked for before is done first."""
+        self._thread.start()
+
+    def ask(self, handler: Handler) -> None:
+        """Have something called in the thread. From any thread; in the order of asking."""
+        self._asked.put(handler)
+        with suppress(BlockingIOError):  # a full pipe wakes the thread too
+            os.write(self._wake, b"\0")
+
+    def stop(self) -> None:
+        """End the thread after this handler. In the thread only."""
+        self._running = False
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def watch(self, socket: Socket, handler: Handler) -> None:
+        """Call `handler` when there is something to read. In the thread, or before it starts."""
+        self._poller.register(socket, zmq.POLLIN)
+        self._handlers[socket] = handler
+
+    def forget(self, socket: Socket) -> None:
+        """The opposite of `watch`. In the thread only."""
+        self._poller.unregister(socket)
+        del self._handlers[socket]
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                for source, _ in self._poller.poll():
+                    # a handler may have closed another one's socket
+                    if (handler := self._handlers.get(source)) is not None:
+                        handler()
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self._ended()
+
+    def _do_what_was_asked(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._woken, 1 << 16)
+        with suppress(Empty):
+            while True:
+                self._asked.get_nowait()()
+
+
+def received(socket: Socket) -> list[list[zmq.Frame]]:
+    """All that can be read from a socket now, in parts."""
+    messages = []
+    with suppress(zmq.Again):
+        while True:
+            messages.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+    return messages

@@ -1,0 +1,118 @@
+"""How the processes of a group find each other: through the rendezvous store, which may be in a stranger's hands.
+
+The store tells addresses and no keys. A wrong address leads to someone without the keys, who is not talked to, or to
+another process of the run, which is not the one that is asked for and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import zmq
+
+from thinwire.pipeline.backends import KEYS_VARIABLE
+from thinwire.pipeline.errors import MismatchError, OptionsError, WireError
+from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.zeromq.group import BACKEND, Group
+from thinwire.pipeline.zeromq.keys import Keys
+from thinwire.pipeline.zeromq.links import Patience
+from thinwire.pipeline.zeromq.network import Address, Network
+
+_ENDPOINT = re.compile(r"tcp://\d{1,3}(\.\d{1,3}){3}:\d{1,5}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the network of a group is made with: `pg_options` of torch."""
+
+    keys: Keys
+    connections: int = 1
+    patience: Patience | None = None
+
+
+def arguments(options: WireOptions, beside: dist.ProcessGroup | None) -> dict[str, Any]:
+    """What `init_process_group` and `new_group` are given; see `backends.group_arguments`."""
+    register()
+    if isinstance(beside, Group):
+        return {"backend": BACKEND, "pg_options": beside}
+    path = options.keys or os.environ.get(KEYS_VARIABLE)
+    if path is None:
+        raise OptionsError(
+            "wire.keys must name a file of keys for wire.transport zmq; make one with thinwire keys FILE, and copy it "
+            "to every machine of the run"
+        )
+    return {"backend": BACKEND, "pg_options": Settings(keys=Keys.read(Path(path)), connections=options.connections)}
+
+
+def register() -> None:
+    """Make `zmq` a backend of torch.distributed, once. Its `pg_options` are Settings, or a Group to share with."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, given: Settings | Group) -> Group:
+    """A process's member of a new group; `options` are what torch says of the group."""
+    if isinstance(given, Group):
+        return Group(given.network, options.global_ranks_in_group, options.group_id, options.timeout)
+    interface = _interface()
+    try:
+        network = Network(
+            options.group_rank,
+            given.keys,
+            interface=interface,
+            connections=given.connections,
+            patience=given.patience,
+        )
+    except zmq.ZMQError as error:
+        raise OptionsError(
+            f"GLOO_SOCKET_IFNAME must name a network interface of this machine with an IPv4 address, got {interface}: "
+            f"{error.strerror}"
+        ) from error
+    network.meet(_addresses(options.store, network, given.keys, options.group_size, options.timeout))
+    return Group(network, range(options.group_size), options.group_id, options.timeout)
+
+
+def _interface() -> str:
+    """Where to listen: the interface that gloo is told to use, or loopback."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or "127.0.0.1"
+
+
+def _addresses(store: dist.Store, network: Network, keys: Keys, count: int, wait: timedelta) -> Mapping[int, Address]:
+    """Tell the others where this process listens; where they do, by rank."""
+    mine = {
+        "endpoint": network.address.endpoint,
+        "life": network.address.life.hex(),
+        "keys": keys.fingerprint,
+    }
+    store.set(str(network.rank), json.dumps(mine))
+    others = [rank for rank in range(count) if rank != network.rank]
+    with reaching(
+        f"process {network.rank} was waiting for all {count} processes to say where they listen; each must have "
+        f"wire.transport zmq"
+    ):
+        store.wait([str(rank) for rank in others], wait)
+    return {rank: _read(store.get(str(rank)), rank, keys) for rank in others}
+
+
+def _read(text: bytes, rank: int, keys: Keys) -> Address:
+    """The address that a process told. WireError if it is none, MismatchError if the process has other keys."""
+    try:
+        told = json.loads(text)
+        address = Address(str(told["endpoint"]), bytes.fromhex(told["life"]))
+        fingerprint = str(told["keys"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WireError(f"process {rank} must say where it listens, and said something else: {error}") from error
+    if not _ENDPOINT.fullmatch(address.endpoint) or len(address.life) != 16:
+        raise WireError(f"process {rank} must say where it listens, and said {address.endpoint[:80]!r}")
+    if fingerprint != keys.fingerprint:
+        raise MismatchError(f"process {rank} has other keys; give every process the same file as wire.keys")
+    return address

@@ -1,0 +1,234 @@
+"""The connections of one process to all others of its run: one socket that listens, and links to where it sends."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import zmq
+
+from thinwire.pipeline.zeromq.flows import Inflow
+from thinwire.pipeline.zeromq.keys import Keys
+from thinwire.pipeline.zeromq.links import Link, Packet, Patience, Sending, bounded
+from thinwire.pipeline.zeromq.loop import Loop, received
+from thinwire.pipeline.zeromq.messages import Mailbox, Pending
+from thinwire.pipeline.zeromq.packets import Channel, Hello, PacketError, Piece, pack_ack, pack_refusal, pieces
+
+_ZAP = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks who may connect (its RFC 27)."""
+_LAST_WORDS = 1000
+"""Milliseconds in which the last acknowledgements of a process that leaves must go out."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a process listens, and its life: what tells it from one that listens there before or after it."""
+
+    endpoint: str
+    life: bytes
+
+
+@dataclass
+class _Peer:
+    """Another process."""
+
+    links: list[Link] = field(default_factory=list)
+    """The connections to it, once something is sent."""
+    sent: dict[Channel, int] = field(default_factory=lambda: defaultdict(int))
+    """Messages sent to it, by channel."""
+    inflows: dict[int, Inflow] = field(default_factory=lambda: defaultdict(Inflow))
+    """What comes from it, by the number of its connection."""
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    failed: str | None = None
+    """Why nothing can be exchanged with it any more."""
+
+
+class Network:
+    """Sends messages to other processes and receives theirs: whole, once, and in the order of each channel.
+
+    Args:
+        rank: of this process.
+        keys: those of the run.
+        interface: the network interface, or its address, to listen on; nothing listens on another one.
+        connections: how many there are to each process; a long message goes over all of them.
+        patience: how they are watched.
+
+    Attributes:
+        address: of this process.
+    """
+
+    def __init__(
+        self, rank: int, keys: Keys, *, interface: str, connections: int = 1, patience: Patience | None = None
+    ) -> None:
+        self.rank, self._keys, self._connections = rank, keys, connections
+        self._patience = patience or Patience()
+        self._addresses: dict[int, Address] = {}
+        self._peers: dict[int, _Peer] = defaultdict(_Peer)
+        self._senders: dict[bytes, tuple[int, int]] = {}  # by what the inbox calls a connection: process, number
+        self._early: list[tuple[bytes, Hello]] = []  # of those who know of this process before it knows of them
+        self._broken: str | None = None
+        self._closed = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._loop = Loop("thinwire network", self._break, self._end)
+        # before the inbox: it admits nobody while there is no door to ask at
+        self._door = self._context.socket(zmq.ROUTER)
+        self._door.bind(_ZAP)
+        self._loop.watch(self._door, self._admit)
+        self._inbox = bounded(self._context.socket(zmq.ROUTER))
+        self._patience.watch(self._inbox)
+        keys.serve(self._inbox)
+        self._inbox.bind(f"tcp://{interface}:*")
+        self._loop.watch(self._inbox, self._receive)
+        endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.address = Address(endpoint.rstrip(b"\0").decode(), secrets.token_bytes(16))
+        self._loop.start()
+
+    def meet(self, addresses: Mapping[int, Address]) -> None:
+        """Learn where other processes listen. Connections come about when something is sent."""
+        self._loop.ask(partial(self._meet, addresses))
+
+    def send(self, peer: int, channel: Channel, data: memoryview) -> Pending:
+        """Send a message; it is done when the other process has it, and nobody may write `data` before."""
+        pending = Pending()
+        self._loop.ask(partial(self._send, peer, channel, data, pending))
+        return pending
+
+    def receive(self, peer: int, channel: Channel, buffer: memoryview) -> Pending:
+        """Receive the next message of a channel into `buffer`; it may be shorter."""
+        pending = Pending()
+        self._loop.ask(partial(self._post, peer, channel, buffer, pending))
+        return pending
+
+    def describe(self, peer: int) -> str:
+        """How things are between this process and another one, in words."""
+        links = [link.description for link in self._peers[peer].links]
+        here = "connected" if any(process == peer for process, _ in list(self._senders.values())) else "no connection"
+        return "; ".join([*links, f"{here} from there"])
+
+    def close(self) -> None:
+        """Leave, once the other processes have all that was sent, or after the farewell."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + self._patience.farewell
+        while time.monotonic() < deadline and any(not link.is_empty for link in self._links()):
+            time.sleep(0.005)
+        self._loop.ask(self._loop.stop)
+        self._loop.join()
+
+    def _links(self) -> list[Link]:
+        return [link for peer in list(self._peers.values()) for link in peer.links]
+
+    def _meet(self, addresses: Mapping[int, Address]) -> None:
+        self._addresses.update(addresses)
+        early, self._early = self._early, []
+        self._acknowledge(self._greet(came, hello) for came, hello in early)
+
+    def _send(self, peer: int, channel: Channel, data: memoryview, pending: Pending) -> None:
+        known = self._peers[peer]
+        if (reason := self._broken or known.failed) is not None:
+            pending.end(reason)
+            return
+        if not known.links:
+            known.links = [self._link(peer, number) for number in range(self._connections)]
+        cut = pieces(channel, known.sent[channel], len(data))
+        known.sent[channel] += 1
+        message = Sending(len(cut), pending)
+        for index, (piece, part) in enumerate(cut):
+            known.links[index % self._connections].send(Packet(piece, data[part], message))
+
+    def _post(self, peer: int, channel: Channel, buffer: memoryview, pending: Pending) -> None:
+        known = self._peers[peer]
+        known.mailbox.post(channel, buffer, pending)
+        if (reason := self._broken or known.failed) is not None:
+            known.mailbox.fail(reason)
+
+    def _link(self, peer: int, number: int) -> Link:
+        there = self._addresses[peer]
+        hello = Hello(self.rank, peer, number, self.address.life, there.life)
+        return Link(
+            self._context, self._loop, there.endpoint, hello, self._keys, self._patience, partial(self._fail, peer)
+        )
+
+    def _admit(self) -> None:
+        """Answer ZeroMQ, which asks whether someone may connect."""
+        for parts in received(self._door):
+            asking, delimiter, version, request, _, _, _, mechanism, *credentials = [part.bytes for part in parts]
+            known = self._keys.admits(mechanism, b"".join(credentials))
+            code, text = (b"200", b"") if known else (b"400", b"other keys")
+            self._door.send_multipart([asking, delimiter, version, request, code, text, b"", b""])
+
+    def _receive(self) -> None:
+        """Take what came in from all connections, and acknowledge it once for each."""
+        self._acknowledge(self._take(*parts) for parts in received(self._inbox) if len(parts) > 1)
+
+    def _acknowledge(self, connections: Iterable[bytes | None]) -> None:
+        """Say over each of these connections what is expected next, once."""
+        for connection in dict.fromkeys(connections):
+            if connection is not None:
+                process, number = self._senders[connection]
+                self._answer(connection, pack_ack(self._peers[process].inflows[number].expected))
+
+    def _take(self, connection: zmq.Frame, header: zmq.Frame, *data: zmq.Frame) -> bytes | None:
+        """Take one packet in; the connection it came over if there is something to acknowledge."""
+        came, packet = connection.bytes, header.bytes
+        try:
+            if not data:
+                return self._greet(came, Hello.unpack(packet))
+            if came not in self._senders:
+                return None  # an old connection, or a refused one
+            peer = self._peers[self._senders[came][0]]
+            sequence, piece = Piece.unpack(packet)
+        except PacketError as error:
+            self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
+            return None
+        if peer.inflows[self._senders[came][1]].takes(sequence):
+            peer.mailbox.take(piece, data[0].buffer)
+        return came
+
+    def _greet(self, came: bytes, hello: Hello) -> bytes | None:
+        """Begin with a new connection, if it is from a process of this run to this one."""
+        if not self._addresses:
+            self._early.append((came, hello))
+            return None
+        there = self._addresses.get(hello.sender)
+        if there is None or hello.receiver != self.rank or hello.receiver_life != self.address.life:
+            self._answer(came, pack_refusal(f"process {hello.receiver} of this run does not listen there"))
+            return None
+        if hello.sender_life != there.life:
+            self._answer(came, pack_refusal(f"process {hello.sender} of this run is another one"))
+            return None
+        here = hello.sender, hello.connection
+        self._senders = {old: way for old, way in self._senders.items() if way != here} | {came: here}
+        return came
+
+    def _answer(self, connection: bytes, packet: bytes) -> None:
+        self._inbox.send_multipart([connection, packet], zmq.NOBLOCK)
+
+    def _fail(self, peer: int, reason: str) -> None:
+        """Nothing can be exchanged with a process any more."""
+        known = self._peers[peer]
+        known.failed = known.failed or f"process {peer} ended the exchange: {reason}"
+        for link in known.links:
+            link.fail(known.failed)
+        known.mailbox.fail(known.failed)
+
+    def _break(self, error: BaseException) -> None:
+        """End all that is under way: this thread must end."""
+        self._broken = f"the network of process {self.rank} failed: {type(error).__name__}: {error}"
+        for peer in list(self._peers):
+            self._fail(peer, self._broken)
+
+    def _end(self) -> None:
+        """Close all sockets; what was acknowledged last goes out."""
+        for link in self._links():
+            link.close()
+        self._inbox.linger = _LAST_WORDS
+        self._inbox.close()
+        self._door.close()
+        self._context.term()

@@ -1,0 +1,119 @@
+"""What travels over a connection, in bytes.
+
+A connection goes from the process that sends to the one that receives; acknowledgements come back over it.
+
+    hello    sender to receiver, first: who it is, whom it wants to reach, and which of its connections this is
+    data     sender to receiver: a piece of a message, numbered along its flow
+    ack      receiver to sender: the number that is expected next; all before it have arrived
+    refusal  receiver to sender: why nothing more is taken, in words
+
+A message is cut into pieces, so that no end makes room for more than one piece at the word of the other, and a broken
+connection costs pieces and not messages. A piece is a packet of two parts: header and bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+PIECE_BYTES = 1 << 18
+"""Most bytes of a message in one packet."""
+LARGEST_PART = PIECE_BYTES + 4096
+"""Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
+VERSION = 1
+
+_HELLO = struct.Struct("<cBHII16s16s")
+_DATA = struct.Struct("<c7xQQqQQQ")
+_ACK = struct.Struct("<c7xQ")
+
+
+class PacketError(Exception):
+    """Bytes that are no packet."""
+
+
+class Channel(NamedTuple):
+    """Messages of one channel are taken in the order of sending: a process group and a tag."""
+
+    group: int
+    tag: int
+
+    @classmethod
+    def of(cls, group_name: str, tag: int) -> Channel:
+        """The channel of a tag in a process group."""
+        return cls(int.from_bytes(blake2b(group_name.encode(), digest_size=8).digest(), "little"), tag)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first packet of a connection; a process says the same `life` as long as it lives, and no other one does."""
+
+    sender: int
+    receiver: int
+    connection: int
+    sender_life: bytes
+    receiver_life: bytes
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _HELLO.pack(
+            b"H", VERSION, self.connection, self.sender, self.receiver, self.sender_life, self.receiver_life
+        )
+
+    @classmethod
+    def unpack(cls, packet: bytes) -> Hello:
+        """From bytes. PacketError if they are none."""
+        if len(packet) != _HELLO.size or packet[:1] != b"H":
+            raise PacketError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
+        _, version, connection, sender, receiver, sender_life, receiver_life = _HELLO.unpack(packet)
+        if version != VERSION:
+            raise PacketError(f"packets of version {VERSION} are understood here, got version {version}")
+        return cls(sender, receiver, connection, sender_life, receiver_life)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where the bytes of a data packet belong: in message `number` of a channel, `total` bytes long, at `offset`."""
+
+    channel: Channel
+    number: int
+    offset: int
+    total: int
+
+    def pack(self, sequence: int) -> bytes:
+        """The header of the packet with that number in its flow."""
+        return _DATA.pack(b"D", sequence, *self.channel, self.number, self.offset, self.total)
+
+    @classmethod
+    def unpack(cls, header: bytes) -> tuple[int, Piece]:
+        """The packet's number in its flow, and the piece. PacketError if the bytes are none."""
+        if len(header) != _DATA.size or header[:1] != b"D":
+            raise PacketError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
+        _, sequence, group, tag, number, offset, total = _DATA.unpack(header)
+        return sequence, cls(Channel(group, tag), number, offset, total)
+
+
+def pieces(channel: Channel, number: int, total: int) -> list[tuple[Piece, slice]]:
+    """The pieces of a message, each with the bytes of the message that it carries; one of an empty message."""
+    starts = range(0, total, PIECE_BYTES) if total else [0]
+    return [(Piece(channel, number, start, total), slice(start, min(start + PIECE_BYTES, total))) for start in starts]
+
+
+def pack_ack(expected: int) -> bytes:
+    """An ack."""
+    return _ACK.pack(b"A", expected)
+
+
+def pack_refusal(reason: str) -> bytes:
+    """A refusal."""
+    return b"R" + reason.encode()
+
+
+def unpack_answer(packet: bytes) -> int | str:
+    """The number of an ack, or the reason of a refusal. PacketError if the bytes are neither."""
+    if packet[:1] == b"A" and len(packet) == _ACK.size:
+        return int(_ACK.unpack(packet)[1])
+    if packet[:1] == b"R":
+        return packet[1:].decode(errors="replace")
+    raise PacketError(f"an ack or a refusal was expected, got {packet[:16]!r}")

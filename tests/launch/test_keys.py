@@ -1,0 +1,53 @@
+"""`thinwire keys`: a file for its owner alone, and a sentence where there can be none."""
+
+import builtins
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq")
+
+from thinwire.launch import cli
+from thinwire.pipeline.backends import group_arguments
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.zeromq.keys import Keys
+
+
+def test_it_makes_a_file_of_keys(tmp_path, capsys):
+    assert cli.main(["keys", str(tmp_path / "keys")]) == 0
+    keys = Keys.read(tmp_path / "keys")
+    told = capsys.readouterr()
+    assert keys.secret.decode() not in told.out + told.err
+
+
+def test_it_replaces_no_file(tmp_path, capsys):
+    (tmp_path / "keys").write_text("mine")
+    assert cli.main(["keys", str(tmp_path / "keys")]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "keys").read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path, capsys):
+    assert cli.main(["keys", str(tmp_path / "nowhere/keys")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_without_keys_there_is_no_group(monkeypatch):
+    monkeypatch.delenv("THINWIRE_KEYS", raising=False)
+    with pytest.raises(OptionsError, match=r"wire\.keys must name a file of keys"):
+        group_arguments(WireOptions(transport="zmq"), 2)
+
+
+def test_without_pyzmq_gloo_works_and_zmq_is_one_sentence(monkeypatch):
+    genuine = builtins.__import__
+
+    def without(name, *args, **options):
+        if name == "zmq":
+            raise ModuleNotFoundError(name="zmq")
+        return genuine(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert group_arguments(WireOptions(), 2) == {"backend": "gloo"}
+    assert group_arguments(WireOptions(transport="zmq"), 1) == {"backend": "gloo"}
+    with pytest.raises(OptionsError, match=r'pip install "thinwire\[zmq\]"'):
+        group_arguments(WireOptions(transport="zmq"), 2)

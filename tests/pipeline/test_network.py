@@ -1,0 +1,251 @@
+"""Two networks on loopback with a relay between them: what arrives, whatever happens to the connections."""
+
+import os
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+zmq = pytest.importorskip("zmq", reason="needs pyzmq")
+
+from zmq.utils.monitor import parse_monitor_message  # noqa: E402
+
+from support.relay import Relay  # noqa: E402
+from thinwire.pipeline.zeromq.keys import Keys  # noqa: E402
+from thinwire.pipeline.zeromq.links import Patience  # noqa: E402
+from thinwire.pipeline.zeromq.network import Address, Network  # noqa: E402
+from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Channel  # noqa: E402
+
+CHANNEL = Channel(1, 0)
+QUICK = Patience(heartbeat=0.1, silence=0.5, retry=0.02, farewell=2)
+KEYS = Keys.fresh()
+LONG = 60
+"""Seconds after which a test gives up."""
+
+
+class Two:
+    """Processes 0 and 1; all that 0 sends to 1 goes through `relay`."""
+
+    def __init__(self, keys=(KEYS, KEYS), connections=1, life=None):
+        self.networks = [
+            Network(rank, keys[rank], interface="127.0.0.1", connections=connections, patience=QUICK)
+            for rank in range(2)
+        ]
+        first, second = (network.address for network in self.networks)
+        self.relay = Relay(second.endpoint)
+        self.networks[0].meet({1: Address(self.relay.endpoint, life or second.life)})
+        self.networks[1].meet({0: first})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for network in self.networks:
+            network.close()
+        self.relay.close()
+
+    def send(self, data, channel=CHANNEL):
+        return self.networks[0].send(1, channel, memoryview(data))
+
+    def receive(self, nbytes, channel=CHANNEL):
+        buffer = bytearray(nbytes)
+        return self.networks[1].receive(0, channel, memoryview(buffer)), buffer
+
+
+def arrived(receive):
+    pending, buffer = receive
+    assert pending.wait(LONG), "nothing came"
+    assert pending.error is None, pending.error
+    return bytes(buffer)
+
+
+def test_messages_arrive_in_order_and_then_their_sends_are_done():
+    with Two() as two:
+        sends = [two.send(bytes([number]) * (PIECE_BYTES + number)) for number in range(5)]
+        for number in range(5):
+            assert arrived(two.receive(PIECE_BYTES + number)) == bytes([number]) * (PIECE_BYTES + number)
+        assert all(send.wait(LONG) and send.error is None for send in sends)
+
+
+def test_what_is_sent_is_encrypted():
+    with Two() as two:
+        assert two.send(b"a secret" * 1000).wait(LONG)
+        assert len(two.relay.seen) > 8000
+        assert b"CURVE" in two.relay.seen
+        assert b"secret" not in two.relay.seen
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_reset_connections_lose_nothing(connections):
+    """The relay resets all connections again and again while messages of many pieces are under way."""
+    messages = [os.urandom(8 * PIECE_BYTES + 1000 * number) for number in range(30)]
+    with Two(connections=connections) as two:
+        receives = [two.receive(len(message)) for message in messages]
+        sends = []
+        for message in messages:
+            sends.append(two.send(message))
+            time.sleep(0.02)
+            two.relay.cut()
+        assert [arrived(receive) for receive in receives] == messages
+        assert all(send.wait(LONG) and send.error is None for send in sends)
+        assert two.relay.accepted > connections
+
+
+def test_a_silent_connection_is_given_up_for_a_new_one():
+    with Two() as two:
+        assert two.send(b"before").wait(LONG)
+        two.relay.hush()
+        send = two.send(b"during")
+        accepted = two.relay.accepted
+        assert not send.wait(4 * QUICK.silence)
+        assert two.relay.accepted > accepted
+        two.relay.go_on()
+        assert (arrived(two.receive(6)), arrived(two.receive(6))) == (b"before", b"during")
+        assert send.wait(LONG)
+
+
+def test_a_process_that_comes_late_gets_what_was_sent_before():
+    with ExitStack() as stack:
+        early = Network(0, KEYS, interface="127.0.0.1", patience=QUICK)
+        stack.callback(early.close)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            target = probe.getsockname()[1]
+        relay = Relay(f"tcp://127.0.0.1:{target}")
+        stack.callback(relay.close)
+        late = Network(1, KEYS, interface="127.0.0.1", patience=QUICK)
+        stack.callback(late.close)
+        early.meet({1: Address(relay.endpoint, late.address.life)})
+        late.meet({0: early.address})
+        send = early.send(1, CHANNEL, memoryview(b"hello"))
+        assert not send.wait(0.5)
+        relay.point_at(late.address.endpoint)
+        assert send.wait(LONG)
+
+
+def test_a_process_may_be_reached_before_it_knows_of_the_others():
+    """It was refused: process 0 waited for the address of a third one, and did not know process 1 yet."""
+    with ExitStack() as stack:
+        first, second = (Network(rank, KEYS, interface="127.0.0.1", patience=QUICK) for rank in range(2))
+        stack.callback(first.close)
+        stack.callback(second.close)
+        first.meet({1: second.address})
+        send = first.send(1, CHANNEL, memoryview(b"hello"))
+        assert not send.wait(0.5)
+        second.meet({0: first.address})
+        assert send.wait(LONG)
+        assert send.error is None
+
+
+def test_a_process_with_other_keys_gets_nothing_in_and_is_told():
+    with Two(keys=(Keys.fresh(), KEYS)) as two:
+        send, receive = two.send(b"let me in"), two.receive(9)
+        assert not send.wait(2)
+        assert not receive[0].ended
+        assert "what answers there is no process with the same keys" in two.networks[0].describe(1)
+
+
+@contextmanager
+def stranger_at(two, public, secret, events=0):
+    """A plain socket of ZeroMQ that knows the public key and connects to process 1, and what watches it."""
+    context = zmq.Context()
+    try:
+        stranger = context.socket(zmq.DEALER)
+        stranger.curve_serverkey = KEYS.public
+        stranger.curve_publickey, stranger.curve_secretkey = public, secret
+        monitor = stranger.get_monitor_socket(events)
+        stranger.connect(two.networks[1].address.endpoint)
+        yield stranger, monitor
+        stranger.disable_monitor()
+    finally:
+        context.destroy(linger=0)
+
+
+def test_the_public_key_alone_opens_nothing():
+    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    with Two() as two, stranger_at(two, *zmq.curve_keypair(), events) as (_, monitor):
+        assert monitor.poll(1000 * LONG)
+        event = parse_monitor_message(monitor.recv_multipart())
+        assert (event["event"], event["value"]) == (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400)
+
+
+def test_a_process_of_another_life_is_refused():
+    """A run is restarted, and one of its old processes still sends."""
+    with Two(life=b"another lifetime") as two:
+        send = two.send(b"from the past")
+        assert send.wait(LONG)
+        assert send.error == "process 1 ended the exchange: process 1 of this run does not listen there"
+
+
+GARBAGE = {
+    "nothing": b"",
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "zeros": bytes(1 << 16),
+    "noise": os.urandom(1 << 16),
+    "plain ZeroMQ": b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL".ljust(64, b"\0")
+    + b"\4\x19\5READY\x0bSocket-Type\0\0\0\6DEALER",
+    "a huge command": b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE".ljust(64, b"\0")
+    + b"\6"
+    + b"\x7f"
+    + b"\xff" * 7
+    + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_on_the_port_changes_nothing(garbage):
+    with Two() as two:
+        host, _, port = two.networks[1].address.endpoint.removeprefix("tcp://").rpartition(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in range(5)]
+        for stranger in strangers:
+            stranger.sendall(garbage)
+        receive = two.receive(5)
+        assert two.send(b"fine?").wait(LONG)
+        assert arrived(receive) == b"fine?"
+        for stranger in strangers:
+            stranger.close()
+        receive = two.receive(5)
+        assert two.send(b"fine!").wait(LONG)
+        assert arrived(receive) == b"fine!"
+
+
+@pytest.mark.parametrize("parts", [[b"H"], [b"D" * 56, b"x"], [os.urandom(44)], [b"", b"", b""], [b"A" * 16]])
+def test_packets_that_are_none_change_nothing_even_with_the_keys(parts):
+    with Two() as two, stranger_at(two, KEYS.public, KEYS.secret) as (stranger, _):
+        stranger.send_multipart(parts)
+        receive = two.receive(5)
+        assert two.send(b"fine?").wait(LONG)
+        assert arrived(receive) == b"fine?"
+
+
+def test_a_part_that_is_too_long_ends_its_connection_and_nothing_else():
+    with Two() as two, stranger_at(two, KEYS.public, KEYS.secret, zmq.EVENT_DISCONNECTED) as (stranger, monitor):
+        stranger.send(bytes(LARGEST_PART + 1))
+        assert monitor.poll(1000 * LONG)
+        receive = two.receive(5)
+        assert two.send(b"fine?").wait(LONG)
+        assert arrived(receive) == b"fine?"
+
+
+def test_a_message_that_is_too_long_fails_its_receive():
+    with Two() as two:
+        pending, buffer = two.receive(4)
+        assert two.send(bytes([255]) * 5).wait(LONG)
+        assert pending.wait(LONG)
+        assert pending.error == "5 bytes came where 4 at most are expected"
+        assert bytes(buffer) == bytes(4)
+
+
+def test_who_leaves_waits_until_the_others_have_all():
+    with Two() as two:
+        two.relay.hush()
+        send, receive = two.send(b"last words"), two.receive(10)
+        two.relay.go_on()
+        two.networks[0].close()
+        assert send.ended
+        assert arrived(receive) == b"last words"
+
+
+def test_nothing_listens_beyond_the_interface():
+    with Two() as two:
+        assert {network.address.endpoint.rpartition(":")[0] for network in two.networks} == {"tcp://127.0.0.1"}

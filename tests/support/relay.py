@@ -1,0 +1,85 @@
+"""A process's way to another one through a relay that a test can break, hold up, slow down, or close."""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+SEEN_BYTES = 1 << 16
+
+
+class Relay:
+    """Listens on loopback and passes every connection on to `endpoint` (tcp://host:port), after `delay` seconds.
+
+    `seen` are the first bytes that it passed on.
+    """
+
+    def __init__(self, endpoint, delay=0.0):
+        self._delay = delay
+        self.point_at(endpoint)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets, self._lock, self._flowing = [], threading.Lock(), threading.Event()
+        self._flowing.set()
+        self.accepted, self.seen = 0, bytearray()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def point_at(self, endpoint):
+        """Pass new connections on to another one."""
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._target = host, int(port)
+
+    def cut(self):
+        """Reset every connection that there is; what was on the way is lost."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            with suppress(OSError):
+                # linger 0: the peer gets a reset
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def hush(self):
+        """Pass nothing on, and keep all connections."""
+        self._flowing.clear()
+
+    def go_on(self):
+        """The opposite of `hush`."""
+        self._flowing.set()
+
+    def close(self):
+        """End it all."""
+        self._listener.close()
+        self.cut()
+        self._flowing.set()
+
+    def _accept(self):
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            self._flowing.wait()
+            try:
+                there = socket.create_connection(self._target)
+            except OSError:
+                here.close()
+            else:
+                with self._lock:
+                    self._sockets += [here, there]
+                for source, sink in ((here, there), (there, here)):
+                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flowing.wait()
+                if self._delay:
+                    time.sleep(self._delay)
+                sink.sendall(data)
+                self.seen += data[: max(0, SEEN_BYTES - len(self.seen))]
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
