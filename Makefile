@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --edi
 WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 
-.PHONY: help quickstart test browser test-fast drill lint format types docs clean
+.PHONY: help quickstart test browser test-fast drill damage lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,7 +27,10 @@ test-fast: $(VENV)/installed-dev ## Run the tests that need no processes and lit
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
 drill: $(VENV)/installed-dev ## Kill KILLS (20) stages of one run at random; it must end as an undisturbed one.
-	THINWIRE_KILLS=$(or $(KILLS),20) $(BIN)/pytest tests/launch/test_restarts.py
+	THINWIRE_KILLS=$(or $(KILLS),20) $(BIN)/pytest -rP tests/launch/test_restarts.py
+
+damage: $(VENV)/installed-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
+	THINWIRE_DAMAGED=$(or $(COUNT),1000) $(BIN)/pytest -rP tests/launch/test_damage.py
 
 lint: $(VENV)/installed-dev ## Check the code's style and format.
 	$(BIN)/ruff check

@@ -31,7 +31,7 @@ import time
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ from thinwire.compress.stores.saved import SavedRows, fold, restored
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
 from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.manifest import Manifest
 
-MANIFEST_FORMAT = 1
 _MANIFEST, _RETIRED = "manifest.json", "retired.json"
 _TENSORS = "model-00001-of-00001.safetensors"
 _POLL_SECONDS = 0.02
@@ -62,36 +62,6 @@ class StageState:
     """JSON values."""
     snapshots: Mapping[str, tuple[Store, Snapshot]]
     """The stores of feedback by name."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The manifest of a complete checkpoint."""
-
-    step: int
-    """Optimizer steps that were done."""
-    header: Mapping[str, Any]
-    """The settings that made it, as JSON values."""
-    files: Mapping[str, Mapping[str, str]]
-    """For each stage, "0" the first, the SHA-256 of its files by name."""
-    format: int = MANIFEST_FORMAT
-
-    @classmethod
-    def parse(cls, text: str, where: str) -> Manifest:
-        """The manifest in a text from `where`. CheckpointError if it is not a manifest."""
-        try:
-            manifest = cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{where} is not the manifest of a checkpoint: {error}") from error
-        if manifest.format != MANIFEST_FORMAT:
-            raise CheckpointError(
-                f"{where} must be of format {MANIFEST_FORMAT}, got {manifest.format}: use the same release"
-            )
-        return manifest
-
-    def text(self) -> str:
-        """The manifest as JSON."""
-        return json.dumps(asdict(self), indent=1)
 
 
 class Checkpoints:
@@ -298,6 +268,11 @@ def manifests(folder: Path) -> list[Manifest]:
     return [manifest for path in _steps(folder) if (manifest := _readable(path)) is not None]
 
 
+def has_manifests(folder: Path) -> bool:
+    """Whether a folder has the manifest of any checkpoint, even a damaged one."""
+    return any((path / _MANIFEST).exists() for path in _steps(folder))
+
+
 def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
     """Whether a folder has the parts of some stages, unchanged."""
     place = step_folder(folder, manifest.step)
@@ -311,9 +286,10 @@ def step_folder(folder: Path, step: int) -> Path:
 
 def _readable(path: Path) -> Manifest | None:
     try:
-        return Manifest.parse((path / _MANIFEST).read_text(), str(path / _MANIFEST))
+        manifest = Manifest.parse((path / _MANIFEST).read_text(), str(path / _MANIFEST))
     except (OSError, ValueError, CheckpointError):
         return None
+    return manifest if manifest.step == _step_of(path) else None
 
 
 def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:

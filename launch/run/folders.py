@@ -14,7 +14,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.shared import scratch
-from thinwire.pipeline.checkpoint import manifests
+from thinwire.pipeline.checkpoint import has_manifests
 from thinwire.pipeline.errors import OptionsError
 
 
@@ -43,7 +43,7 @@ def replacing(recipe: Recipe) -> str | None:
     folder = recipe.folder
     if recipe.debug.smoke:
         return _replacing_by_smoke(folder)
-    if recipe.checkpoint.resume != "auto" or manifests(checkpoint_folder(recipe)) or not _holds_run(folder):
+    if recipe.checkpoint.resume != "auto" or has_manifests(checkpoint_folder(recipe)) or not _holds_run(folder):
         return None
     return (
         f"output must name a folder without a run, but {folder} holds one; --overwrite replaces it, --output DIR keeps "

@@ -134,11 +134,18 @@ class MetricsLog:
 
 def _reopened(path: Path, stays: Callable[[dict[str, Any]], bool]) -> tuple[list[dict[str, Any]], TextIO]:
     """Keep some lines of a file; the kept lines, and the file, open for more lines after them."""
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-    kept = [line for line in lines if stays(line)]
-    file = path.open("w")
-    file.writelines(json.dumps(line) + "\n" for line in kept)
-    return kept, file
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [values for line in lines if (values := _values(line)) is not None and stays(values)]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))  # a kill from here on loses no line
+    return kept, path.open("a")
+
+
+def _values(line: str) -> dict[str, Any] | None:
+    """The values of a line; None if only a part of it was written."""
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
 
 
 def _score(values: Mapping[str, Any]) -> Score:

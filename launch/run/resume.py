@@ -13,8 +13,16 @@ import torch.distributed as dist
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
-from thinwire.pipeline.checkpoint import Checkpoints, Manifest, SavedStage, StageState, is_whole, manifests
+from thinwire.pipeline.checkpoint import (
+    Checkpoints,
+    SavedStage,
+    StageState,
+    has_manifests,
+    is_whole,
+    manifests,
+)
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
@@ -175,7 +183,8 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     A process needs the parts of its own stages. If the cut of the checkpoint is another, it needs those of all stages.
 
     Raises:
-        OptionsError: the recipe does not agree with the checkpoint; the message names every difference.
+        OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
+            are checkpoints, but none is whole.
     """
     folder = checkpoint_folder(prepared.recipe)
     told = where.everyone([manifest.text() for manifest in manifests(folder)])
@@ -193,6 +202,13 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     if not common:
         if prepared.recipe.checkpoint.resume == "always":
             raise OptionsError([f"--resume needs a whole checkpoint, but {folder} has none that all stages share"])
+        if any(where.everyone(has_manifests(folder))):
+            raise OptionsError(
+                [
+                    f"{folder} has checkpoints, but none that is whole in all stages: files are missing or damaged; "
+                    f"copy them from where they were written, or --overwrite to start again from step 0"
+                ]
+            )
         return None
     newest = known[max(common)]
     if differing := differences(newest.header["fields"], header(prepared)["fields"]):

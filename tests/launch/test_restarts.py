@@ -3,18 +3,20 @@
 import json
 import os
 import random
+import re
 import signal
+import statistics
 import time
-from contextlib import suppress
 
 import pytest
 
-from support.commands import THINWIRE, completed, started
+from support.commands import THINWIRE, TIMEOUT, completed, started
 from support.tiny_run import write_recipe
 
 KILLS = int(os.environ.get("THINWIRE_KILLS", "2"))
 """How many stages are killed in one run; `make drill` asks for more."""
-STEPS = 80
+SIGNALS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP]
+AGAIN = "starting again from the newest checkpoint; restarts left"
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -26,7 +28,7 @@ def tiny(tmp_path):
         *THINWIRE,
         "train",
         "tiny.yaml",
-        *("--training.steps", STEPS, "--training.evaluate_every", "7 steps", "--wire.timeout", "60"),
+        *("--training.steps", 100_000, "--training.evaluate_every", "7 steps", "--optimizer.schedule", "constant"),
         *("--compression.activations", 'aqsgd(q(3), store="disk")', "--compression.gradients", "ef(topk(0.2))"),
     ]
 
@@ -36,33 +38,62 @@ def summary(folder):
     return {name: found[name] for name in ("weights_digest", "held_out", "train_loss", "channels", "bytes_sent")}
 
 
-def kill_at_random(command, draw):
-    """Kill a random stage, at a random moment of its life: while it starts, trains, evaluates or saves."""
+def lines(metrics):
+    """The file of metrics, which a restart replaces, and the number of its lines."""
+    return (metrics.stat().st_ino, metrics.read_bytes().count(b"\n")) if metrics.exists() else (0, 0)
+
+
+def wait_until_it_trains(command, metrics, before):
+    """Wait until there is another file than `before`, and two more lines in it: all stages have done a step then."""
+    command.wait_until(lambda: lines(metrics)[0] not in (0, before))
+    first = lines(metrics)[1]
+    command.wait_until(lambda: lines(metrics)[1] >= first + 2)
+
+
+def kill_at_random(command, metrics, draw):
+    """Send a random signal to a random stage at a random moment: while it starts, trains, evaluates or saves.
+
+    The signal, the seconds until the run is started again, and those until it trains again.
+    """
     command.wait_until(lambda: len(command.stage_processes()) == 2)
-    victim = draw.choice(list(command.stage_processes().values()))
+    victim, number = draw.choice(list(command.stage_processes().values())), draw.choice(SIGNALS)
     time.sleep(draw.uniform(0, 4))
-    with suppress(ProcessLookupError):
-        os.kill(victim, draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
-    deadline = time.monotonic() + 60
-    while victim in command.processes() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    restarts, before = command.stderr.count(AGAIN), lines(metrics)[0]
+    killed = time.monotonic()
+    os.kill(victim, number)
+    command.wait_until(lambda: command.stderr.count(AGAIN) > restarts)
+    noticed = time.monotonic() - killed
+    wait_until_it_trains(command, metrics, before)
+    return number, noticed, time.monotonic() - killed
+
+
+def show(times):
+    """The median and the worst time of each kind, for `make drill`."""
+    for number in SIGNALS:
+        mine = [(noticed, back) for found, noticed, back in times if found == number]
+        if mine:
+            columns = [f"{statistics.median(column):.1f} / {max(column):.1f} s" for column in zip(*mine, strict=True)]
+            print(f"{number.name}: {len(mine)} times, started again after {columns[0]}, trained after {columns[1]}")
 
 
 def test_stages_killed_at_random_change_nothing(tiny, tmp_path):
-    undisturbed = completed([*tiny, "--output", "whole"], tmp_path)
-    assert undisturbed.status == 0, undisturbed.stderr
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     disturbed = [*tiny, "--output", "run", "--checkpoint.every", "3 steps", "--max-restarts", str(KILLS)]
     with started(disturbed, tmp_path) as command:
-        for _ in range(KILLS):
-            if command.process.poll() is None:
-                kill_at_random(command, draw)
-        assert command.wait(60 + 60 * KILLS) == 0, (seed, command.stderr)
-        assert "starting again from the newest checkpoint; restarts left" in command.stderr
+        times = [kill_at_random(command, tmp_path / "run/metrics.jsonl", draw) for _ in range(KILLS)]
+        assert command.stderr.count(AGAIN) == KILLS
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130, (seed, command.stderr)
+    show(times)
+    steps = int(re.search(r"stopped by SIGINT after step (\d+)", command.stderr)[1]) + 3
+    resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", steps], tmp_path)
+    assert resumed.status == 0, (seed, resumed.stderr)
+    undisturbed = completed([*tiny, "--training.steps", steps, "--output", "whole"], tmp_path, TIMEOUT + steps)
+    assert undisturbed.status == 0, undisturbed.stderr
     assert summary(tmp_path / "run") == summary(tmp_path / "whole"), seed
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(STEPS)), seed
+    done = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert done == list(range(steps)), seed
 
 
 def test_what_a_restart_does_not_mend_ends_the_run(tiny, tmp_path):

@@ -134,6 +134,17 @@ def test_resume_never_starts_anew(stopped_run):
     assert checkpoints(stopped_run) == []
 
 
+def test_checkpoints_that_are_all_damaged_are_not_replaced_unasked(stopped_run, capsys):
+    """The run started anew without a word, and removed what could have been copied back."""
+    for manifest in stopped_run.glob("checkpoints/step-*/manifest.json"):
+        manifest.write_text(manifest.read_text().replace("topk(0.3)", "topk(0.4)"))
+    again = ["simulate", *TINY, *OFTEN, "--output", str(stopped_run)]
+    assert cli.main(again) == 2
+    assert "has checkpoints, but none that is whole in all stages" in capsys.readouterr().err
+    assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
+    assert cli.main([*again, "--overwrite"]) == 0
+
+
 def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
     assert cli.main(["simulate", "--resume", str(tmp_path / "nowhere")]) == 2
     assert "--resume must name the folder of a run" in capsys.readouterr().err
