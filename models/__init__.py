@@ -1,8 +1,11 @@
 """Models as lists of layers, their cut into stages, data, batches and losses.
 
-Nothing is imported here, so that a process that needs only data imports nothing else. The modules, lowest first:
-`errors`, `seed`, `digest`, `file_mode`; `layers` (the shape of every model), `checkpoint`, `chain`, `pieces`,
-`families`, `vision`, `vision_weights`, `sequential`, and `model`, which picks one of them; `batch_norm`, `costs`,
-`partition`; `sampler`, `tasks`; `sources`, `tokenizer`, the samples made of them (`texts`, `pairs`, `images`), and
-`data`, which joins them.
+This file imports nothing, so a process that needs only data imports nothing else. The modules, lowest first:
+
+- `errors`, `seed`, `digest`, `file_mode`, `options`
+- `layers` (the shape of every model), `checkpoint`, `architectures/` (`chain`, `pieces`, `families`, `vision`,
+  `vision_weights`, `sequential`), and `model`, which picks one of them
+- `batch_norm`, `costs`, `partition`
+- `tasks`, and `data/`: `options`, `parts`, the sources (`bundled`, `files`, `own`, `tables`, joined in `sources`),
+  `tokenizer`, the kinds of samples (`texts`, `pairs`, `images`), `samples`, `sampler`, and `load`, which joins them
 """

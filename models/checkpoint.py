@@ -1,7 +1,7 @@
-"""Pretrained weights in safetensors files, of which a stage reads its own tensors and no others.
+"""Pretrained weights in safetensors files. A stage reads only its own tensors.
 
-A file that is read through a memory map counts as the process's memory for as long as it stays mapped. So tensors are
-copied a part at a time, and the file is let go in between: at no time is there more than the stage and one part.
+A file that is read through a memory map counts as memory of the process while it is mapped. So a tensor is copied in
+parts, and the file is closed after each part: the process never holds more than its stage and one part.
 """
 
 import json
@@ -20,9 +20,9 @@ _INDEX = "model.safetensors.index.json"
 _OLD_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _PART_BYTES = 8 * 2**20
 _TOLD = 5
-"""The most names that a message lists: weights of another architecture lack every one."""
+"""The most names that a message lists. Weights of another architecture may lack all names."""
 
-# what tensors were called in files written long ago, and by GPT-NeoX still
+# names of tensors in old files, and in files of GPT-NeoX today
 _RENAMED = (
     (re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"),
     (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"),
@@ -32,24 +32,24 @@ _RENAMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The values of a pretrained model, by the full names of the model that is to have them."""
+    """The values of a pretrained model, by the full names of the model that takes them."""
 
     source: str
     """The folder, or the name on the hub."""
     stored: Mapping[str, tuple[str, str]]
-    """File and name in the file of each tensor, by the name it has today."""
+    """Where each tensor is: its file, and its name in that file. The key is the name that it has today."""
     base: str
-    """What the full names of all but the head begin with ("transformer"); a file of the bare model leaves it out."""
+    """The prefix of all full names except the head's ("transformer"). Files of a model without a head leave it out."""
     tied: Mapping[str, str]
-    """Tensors that take the values of another: {"lm_head.weight": "transformer.wte.weight"}."""
+    """Tensors that take the values of another tensor: {"lm_head.weight": "transformer.wte.weight"}."""
     fresh: tuple[str, ...] = ()
-    """What the full names of tensors begin with that the seed may give where the files lack them: a new classifier."""
+    """Prefixes of full names. The seed may give these tensors if the files lack them: a new classifier."""
 
     def lacking(self, names: Sequence[str]) -> list[str]:
-        """Which of these tensors the files lack and the seed may give.
+        """The tensors among these that the files lack and the seed may give.
 
         Raises:
-            ModelError: with the first of the others that the files lack.
+            ModelError: the files lack other tensors; the message names the first few.
         """
         missing = [name for name in names if self._find(name) is None]
         lost = [name for name in missing if not name.startswith(self.fresh)]
@@ -58,10 +58,10 @@ class Checkpoint:
         return missing
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compare shapes with those in the files of a folder; nothing is downloaded to do so.
+        """Compare shapes with those in the files of a folder. This downloads nothing.
 
         Raises:
-            ModelError: with every tensor that has another shape in the files.
+            ModelError: a tensor has another shape in the files; the message names all such tensors.
         """
         if Path(self.source).is_dir():
             self._fitting(tensors)
@@ -70,13 +70,13 @@ class Checkpoint:
         """Copy the stored values into tensors on the CPU, in the tensors' own dtype.
 
         Raises:
-            ModelError: with every tensor that has another shape in the files; nothing is copied then.
+            ModelError: a tensor has another shape in the files. The message names all such tensors; nothing is copied.
         """
         for name, (path, key) in self._fitting(tensors).items():
             _copy(path, key, tensors[name])
 
     def _fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Path, str]]:
-        """The file of each tensor, and its name there; ModelError with every tensor of another shape."""
+        """The file of each tensor, and its name there. ModelError names every tensor of another shape."""
         places = {name: place for name in tensors if (place := self._find(name)) is not None}
         paths = {file: locate(self.source, file) for file in sorted({file for file, _ in places.values()})}
         shapes = {file: _shapes(path) for file, path in paths.items()}
@@ -89,7 +89,7 @@ class Checkpoint:
         return {name: (paths[file], key) for name, (file, key) in places.items()}
 
     def without(self, prefixes: Sequence[str]) -> "Checkpoint":
-        """The same but for tensors whose names begin so, which the seed gives: a head for other classes."""
+        """The same checkpoint without the tensors of these prefixes; the seed gives them: a head for other classes."""
         kept = {name: place for name, place in self.stored.items() if not name.startswith(tuple(prefixes))}
         return replace(self, stored=kept, fresh=tuple(prefixes))
 
@@ -101,13 +101,13 @@ class Checkpoint:
 def open_checkpoint(
     source: str, *, base: str, tied: Mapping[str, str], always_tied: bool, fresh: Sequence[str] = ()
 ) -> Checkpoint:
-    """Find the safetensors of a folder or of a name on the hub; only names are read yet.
+    """Find the safetensors files of a folder or of a name on the hub. Only names are read, no values.
 
-    A tensor in `tied` takes the other's values if `always_tied`, or if the files lack it; in the files of stages, which
-    train both apart, only if they lack it.
+    A tensor in `tied` takes the other tensor's values if `always_tied` is true or the files lack it. Stages train the
+    two tensors apart, so for files of stages `always_tied` does not count.
 
     Raises:
-        ModelError: if there are no safetensors.
+        ModelError: there are no safetensors files.
     """
     stored = {_today(name): (file, name) for name, file in _weight_map(source).items()}
     always_tied = always_tied and not _stage_files(source)
@@ -121,14 +121,14 @@ def open_checkpoint(
 
 
 def locate(source: str, file: str) -> Path:
-    """The path of one file of a model, downloading it where the source is a name on the hub.
+    """The path of one file of a model. The file is downloaded if the source is a name on the hub.
 
     Raises:
-        ModelError: if there is no such file.
+        ModelError: there is no such file.
     """
     path = find(source, file)
     if path is None:
-        raise ModelError(f"{source} must hold {file}, which its index names, and does not")
+        raise ModelError(f"{source} must hold {file}, because its index names this file; it is missing")
     return path
 
 
@@ -149,7 +149,7 @@ def find(source: str, file: str) -> Path | None:
 
 
 def _weight_map(source: str) -> dict[str, str]:
-    """The file of each tensor: of a saved model, or of the stages of one, as a run saves them."""
+    """The file of each tensor, for a saved model or for the stages that a run saves."""
     index = find(source, _INDEX)
     if index is not None:
         return _read_index(index)
@@ -162,9 +162,9 @@ def _weight_map(source: str) -> dict[str, str]:
     way_out = (
         f"it holds {old}: convert it with from_pretrained(...).save_pretrained(...) of transformers"
         if old
-        else "weights: fresh draws them from the seed instead"
+        else "to draw the weights from the seed, set weights: fresh"
     )
-    raise ModelError(f"{source} must hold {_FILE} or {_INDEX}, and does not; {way_out}")
+    raise ModelError(f"{source} must hold {_FILE} or {_INDEX}; both are missing; {way_out}")
 
 
 def _stage_files(source: str) -> list[str]:
@@ -173,11 +173,11 @@ def _stage_files(source: str) -> list[str]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor by an index; ModelError where it says something else."""
+    """The file of each tensor, read from an index. ModelError if the index is not such a table."""
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise TypeError("it is no mapping of names to files")
+            raise TypeError("it does not map names to files")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ModelError(f"weight_map in {path} must name the file of each tensor: {error}") from error
     return weight_map
@@ -195,7 +195,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _copy(path: Path, name: str, out: Tensor) -> None:
-    """Copy one tensor, converting its dtype, as many rows at a time as make up a part."""
+    """Copy one tensor to `out` and to the dtype of `out`, one part of rows at a time."""
     if out.ndim == 0:
         with _opened(path) as file:
             out.copy_(file.get_tensor(name))
@@ -203,7 +203,7 @@ def _copy(path: Path, name: str, out: Tensor) -> None:
     row_bytes = max(1, out.nbytes // max(1, len(out)))
     rows = max(1, _PART_BYTES // row_bytes)
     for start in range(0, len(out), rows):
-        # opened again for each part: closing is what takes the pages read so far out of memory
+        # open the file again for each part: closing it frees the pages that were read
         with _opened(path) as file:
             out[start : start + rows] = file.get_slice(name)[start : start + rows]
 

@@ -1,7 +1,7 @@
-"""What each layer costs, in time and memory: what a cut is chosen by.
+"""The cost of each layer in time and memory. A cut is chosen by these costs.
 
-Layers are built, measured and released one at a time, on the outputs of the one before, so a model larger than the
-machine's memory can be measured where its largest layer fits.
+Layers are built, measured and released one at a time. Each runs on the outputs of the layer before. So a model can be
+larger than the memory of the machine, if each layer fits.
 """
 
 import statistics
@@ -30,21 +30,21 @@ from thinwire.models.layers import (
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """What one layer costs for one micro-batch."""
+    """The cost of one layer for one micro-batch."""
 
     name: str
     """The layer's name."""
     forward: float
-    """Seconds where measured, the unit of `operations` where counted."""
+    """Seconds if measured; operations if counted (see `operations`)."""
     backward: float
     """The same, for the gradients of parameters and inputs."""
     parameter_bytes: int
-    """Bytes of the parameters; their gradients take as much again, and so do an optimizer's moments."""
+    """Bytes of the parameters. Gradients take as many again, and so does each moment of an optimizer."""
     activation_bytes: int | None
-    """Bytes held from forward to backward: the inputs and what else the backward needs, without parameters, buffers and
-    the outputs, which are the next layer's inputs. None where counted."""
+    """Bytes held from forward to backward: the inputs, and all else that the backward needs. Parameters, buffers and
+    outputs are not counted; the outputs are the next layer's inputs. None if costs were counted, not measured."""
     output_bytes: int
-    """Bytes of the outputs: what crosses the wire in full after this layer."""
+    """Bytes of the outputs. They cross the wire, without compression, if the model is cut after this layer."""
 
     @property
     def compute(self) -> float:
@@ -52,18 +52,18 @@ class LayerCost:
         return self.forward + self.backward
 
     def memory(self, *, parameter_copies: int, microbatches: int) -> int:
-        """The bytes the layer adds to a stage that trains.
+        """The bytes that the layer adds to a stage that trains.
 
         Args:
-            parameter_copies: tensors of the parameters' size: themselves, gradients, moments; 4 with AdamW.
-            microbatches: those under way at once between forward and backward: all of a step with GPipe, at most the
-                number of stages with 1F1B.
+            parameter_copies: tensors of the parameters' size: parameters, gradients, moments; 4 with AdamW.
+            microbatches: the most micro-batches that wait for their backward at one time: all of a step with GPipe,
+                at most the number of stages with 1F1B.
 
         Raises:
-            ModelError: where activations were not measured.
+            ModelError: the activations were not measured.
         """
         if self.activation_bytes is None:
-            raise ModelError(f"memory needs costs that were measured, those of {self.name!r} were counted")
+            raise ModelError(f"memory needs measured costs, but the costs of {self.name!r} were counted")
         return parameter_copies * self.parameter_bytes + microbatches * self.activation_bytes
 
 
@@ -78,19 +78,19 @@ def measure(
     repetitions: int = 5,
     warmup: int = 2,
 ) -> tuple[LayerCost, ...]:
-    """Time every layer's forward and backward on this machine, as it trains, and take the medians.
+    """Time the forward and backward of every layer on this machine, as in training, and take the medians.
 
     Args:
         blueprint: the model.
-        example_input: one micro-batch of the model's input. Of a meta tensor, shape and dtype alone are taken: floats
-            are drawn, integers are 0.
+        example_input: one micro-batch of the model's input. A meta tensor gives only shape and dtype: floats are then
+            drawn from the seed, integers are 0.
         seed, precision, device: as for `build_stage`.
-        side: side inputs of the micro-batch by name, real ones.
-        repetitions: how often each is timed.
-        warmup: how often before that, untimed.
+        side: real side inputs of the micro-batch, by name.
+        repetitions: timed runs of each layer.
+        warmup: runs of each layer before those, not timed.
 
     Raises:
-        ModelError: if nothing would be timed.
+        ModelError: `repetitions` is below 1, or `warmup` below 0.
     """
     require(
         (repetitions >= 1, f"repetitions must be at least 1, got {repetitions}"),
@@ -100,7 +100,7 @@ def measure(
     inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
     costs = []
     cards = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    # dropout draws
+    # dropout draws random numbers
     with torch.random.fork_rng(devices=cards), torch.enable_grad():
         torch.manual_seed(seed)
         for index, spec in enumerate(blueprint.layers):
@@ -119,7 +119,7 @@ def measure(
                 )
             )
             inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
-            # before the next layer is built
+            # free this layer before the next is built
             del stage, run, outputs
     return tuple(costs)
 
@@ -154,14 +154,15 @@ def operations(
     precision: Precision = "fp32",
     side: Mapping[str, Tensor] | None = None,
 ) -> tuple[float, ...]:
-    """What each layer costs forward, without running it: the same in every process.
+    """The forward cost of each layer, computed without running it: the same in every process.
 
-    `LayerSpec.cost` where that is counted. Else one for each multiplication and each addition of products, for each
-    element put out, and for each parameter, whose gradient is written whole: an embedding multiplies nothing.
+    It is `LayerSpec.cost` if the blueprint has counted costs. Else it is the sum of the multiplications and additions
+    of matrix products, the elements of the outputs, and the parameters. Parameters count because their gradients are
+    written whole: an embedding has no products, but is not free.
 
     Args:
         blueprint: the model.
-        example_input, precision, side: one micro-batch's, as for `stage_output_examples`.
+        example_input, precision, side: of one micro-batch, as for `stage_output_examples`.
     """
     if blueprint.counted:
         return tuple(layer.cost for layer in blueprint.layers)
@@ -183,9 +184,9 @@ def count(
     precision: Precision = "fp32",
     side: Mapping[str, Tensor] | None = None,
 ) -> tuple[LayerCost, ...]:
-    """What is known without running a layer: its `operations`, twice that backward, and bytes.
+    """Costs without running a layer: its `operations` forward, twice as many backward, and its bytes.
 
-    `example_input` and `side` are one micro-batch's, real or meta; nothing is allocated.
+    `example_input` and `side` are those of one micro-batch, real or meta. No memory is allocated.
     """
     more: dict[str, Any] = {"side": side} if side else {}
     alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
@@ -199,7 +200,7 @@ def count(
             LayerCost(
                 name=spec.name,
                 forward=cost,
-                # the gradient of a product is two products
+                # the backward of one product is two products
                 backward=2 * cost,
                 parameter_bytes=_nbytes(layer.parameters()),
                 activation_bytes=None,

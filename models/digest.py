@@ -1,6 +1,6 @@
-"""One hash of all weights, the same for every cut of a model, made without moving a weight between processes.
+"""One hash of all weights, the same for every cut of a model. No weight moves between processes.
 
-A stage makes one line for each of its tensors; the digest is the hash of all stages' lines, sorted.
+A stage makes one line for each of its tensors. The digest is the hash of the sorted lines of all stages.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def tensor_lines(full_state: Mapping[str, Tensor]) -> list[str]:
-    """For each tensor a line "full name, dtype, shape, SHA-256 of bytes": "ln.bias, float32, [64], 5f1c..."."""
+    """A line for each tensor, "full name, dtype, shape, SHA-256 of bytes": "ln.bias, float32, [64], 5f1c..."."""
     return [_line(name, tensor) for name, tensor in full_state.items()]
 
 
@@ -24,7 +24,7 @@ def weights_digest(lines: Iterable[str]) -> str:
 
 
 def _line(name: str, tensor: Tensor) -> str:
-    # bytes are hashed where hashing happens; reshape makes strided and 0-d tensors viewable as bytes
+    # reshape makes strided and 0-d tensors viewable as bytes
     content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = ",".join(map(str, tensor.shape))

@@ -4,7 +4,7 @@ from thinwire.errors import ThinwireError
 
 
 class ModelError(ThinwireError, ValueError):
-    """A model, its cut, its data or its options are wrong; the message says the rule, the value, what to change."""
+    """A model, its cut, its data or its options are wrong. The message says the rule, the value and what to change."""
 
     separator = "; "
 

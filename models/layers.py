@@ -1,8 +1,8 @@
-"""A model as a list of layers that a pipeline may cut anywhere between: the shape every model here takes.
+"""A model as a list of layers. A pipeline may cut it between any two layers.
 
-A stage builds only its own layers, and only their parameters take memory. Their values come from a checkpoint, or from
-the seed and each module's full name alone, so neither the cut nor the order of building can matter. Names are those of
-the unsplit model everywhere, so that checkpoints and digests of any cut can be compared.
+A stage builds only its own layers, so only their parameters take memory. Their values come from a checkpoint, or from
+the seed and the full name of each module. So the cut and the order of building do not change them. Names are always
+those of the unsplit model, so checkpoints and digests of any cut can be compared.
 """
 
 import math
@@ -26,17 +26,17 @@ Initialize = Callable[[str, nn.Module], None]
 
 
 class Layer(nn.Module):
-    """One piece of a model that is never cut: tensors in, a tensor or a tuple of tensors out.
+    """A piece of a model that is never cut. It takes tensors and gives a tensor or a tuple of tensors.
 
-    A subclass sets `parts` in its constructor: the full name in the unsplit model ("transformer.h.3") of each module it
-    holds, "" for the unsplit model itself. Every parameter and persistent buffer belongs to a part.
+    A subclass sets `parts` in its constructor: the modules it holds, by their full names in the unsplit model
+    ("transformer.h.3"); "" is the unsplit model itself. Every parameter and persistent buffer belongs to a part.
     """
 
     parts: dict[str, nn.Module]
     side: tuple[str, ...] = ()
-    """The side inputs (attention_mask, ...) that its forward takes by keyword, and cannot do without."""
+    """Side inputs (attention_mask, ...) that the forward needs, as keyword arguments."""
     optional_side: tuple[str, ...] = ()
-    """The side inputs that its forward takes by keyword where the data has them."""
+    """Side inputs that the forward takes as keyword arguments if the data has them."""
 
     def full_state(self) -> dict[str, Tensor]:
         """The parameters and persistent buffers by full name; they share memory with the layer."""
@@ -65,69 +65,72 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer that may be built, and what is known of it before it is."""
+    """How to build a layer, and what is known before it is built."""
 
     name: str
     """What people call the layer: "block 3"."""
     build: Callable[[], Layer]
-    """Makes the layer on the CPU; its parameters are put on the meta device as they are made, its buffers are kept."""
+    """Makes the layer on the CPU. The caller puts parameters on the meta device as they are made, and keeps buffers."""
     cost: float = 1.0
-    """The layer's share of the compute, in any unit common to the model."""
+    """The layer's share of the compute, in any unit that is the same for all layers."""
 
 
 class Weights(Protocol):
-    """Values of a whole model, of which a stage takes its own."""
+    """The values of a whole model. A stage takes only its own."""
 
     def lacking(self, names: Sequence[str]) -> list[str]:
-        """Which of these tensors, by full name, have no value here and are to be drawn from the seed.
+        """The full names among these that have no value here, and that the seed may give.
 
         Raises:
-            ModelError: if one is lacking that nobody can mean to draw.
+            ModelError: a value is missing that the seed may not give.
         """
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compare shapes, as far as that needs no download, with those of these tensors, by full name.
+        """Compare the shapes of these tensors, by full name, with the stored ones, if that needs no download.
 
         Raises:
-            ModelError: with every tensor of another shape.
+            ModelError: a tensor has another shape; the message names all such tensors.
         """
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into these tensors, by full name.
 
         Raises:
-            ModelError: with every tensor of another shape; nothing is copied then.
+            ModelError: a tensor has another shape. The message names all such tensors; nothing is copied.
         """
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model that nobody has built yet."""
+    """A model that is not built yet."""
 
     layers: tuple[LayerSpec, ...]
     """The layers, first to last: the outputs of one are the inputs of the next."""
     initialize: Initialize
-    """Fills what a module itself holds, given the module's full name; draws from torch's default CPU generator only.
-    Called for each module of each part, children first, so that a parent may refill what its children hold."""
+    """Fills the tensors that a module itself holds, given its full name. It draws from torch's default CPU generator
+    only. It is called for each module of each part, children first, so a parent may fill its children again."""
     checkpoint: Weights | None = None
-    """Where the values come from; the seed, if None."""
+    """The source of the values; None means the seed."""
     side: tuple[str, ...] = ()
-    """The side inputs that the layers read: every one of them, needed or optional."""
+    """All side inputs that the layers read, needed or optional."""
     shared: tuple[str, ...] = ()
-    """The full names of parts that more than one layer may hold; copies on several stages start with the same values,
-    and stay the same only if their gradients are summed."""
+    """Full names of parts that several layers may hold. Copies on several stages start with the same values, and stay
+    the same only if their gradients are summed."""
     vocab_size: int | None = None
-    """The number of token ids that the model can read, if it reads tokens."""
+    """The number of token ids that the model can read; None if it reads no tokens."""
     max_positions: int | None = None
-    """The longest sequence of tokens that the model can read, if there is a limit."""
+    """The longest sequence of tokens that the model can read; None if there is no limit."""
     counted: bool = True
-    """Whether the layers' costs are operations; else they are parameters, for nobody knew what the layers read."""
+    """Whether the costs of the layers are operations. If false they are parameters, because the shapes of the inputs
+    were not known."""
     save_config: Callable[[Path], None] | None = None
-    """Writes into a folder what the library needs, beside the weights, to load the unsplit model; None if nothing."""
+    """Writes into a folder all that the library needs, beside the weights, to load the unsplit model; None if nothing
+    is needed."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """The weights of the head that the library's own model shares, and whose they are there; here they are apart."""
+    """Weights of the head that the library's own model shares with another tensor: {"lm_head.weight":
+    "transformer.wte.weight"}. Here the two are separate tensors."""
     dtype: str = "float32"
-    """The type of the weights as the model came; training keeps them in float32."""
+    """The dtype of the weights in the original model; training keeps them in float32."""
 
     def __post_init__(self) -> None:
         require((len(self.layers) > 0, "a model must have at least one layer, got none"))
@@ -137,14 +140,14 @@ class Stage(nn.Module):
     """Consecutive layers as one module, computed in one precision."""
 
     def __init__(self, layers: Sequence[Layer], precision: Precision = "fp32", shared: Sequence[str] = ()) -> None:
-        """Take layers; parts of a name in `shared` become one module, that of the first layer that holds it."""
+        """Join the layers. Parts with a name in `shared` become one module: that of the first layer that holds it."""
         super().__init__()
         known = get_args(Precision)
         names = [full_name for layer in layers for full_name in layer.parts]
         twice = sorted({name for name in names if names.count(name) > 1} - set(shared))
         require(
             (precision in known, f"precision must be one of {', '.join(known)}, got {precision!r}"),
-            (not twice, f"no two parts may share a name, got {', '.join(twice)} more than once"),
+            (not twice, f"each part must have a name of its own, got {', '.join(twice)} more than once"),
         )
         _share_parts(layers)
         self.layers = nn.ModuleList(layers)
@@ -153,9 +156,9 @@ class Stage(nn.Module):
         self.side = tuple(dict.fromkeys(name for layer in layers for name in (*layer.side, *layer.optional_side)))
 
     def forward(self, *tensors: Tensor, **side: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run the layers in order; a layer's outputs, one or many, are the next layer's arguments.
+        """Run the layers in order. The outputs of a layer are the arguments of the next.
 
-        Each layer is given the side inputs it names; there may be more than any layer names.
+        Each layer gets the side inputs that it names; others are ignored.
         """
         result: Tensor | tuple[Tensor, ...] = tensors
         with self._arithmetic(tensors[0].device.type):
@@ -192,14 +195,14 @@ def build_stage(
     precision: Precision = "fp32",
     device: torch.device | str = "cpu",
 ) -> Stage:
-    """Build some of the model's layers, with the values of the checkpoint, or drawn from the seed and the full names.
+    """Build some layers of the model. Values come from the checkpoint, or from the seed and the full names.
 
-    What the checkpoint lacks is drawn too, and a warning names it. The values are filled in on the CPU, whatever
-    `device` the stage ends on, and torch's generators are left as they were.
+    Tensors that the checkpoint lacks are drawn too, and a warning names them. All values are filled in on the CPU, for
+    any `device`. The state of torch's generators does not change.
 
     Raises:
-        ModelError: if there are no such layers, the blueprint names or fills its modules incompletely, or the
-            checkpoint does not fit the model.
+        ModelError: there are no such layers; the blueprint leaves a module without a name or a value; or the checkpoint
+            does not fit the model.
     """
     count = len(blueprint.layers)
     require(
@@ -215,10 +218,10 @@ def build_stage(
 
 
 def check_weights(blueprint: Blueprint) -> None:
-    """Check that the checkpoint, if there is one, fits the whole model, before anybody reads its values.
+    """Check that the checkpoint, if there is one, fits the whole model. No values are read.
 
     Raises:
-        ModelError: with every weight that is lacking, or else has another shape.
+        ModelError: weights are missing, or have another shape; the message names them.
     """
     if blueprint.checkpoint is None:
         return
@@ -237,11 +240,11 @@ def stage_output_examples(
     side: Mapping[str, Tensor] | None = None,
     around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> list[tuple[Tensor, ...]]:
-    """Each stage's output as meta tensors: shape, dtype, and requires_grad where gradients flow.
+    """The outputs of each stage as meta tensors: shape, dtype, and requires_grad if gradients flow.
 
     Nothing is computed: the layers run on tensors without data. `example_input` is one micro-batch of the model's
-    input and `side` its side inputs, of which only shape, dtype and device are read (a meta tensor stands for one on
-    the CPU). Each stage runs inside of `around(its index)`.
+    input, and `side` its side inputs. Only their shape, dtype and device are read; a meta tensor means the CPU. Each
+    stage runs inside the context `around(index of the stage)`.
     """
     device = torch.device("cpu") if example_input.is_meta else example_input.device
 
@@ -275,8 +278,8 @@ def stage_output_examples(
 def parameters_on_meta() -> Iterator[None]:
     """Put the parameters of modules made in this context on the meta device, and leave their buffers real.
 
-    Constructors then neither draw random numbers nor touch the memory of weights, while what they compute for good,
-    such as rotary frequencies, keeps its values: on the meta device these would be lost.
+    Constructors then draw no random numbers and use no memory for weights. Buffers, such as rotary frequencies, keep
+    their values, which the meta device would lose.
     """
     register = nn.Module.register_parameter
 
@@ -302,7 +305,7 @@ def _build_layer(spec: LayerSpec) -> Layer:
 
 
 def _replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Replace each parameter and buffer by what `make` returns for it; what was one tensor stays one tensor."""
+    """Replace each parameter and buffer by the result of `make`. Modules that share a tensor still share it after."""
     made: dict[int, Tensor] = {}
 
     def replacement(tensor: Tensor) -> Tensor:
@@ -312,7 +315,7 @@ def _replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> Non
             made[id(tensor)] = new if keep else nn.Parameter(new, tensor.requires_grad)
         return made[id(tensor)]
 
-    # kept alive, so that no id is used twice
+    # keep the old tensors alive, so Python uses no id twice
     old = [tensor for part in module.modules() for store in _stores(part) for tensor in store.values()]
     for part in module.modules():
         for store in _stores(part):
@@ -336,17 +339,17 @@ def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:
         return
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
     if lacking:
-        warnings.warn(f"the checkpoint has no {', '.join(lacking)}: drawn from the seed", stacklevel=3)
+        warnings.warn(f"the checkpoint has no {', '.join(lacking)}; the seed gives their values", stacklevel=3)
 
 
 def _draw(modules: Mapping[str, nn.Module], lacking: set[str], initialize: Initialize, seed: int) -> None:
-    """Initialize the modules that hold a lacking tensor, or have a child that does."""
+    """Initialize the modules that hold a missing tensor, or have a child that does."""
     affected = {
         full_name: module
         for full_name, module in modules.items()
         if any(_full_name(full_name, name) in lacking for name in module.state_dict())
     }
-    # what initialize leaves out must not pass for a value
+    # NaN shows which parameters `initialize` does not fill
     for module in affected.values():
         for parameter in module.parameters(recurse=False):
             parameter.fill_(math.nan)
@@ -356,11 +359,11 @@ def _draw(modules: Mapping[str, nn.Module], lacking: set[str], initialize: Initi
         initialize(full_name, module)
     for full_name, module in affected.items():
         left_out = [name for name, tensor in module.named_parameters(recurse=False) if tensor.isnan().any()]
-        require((not left_out, f"initialize must fill {', '.join(left_out)} of {full_name}, and did not"))
+        require((not left_out, f"initialize must fill all of {full_name}, but left out {', '.join(left_out)}"))
 
 
 def _share_parts(layers: Sequence[Layer]) -> None:
-    """Make parts of one name one module: that of the first layer that holds it."""
+    """Make parts of the same name one module: that of the first layer that holds it."""
     first: dict[str, nn.Module] = {}
     for layer in layers:
         for name, part in layer.parts.items():

@@ -1,4 +1,4 @@
-"""The model of a run: a family's name, a pretrained model or your own factory, made into a blueprint."""
+"""The model of a run. A family's name, a pretrained model or your own factory becomes a blueprint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def with_own_family(options: ModelOptions) -> ModelOptions:
-    """The options with your own family (`module:FAMILY`) put into the table and named like the others.
+    """Put your own family (`module:FAMILY`) into the table, and give the options with its name in the table.
 
-    Weights in a folder with config.json bring their configuration.
+    If the weights are a folder with config.json, the model takes its configuration from there.
 
     Raises:
-        ModelError: if there is no such module, or nothing of that name in it.
+        ModelError: there is no such module, or the module has no such name.
     """
     if not is_path(options.name):
         return options
@@ -38,10 +38,10 @@ def with_own_family(options: ModelOptions) -> ModelOptions:
 
 
 def check_name(options: ModelOptions) -> None:
-    """Check, before any data is read, that there is such a model of such a configuration.
+    """Check, before any data is read, that the model and its configuration exist.
 
     Raises:
-        ModelError: if there is not.
+        ModelError: they do not.
     """
     options = with_own_family(options)
     if not _is_factory(options) and _reads(options) == "text":
@@ -49,10 +49,10 @@ def check_name(options: ModelOptions) -> None:
 
 
 def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], channels: int | None = None) -> None:
-    """Check that a model reads what the data are: text, or images of so many channels.
+    """Check that a model reads this kind of data: text, or images with this number of channels.
 
     Raises:
-        ModelError: if it reads the other, or other images.
+        ModelError: it reads the other kind, or images with another number of channels.
     """
     options = with_own_family(options)
     reads = _reads(options)
@@ -61,7 +61,7 @@ def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], chann
     require(
         (
             own or reads == kind,
-            f"{options.name} reads {reads}, and the data are {kind}; take {others[kind]}, or set data.kind",
+            f"{options.name} reads {reads}, but the data are {kind}; take {others[kind]}, or set data.kind",
         ),
         (
             own or kind == "text" or reads == "text" or channels == 3,
@@ -71,7 +71,7 @@ def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], chann
 
 
 def _reads(options: ModelOptions) -> Literal["text", "images"]:
-    """What a model that is no factory's reads."""
+    """The kind of data that a model reads, if it does not come from a factory."""
     from thinwire.models.architectures.vision import VISION
 
     return "images" if options.name in VISION else "text"
@@ -84,10 +84,10 @@ def _is_factory(options: ModelOptions) -> bool:
 def blueprint(
     options: ModelOptions, *, task: TaskName, num_labels: int | None = None, block_size: int | None = None
 ) -> Blueprint:
-    """The model in layers; `block_size` is the number of tokens in a sample, which the costs depend on.
+    """The model in layers. `block_size` is the number of tokens in a sample; costs depend on it.
 
     Raises:
-        ModelError: if there is no such model, it does not do this task, or its library refuses the configuration.
+        ModelError: there is no such model, it does not do this task, or its library refuses the configuration.
     """
     options = with_own_family(options)
     if _is_factory(options):
@@ -102,7 +102,7 @@ def blueprint(
 
 
 def library_code(options: ModelOptions, num_labels: int | None) -> str:
-    """The lines of Python that make the unsplit model, named `model`, of a model that transformers lacks."""
+    """Lines of Python that make the unsplit model as the variable `model`, for models that transformers lacks."""
     from thinwire.models.architectures.vision import VISION, library_lines
 
     if options.name in VISION:
@@ -116,10 +116,10 @@ def library_code(options: ModelOptions, num_labels: int | None) -> str:
 
 
 def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None) -> None:
-    """Check that a model can read data whose tokens lie below `vocab_size`, in samples of `block_size` tokens.
+    """Check that a model can read tokens below `vocab_size`, in samples of `block_size` tokens.
 
     Raises:
-        ModelError: with a sentence for each of the two that is too large.
+        ModelError: one of the two is too large; a sentence for each.
     """
     tokens, readable = vocab_size or 0, model.vocab_size
     length, longest = block_size or 0, model.max_positions
@@ -137,7 +137,7 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
 
 
 def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None = None) -> Blueprint:
-    """The same model, not one of transformers, with the weights that the options ask for."""
+    """The same model with the weights that the options ask for. Not for models of transformers."""
     from thinwire.models.architectures.vision import HEADS, TORCHVISION_CLASSES, VISION
     from thinwire.models.architectures.vision_weights import weights_folder
     from thinwire.models.checkpoint import open_checkpoint
@@ -185,7 +185,7 @@ def _family(config: Any) -> "Family":
 
 
 def _source(options: ModelOptions) -> str | None:
-    """The source of the weights of a model of transformers; None draws them."""
+    """Where a model of transformers takes its weights from; None means that they are drawn."""
     if options.weights == FRESH:
         return None
     other = options.weights != PRETRAINED
@@ -200,7 +200,7 @@ def _source(options: ModelOptions) -> str | None:
 
 
 def _config(options: ModelOptions) -> Any:
-    """The configuration with the overrides in it."""
+    """The configuration, with the overrides of the options."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -243,7 +243,7 @@ def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
 
 
 def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Add to the overrides that a small vocabulary lacks the special tokens of the full one."""
+    """Add overrides that remove special tokens which a smaller vocabulary does not have."""
     size = overrides.get("vocab_size", defaults.vocab_size)
     tokens = {name: getattr(defaults, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     beyond = [name for name, token in tokens.items() if isinstance(token, int) and token >= size]
@@ -272,6 +272,6 @@ def _supported() -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of what was raised, and the next where that only announces it."""
+    """The first line of an error's message, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

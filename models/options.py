@@ -15,15 +15,15 @@ class ModelOptions:
     """The model, and where its first weights come from."""
 
     name: str = "gpt2"
-    """A family (gpt2, llama, bert, resnet18, ...), the folder or hub name of a pretrained model of one, or
+    """A family (gpt2, llama, bert, resnet18, ...); a folder or hub name of a pretrained model of a family;
     "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
     your own."""
     weights: str = FRESH
     """"fresh" draws them from the seed; "pretrained" reads the weights of the named model; a folder with
     model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those; the folder of a run reads the
-    newest that it saved. Each stage reads only its own tensors."""
+    newest weights that the run saved. Each stage reads only its own tensors."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory its
+    """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory, its
     keyword arguments."""
 
     def __post_init__(self) -> None:

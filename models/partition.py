@@ -1,9 +1,9 @@
-"""Which layers each stage gets: a cut is a tuple of ranges, and nothing else needs to know how it came about.
+"""The layers of each stage. A cut is a tuple of ranges of layers.
 
-A step takes as long as its bottleneck says. Stages compute while earlier micro-batches cross the wire (sends do not
-wait, receives are posted ahead), so compute and wire do not add up: once the pipeline is full, every micro-batch costs
-the time of the slowest of all stages and all links. A stage's time is forward plus backward; a link's is activation
-plus gradient, for GPipe sends all of one before any of the other, as it computes. Filling and draining are left out.
+The bottleneck decides how long a step takes. Stages compute while earlier micro-batches cross the wire (sends do not
+wait, receives are posted ahead), so the times of compute and wire do not add up. When the pipeline is full, every
+micro-batch takes the time of the slowest stage or link. A stage's time is forward plus backward. A link's time is
+activation plus gradient, because GPipe sends all activations before the first gradient. Fill and drain are left out.
 """
 
 import math
@@ -27,23 +27,24 @@ def partition(
     memory: Sequence[float] | None = None,
     memory_limit: float = math.inf,
 ) -> tuple[range, ...]:
-    """Cut layers of these costs so that the bottleneck is as cheap as any cut can make it, no stage being empty.
+    """Cut layers of these costs so that the bottleneck costs as little as possible. No stage is empty.
 
-    The bottleneck is the dearest of the stages, each the sum of its layers, and of the boundaries between them. Where
-    several cuts have the same bottleneck, their dearest stage decides; then the last cut comes as late as it can, and
-    what is before it is cut by the same rule: the last stage, which has the loss too, gets the fewest layers.
+    The bottleneck is the stage or boundary with the highest cost; a stage costs the sum of its layers. If several cuts
+    have the same bottleneck, the cut whose costliest stage is cheapest wins. If that is equal too, the last cut lies as
+    late as possible, then the cut before it, and so on: the last stage computes the loss too, so it gets the fewest
+    layers.
 
     Args:
-        costs: what each layer costs, in any unit; seconds of a micro-batch where boundaries have a cost.
+        costs: the cost of each layer, in any unit; seconds of a micro-batch if boundaries have a cost.
         num_stages: the number of ranges to return.
-        boundary_costs: what a boundary after each layer but the last costs, in the unit of `costs`
-            (`boundary_seconds`); nothing by default.
-        memory: what each layer adds to the memory of its stage; nothing by default.
-        memory_limit: the most that the layers of one stage may add up to, in the unit of `memory`.
+        boundary_costs: the cost of a boundary after each layer except the last, in the unit of `costs`
+            (`boundary_seconds`); 0 by default.
+        memory: the memory that each layer adds to its stage; 0 by default.
+        memory_limit: the most memory of one stage, in the unit of `memory`.
 
     Raises:
-        ModelError: if there are more stages than layers, no stage, a number that is negative or not finite, or no cut
-            within the limit.
+        ModelError: there are more stages than layers, or no stage; a number is negative or not finite; or no cut keeps
+            the limit.
     """
     count = len(costs)
     boundaries = [0.0] * (count - 1) if boundary_costs is None else boundary_costs
@@ -61,41 +62,41 @@ def partition(
             for name, values in (("costs", costs), ("boundary_costs", boundaries), ("memory", sizes))
         ),
     )
-    # no stage has more, for every other one has at least one
+    # every other stage has at least one layer, so none can have more than this
     most = count - num_stages + 1
     compute, fits = _span_sums(costs, most), _span_sums(sizes, most) <= memory_limit
     entering = np.array([0.0, *boundaries])[:, None]
     bottleneck = np.where(fits, np.maximum(compute, entering), math.inf)
-    least, cuts = _least_dearest(bottleneck, num_stages)
+    least, cuts = _least_bottleneck(bottleneck, num_stages)
     require(
         (
             least < math.inf,
             f"no cut of {count} layers into {num_stages} stages keeps each stage within {memory_limit:g} of memory: "
-            f"the layers take {math.fsum(sizes):g} in all, the largest {max(sizes):g}; raise num_stages or the limit",
+            f"all layers take {math.fsum(sizes):g}, the largest {max(sizes):g}; raise num_stages or the limit",
         )
     )
     if boundary_costs is None:
         return cuts
 
-    # where a link is the bottleneck, most cuts tie
-    return _least_dearest(np.where(bottleneck <= least, compute, math.inf), num_stages)[1]
+    # most cuts tie if a link is the bottleneck, so the stages decide among them
+    return _least_bottleneck(np.where(bottleneck <= least, compute, math.inf), num_stages)[1]
 
 
 def boundary_seconds(activation_bytes: float, gradient_bytes: float, bandwidth: float) -> float:
-    """The seconds a micro-batch's payloads take over a link of `bandwidth` Mbit/s, both directions added up.
+    """The seconds that the payloads of a micro-batch take over a link of `bandwidth` Mbit/s, both directions together.
 
     Raises:
-        ModelError: if the bandwidth is not above 0.
+        ModelError: the bandwidth is not above 0.
     """
     require((bandwidth > 0, f"bandwidth must be above 0 Mbit/s, got {bandwidth}"))
     return (activation_bytes + gradient_bytes) * 8 / (bandwidth * 1e6)
 
 
 def explicit(sizes: Sequence[int], num_layers: int) -> tuple[range, ...]:
-    """Cut `num_layers` layers into stages of the given numbers of layers.
+    """Cut `num_layers` layers into stages of these sizes.
 
     Raises:
-        ModelError: if a stage would be empty, or the sizes do not add up to the layers there are.
+        ModelError: a stage has no layer, or the sizes do not add up to `num_layers`.
     """
     require(
         (len(sizes) > 0, "a cut must have at least one stage, got none"),
@@ -106,12 +107,12 @@ def explicit(sizes: Sequence[int], num_layers: int) -> tuple[range, ...]:
 
 
 def cut_after(cuts: Sequence[str], names: Sequence[str]) -> tuple[range, ...]:
-    """Cut the layers of these names after each layer that `cuts` names; n cuts give n + 1 stages.
+    """Cut after each layer that `cuts` names; n cuts give n + 1 stages. `names` are all layers, in order.
 
-    "layer1" stands for the last of "layer1.0", "layer1.1" and so on, unless a layer has that very name.
+    "layer1" means the last of "layer1.0", "layer1.1" and so on, unless a layer is called "layer1" itself.
 
     Raises:
-        ModelError: if a cut names no layer, comes before or at the one given before it, or leaves nothing after it.
+        ModelError: a cut names no layer, the cuts are out of order, or no layer is left after the last.
     """
     ends = [_position(cut, names) + 1 for cut in cuts]
     ascending = all(before < after for before, after in pairwise(ends))
@@ -126,7 +127,7 @@ def cut_after(cuts: Sequence[str], names: Sequence[str]) -> tuple[range, ...]:
 
 
 def _position(cut: str, names: Sequence[str]) -> int:
-    """Index of the layer of that name, else of the last of the group of that name."""
+    """The index of the layer with this name, or of the last layer of the group with this name."""
     if cut in names:
         return names.index(cut)
     group = [index for index, name in enumerate(names) if name.startswith(f"{cut}.")]
@@ -136,22 +137,22 @@ def _position(cut: str, names: Sequence[str]) -> int:
 
 
 def _span_sums(values: Sequence[float], most: int) -> CostTable:
-    """[start, stop]: the sum of `values` from start to stop, 1 to `most` of them; infinite for all other spans."""
+    """[start, stop]: the sum of values[start:stop] if it has 1 to `most` values, else infinity."""
     count = len(values)
     sums = np.full((count, count + 1), math.inf)
     for start in range(count):
         for stop in range(start + 1, min(start + most, count) + 1):
-            # rounds once, so stages of the same costs tie whatever the order of summation
+            # fsum rounds once, so stages of the same costs tie in any order of summation
             sums[start, stop] = math.fsum(values[start:stop])
     return sums
 
 
-def _least_dearest(stage_cost: CostTable, num_stages: int) -> tuple[float, tuple[range, ...]]:
-    """The least cost of the dearest stage, and the cut that has it, its last cuts as late as they can be.
+def _least_bottleneck(stage_cost: CostTable, num_stages: int) -> tuple[float, tuple[range, ...]]:
+    """The least cost that the costliest stage can have, and the cut that gives it, its last cuts as late as possible.
 
     Dynamic programming over the place of the last cut: best(s, j) = min over i < j of max(best(s - 1, i),
-    stage_cost[i, j]), for s stages over the first j layers. Each stage before and after takes a layer at least, so
-    there are as many places for a cut as a stage may have layers.
+    stage_cost[i, j]), for s stages over the first j layers. Each stage before and after takes at least one layer, so
+    a cut has as many possible places as a stage has possible layers.
     """
     count = len(stage_cost)
     places = count - num_stages + 1
@@ -159,10 +160,10 @@ def _least_dearest(stage_cost: CostTable, num_stages: int) -> tuple[float, tuple
     # cut_at[s - 1][j - s - 1]: where the last of s + 1 stages over the first j layers begins
     cut_at = []
     for stage in range(1, num_stages):
-        dearest = np.maximum(best[:, None], stage_cost[stage : stage + places, stage + 1 : stage + places + 1])
+        costliest = np.maximum(best[:, None], stage_cost[stage : stage + places, stage + 1 : stage + places + 1])
         # the least cost, then the latest cut
-        latest = places - 1 - dearest[::-1].argmin(axis=0)
-        best = dearest[latest, np.arange(places)]
+        latest = places - 1 - costliest[::-1].argmin(axis=0)
+        best = costliest[latest, np.arange(places)]
         cut_at.append(stage + latest)
     bounds = [count]
     for stage in reversed(range(1, num_stages)):

@@ -1,7 +1,7 @@
-"""Seeds derived from names: the same number in every process, independent of all other draws.
+"""Seeds derived from names. Every process gets the same number, and it depends on no other draw.
 
-Python's own hash() differs from process to process, and consecutive seeds of one generator give related streams, so
-every seed is a slice of a cryptographic hash of what it is for.
+Python's hash() differs from process to process, and seeds 1, 2, 3 of one generator give related streams. So each seed
+is a part of a cryptographic hash of its purpose.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ import torch
 
 
 def derive_seed(*purpose: int | str) -> int:
-    """The seed, in [0, 2**63), of one purpose, e.g. (7, "transformer.h.3.ln_1") or (7, "epoch", 2)."""
+    """The seed of one purpose, such as (7, "transformer.h.3.ln_1") or (7, "epoch", 2): a number in [0, 2**63)."""
     digest = hashlib.blake2b(json.dumps(purpose).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Seeded(AbstractContextManager[None]):
-    """A context in which torch's CPU generator has the state of another; it is put back at the end."""
+    """A context in which torch's CPU generator has the state of `generator`. At the end its own state comes back."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

@@ -1,4 +1,4 @@
-"""Losses and metrics. A task sums and counts; the caller, who knows the whole batch, divides.
+"""Losses and metrics. A task sums and counts; the caller knows the whole batch and divides.
 
 The loss of a step is the sum over its valid targets divided by their number in the WHOLE batch. The mean of micro-batch
 means differs if targets are masked unevenly, and is NaN if a micro-batch has none. Metrics are made of counts that add
@@ -30,13 +30,13 @@ class Task(Protocol):
         """The summed loss of the valid targets: a float32 scalar, 0 where there is none."""
 
     def num_valid(self, target: Tensor) -> int:
-        """How many targets count."""
+        """The number of targets that count."""
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """Counts of the valid targets, float64 [k]: those of parts add up to those of the whole."""
+        """Counts of the valid targets, float64 [k]. Counts of parts add up to the counts of the whole."""
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """The metrics from the mean loss and the sum of all counts."""
+        """The metrics, computed from the mean loss and the sum of all counts."""
 
 
 class LanguageModeling:
@@ -57,7 +57,7 @@ class LanguageModeling:
         return torch.zeros(0, dtype=torch.float64)
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
-        """The perplexity, e to the mean loss per token, infinite where that is beyond a float."""
+        """The perplexity: e to the power of the mean loss per token; infinity if that is too large for a float."""
         try:
             return {"perplexity": math.exp(mean_loss)}
         except OverflowError:
@@ -97,10 +97,10 @@ class Classification:
 
 
 def matthews(rows: list[list[int]]) -> float:
-    """Matthews' correlation of a confusion matrix: 1 is perfect, 0 as good as a constant, NaN without samples.
+    """Matthews' correlation of a confusion matrix: 1 is perfect, 0 is as good as a constant, NaN without samples.
 
-    For L classes it is Gorodkin's R_K; whole numbers until the last division. 0 where all labels or all predictions
-    are one class, as in scikit-learn.
+    For L classes it is Gorodkin's R_K. It uses whole numbers until the last division. It is 0 if all labels or all
+    predictions are one class, as in scikit-learn.
     """
     labelled = [sum(row) for row in rows]
     predicted = [sum(column) for column in zip(*rows, strict=True)]
@@ -113,7 +113,7 @@ def matthews(rows: list[list[int]]) -> float:
 
 
 def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
-    """The targets [B, ...] with `IGNORE` in the rows that `valid` [B] says are padding."""
+    """The targets [B, ...], with `IGNORE` in the rows where `valid` [B] is false."""
     rows = valid.view(-1, *[1] * (target.dim() - 1))
     return torch.where(rows, target, IGNORE)
 

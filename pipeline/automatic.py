@@ -1,12 +1,12 @@
 """`auto`: after compute and links are measured, each channel gets the mildest codec that hides its wire.
 
-An activation's frame may take a share of the slowest process's forwards of a micro-batch (all its stages together), a
-gradient's frame the same share of its backwards. The share is the schedule's (`ScheduleSpec.overlap`): 1 where frames
-queue behind frames of their kind, or where a forward and a backward are in flight for the wire; less where compute soon
-waits for a round trip. If several boundaries lie between the same two processes, their channels share a link in equal
-parts.
+The wire is hidden if a frame takes less time than a part of the compute. For activations this is a part of the time
+that the slowest process needs for the forwards of one micro-batch, in all its stages together; for gradients, of the
+time for the backwards. The schedule decides the part (`ScheduleSpec.overlap`): 1 if frames wait only for frames of
+their kind, or if a forward and a backward are in flight for the wire; less if compute soon waits for a round trip. If
+several boundaries lie between the same two processes, their channels share a link in equal parts.
 
-All processes gather the same numbers, so they choose alike. No choice is sent.
+All processes gather the same numbers, so all make the same choice. No choice is sent.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Measured:
     """The measurements behind a choice."""
 
     compute: Mapping[ChannelName, Sequence[float]]
-    """Seconds a micro-batch by stage: of forwards for activations, of backwards for gradients."""
+    """Seconds of compute for a micro-batch, by stage: forwards for activations, backwards for gradients."""
     links: Mapping[Pair, LinkSpeed]
-    """What the links between neighbouring processes carry."""
+    """The measured speed of the links between neighbouring processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Choice:
     wire: float
     """Seconds that a frame takes on the wire."""
     hidden: float
-    """Seconds that it may take without holding compute up."""
+    """Seconds that it may take before compute must wait."""
     share: float
     """`hidden` as a share of the slowest process's forwards of a micro-batch (for a gradient: backwards)."""
     milder: str | None
@@ -141,10 +141,10 @@ def choose(
 
 
 class Automatic:
-    """The chooser of codecs for automatic channels: one in every process, and all use it alike.
+    """Chooses the codecs of automatic channels. Every process has one, and calls it at the same steps.
 
     Args:
-        stages: this process's stages, connected, with what is sent before the choice.
+        stages: this process's stages, connected, with the codecs that are used before the choice.
         where: where all stages live.
         compression: which channels are automatic, and the candidates.
         pipeline: the schedule, and how many micro-batches a step has.
@@ -177,7 +177,7 @@ class Automatic:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Start to count compute."""
+        """Begin to count compute."""
         self._before = self._computed()
 
     def end_step(self) -> None:
@@ -189,12 +189,12 @@ class Automatic:
         return [[[*key, seconds] for key, seconds in lap.items()] for lap in self._laps]
 
     def load_state_dict(self, laps: Sequence[Sequence[Sequence[Any]]]) -> None:
-        """Go on from what `state_dict` returned in the process of the same stages."""
+        """Go on from the result of `state_dict` in the process of the same stages."""
         self._laps = [{(stage, channel): seconds for stage, channel, seconds in lap} for lap in laps]
         self.begin_step()
 
     def switch(self) -> list[Choice]:
-        """Measure the links, choose, and use what was chosen from the next step on; collective, between two steps.
+        """Measure the links, choose codecs, and use them from the next step on; collective, between two steps.
 
         Raises:
             PeerError: another process is gone or silent.
@@ -206,7 +206,7 @@ class Automatic:
         return choices
 
     def use(self, choices: Sequence[Choice]) -> None:
-        """Use what was chosen from the next step on; collective, between two steps."""
+        """Use the chosen codecs from the next step on; collective, between two steps."""
         chosen = {(choice.boundary, choice.channel): choice.codec for choice in choices}
         self._wire.switch(self._compression.chosen(chosen))
         for stage in self._stages:
@@ -220,7 +220,7 @@ class Automatic:
         }
 
     def _medians(self, channel: ChannelName) -> dict[int, float]:
-        """Seconds a micro-batch of each stage here: the median of the steps, the first of which is slow."""
+        """Seconds of a micro-batch in each stage of this process: the median of steps, because the first is slow."""
         return {
             stage.stage_index: statistics.median(lap[stage.stage_index, channel] for lap in self._laps)
             / self._microbatches
@@ -228,7 +228,7 @@ class Automatic:
         }
 
     def _probe(self) -> dict[Pair, LinkSpeed]:
-        """All links between processes that hold neighbouring stages, one after the other, nothing else under way."""
+        """Measure all links between processes of neighbouring stages, one after the other, with no other traffic."""
         found = {}
         for source, target in dict.fromkeys(_link(key, self._process_of) for key in _channels(self._process_of)):
             if source != target:

@@ -92,11 +92,11 @@ class ChannelEnd:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the coders remember."""
+        """The state of the coders."""
         return {str(index): coder.state_dict() for index, coder in enumerate(self.coders)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` returned, exactly."""
+        """Take exactly the state that `state_dict` returned."""
         for index, coder in enumerate(self.coders):
             coder.load_state_dict(state[str(index)])
 
@@ -171,7 +171,7 @@ class Sender(ChannelEnd):
         ]
 
     def flush(self) -> None:
-        """Wait until everything sent has left."""
+        """Wait until all sent frames have left."""
         what = f"stage {self.channel.source} was waiting for its {self.channel.name} to leave"
         with self._meter.section("wire", what, Work("flush", boundary=self.channel.boundary)):
             self._transport.flush()

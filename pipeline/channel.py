@@ -21,7 +21,7 @@ from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.tracing.spans import Work
 
 AS_IT_IS = parse("none")
-"""What tensors that need no gradient go through."""
+"""The method for tensors that need no gradient."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Channel:
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """What each tensor goes through."""
+        """The method of each tensor."""
         return tuple(self.method if example.requires_grad else AS_IT_IS for example in self.examples)
 
     @property
@@ -66,7 +66,7 @@ class Channel:
 
     @cached_property
     def uncompressed(self) -> int:
-        """Bytes of the tensors as they are."""
+        """Bytes of the uncompressed tensors."""
         return sum(example.numel() * example.element_size() for example in self.examples)
 
     @cached_property
@@ -129,8 +129,8 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
 
     Args:
         examples: the meta tensors that cross; those that need no gradient go as they are.
-        method: what the others go through.
-        activations: what the activations of the same boundary go through.
+        method: the method of the others.
+        activations: the method of the activations at the same boundary.
 
     Raises:
         CodecError: `reuse` beside activations that share no indices.

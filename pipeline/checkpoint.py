@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on as if it had never stopped, written beside training.
+"""Checkpoints: all that a run needs to go on as if it had never stopped. They are written while training goes on.
 
 FOLDER/
   step-00000500/
@@ -114,19 +114,19 @@ class Checkpoints:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise CheckpointError(
-                f"{name} could not be written to {self.folder}: {_reason(failure)}; mend that, then resume: those "
-                f"before are whole"
+                f"{name} could not be written to {self.folder}: {_reason(failure)}; fix this, then resume: earlier "
+                f"checkpoints are complete"
             ) from failure
 
     def resume(self, manifest: Manifest, stage: int, stores: Mapping[str, Store]) -> SavedStage:
-        """What a stage saved, its stores restored; later checkpoints of this stage, which it will write anew, go.
+        """Read what a stage saved, and restore its stores. Later checkpoints of this stage are deleted.
 
         Raises:
             CheckpointError, StoreError: a file is missing or damaged.
         """
         self.discard_after(manifest.step)
         place = step_folder(self.folder, manifest.step) / _MANIFEST
-        if not place.exists():  # this host stopped before it wrote what others did
+        if not place.exists():  # other hosts wrote it; this host stopped before it did
             _write_durably(place, manifest.text().encode())
         saved = SavedStage(self.folder, manifest.step, stage)
         for name, store in stores.items():
@@ -134,7 +134,7 @@ class Checkpoints:
         return saved
 
     def discard_after(self, step: int) -> None:
-        """Delete what this process's stages wrote after a step, and what they left unfinished before it."""
+        """Delete files that this process's stages wrote after a step, and unfinished files from before it."""
         for path in _steps(self.folder):
             if _step_of(path) > step or (not (path / _MANIFEST).exists() and not (path / _RETIRED).exists()):
                 (path / _MANIFEST).unlink(missing_ok=True)
@@ -150,7 +150,7 @@ class Checkpoints:
                     store.unsave(snapshot)
                 self._post(step, stage, {"failed": _reason(error)})
             if not (step_folder(self.folder, step) / _MANIFEST).exists():
-                self._delete(step_folder(self.folder, step))  # a disk that is full has room again
+                self._delete(step_folder(self.folder, step))  # on a full disk this frees room for the next checkpoint
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)

@@ -1,4 +1,4 @@
-"""A stage's ends of its boundaries: what is asked of the channels to both neighbours at once."""
+"""The ends of a stage's boundaries, as one object: a call goes to the channels of both neighbours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StageEnds:
             end.begin(microbatches)
 
     def flush(self) -> None:
-        """Wait until everything sent has left; PeerError if a neighbour is gone or silent."""
+        """Wait until all sent frames have left; PeerError if a neighbour is gone or silent."""
         for end in self:
             end.outgoing.flush()
 

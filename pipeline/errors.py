@@ -1,4 +1,4 @@
-"""What can go wrong between stages; `thinwire.errors` draws the whole family."""
+"""The errors of a pipeline; `thinwire.errors` draws the whole family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation, always twice: with boundaries that compress as in training, and with nothing compressed.
+"""Evaluation, always twice: with compression as in training, and without compression.
 
 The difference between the two is the main practical finding of 2401.07788, so both are always reported.
 """
@@ -33,7 +33,7 @@ class Score:
     metrics: dict[str, float]
 
     def values(self) -> dict[str, float]:
-        """Everything by name: loss, num_targets, and the metrics."""
+        """All values by name: loss, num_targets, and the metrics."""
         return {"loss": self.loss, "num_targets": self.num_targets, **self.metrics}
 
 
@@ -46,7 +46,7 @@ def evaluate(
     """Score held-out samples with compression on, then off; None except in the process of the last stage.
 
     Args:
-        trainer: its stages and schedule are used; no state of training changes, nor the seconds that meters show.
+        trainer: gives stages and schedule. Its training state and the seconds of its meters do not change.
         samples: the held-out samples.
         batches: makes the batches, each of the shape of training; `valid` marks padding.
         mask: takes padding out of targets: (targets, valid) -> targets.

@@ -49,7 +49,7 @@ def _announced(mine: Any, what: str) -> tuple[Tensor, list[int]]:
     lengths = [int(length) for length in announced]
     for rank, length in enumerate(lengths):
         if not 0 < length <= LARGEST:
-            raise WireError(f"process {rank} must say from 1 to {LARGEST} bytes at a time, and announces {length}")
+            raise WireError(f"process {rank} must send 1 to {LARGEST} bytes at a time, got {length}")
     return torch.nn.functional.pad(body, (0, max(lengths) - len(body))), lengths
 
 
@@ -59,5 +59,5 @@ def _read(bodies: list[Tensor], lengths: list[int]) -> list[Any]:
         try:
             values.append(json.loads(bytes(body[:length].numpy())))
         except (ValueError, RecursionError) as error:
-            raise WireError(f"process {rank} must send JSON, and sent something else: {error}") from error
+            raise WireError(f"process {rank} must send JSON, but sent something else: {error}") from error
     return values

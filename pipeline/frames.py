@@ -4,11 +4,17 @@
   | "TWIR" | version | phase | channel | boundary | microbatch | step | nones | length | crc32 | 0 | departed | 0 | data
     4s       u16       u8      u8        u32        u32          u64    u64     u64      u32         u64
 
-All little-endian. `nones`: bit i set means tensor i of the tuple is None (its bytes are there, and mean nothing).
-`length`: bytes after the header. `crc32`: of the header, this field as zeros, and of all that follows it; of the header
-alone where payloads are not protected; never 0. `departed`: when the sender sealed the frame, in nanoseconds of its own
-clock; a receiver that knows how far that clock is from its own can tell what it waited for. The header is padded to 64
-bytes, and every tensor's payload begins at a multiple of 16, so that payloads can be viewed as any number type.
+All numbers are little-endian.
+
+- `nones`: bit i is set if tensor i of the tuple is None. Its bytes are sent, but mean nothing.
+- `length`: bytes after the header.
+- `crc32`: covers the header, with this field as zeros, and all bytes after it; only the header, if payloads are not
+  protected. It is never 0.
+- `departed`: the time when the sender sealed the frame, in nanoseconds of its own clock. A receiver that has compared
+  the two clocks can tell whether it waited for the neighbour or for the wire.
+
+The header is padded to 64 bytes, and every tensor's payload begins at a multiple of 16, so payloads can be viewed as
+any number type.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ _DEPARTED = slice(48, 56)
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a frame says of itself; both ends know every field but `nones`, `departed` and `crc32` in advance."""
+    """The header of a frame. Both ends know every field except `nones`, `departed` and `crc32` in advance."""
 
     phase: Phase
     channel: ChannelName
@@ -70,7 +76,7 @@ class Header:
 
     @classmethod
     def read(cls, frame: Tensor) -> Header:
-        """Parse the first 64 bytes of `frame` (uint8); WireError when they are no header of this version."""
+        """Parse the first 64 bytes of `frame` (uint8); WireError if they are not a header of this version."""
         packed = bytes(frame[:HEADER_BYTES].numpy())
         magic, version, phase, channel, boundary, microbatch, step, nones, length, crc32, departed = (
             _LAYOUT.unpack_from(packed)
@@ -78,7 +84,9 @@ class Header:
         if magic != MAGIC:
             raise WireError(f"a frame must begin with {MAGIC!r}, got {magic!r}: something else writes to this channel")
         if version != VERSION:
-            raise WireError(f"frames of version {VERSION} are understood here, got version {version}: use one release")
+            raise WireError(
+                f"frames must have version {VERSION}, got version {version}: use the same release in every process"
+            )
         if phase >= len(PHASES) or channel >= len(CHANNELS):
             raise WireError(f"unknown phase {phase} or channel {channel} in a frame's header: the frame is damaged")
         return cls(
@@ -100,7 +108,10 @@ def departure(frame: Tensor) -> float:
 
 
 def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
-    """Write `header` into a frame whose payloads are in place, with its checksum; `payload`: they are protected too."""
+    """Write `header` and its checksum into a frame that holds its payloads already.
+
+    If `payload` is true, the checksum covers the payloads too.
+    """
     header.write(frame)
     replace(header, crc32=checksum(frame[: HEADER_BYTES + header.length], payload=payload)).write(frame)
 
@@ -126,7 +137,7 @@ def check(planned: Header, frame: Tensor, *, payload: bool) -> Header:
 
 
 def checksum(frame: Tensor, *, payload: bool) -> int:
-    """CRC-32 of the header, its own field as zeros, and of what follows where `payload` is set; never 0."""
+    """CRC-32 of the header, with its own field as zeros, and of the payloads if `payload` is true; never 0."""
     header = bytearray(frame[:HEADER_BYTES].numpy())
     header[_CRC] = bytes(4)
     crc32 = zlib.crc32(header)

@@ -1,8 +1,8 @@
 """Time and bytes of a stage, measured where they are spent.
 
 Sections are exclusive: while `wire` runs inside `compute`, only `wire` advances, so the parts of a step add up to it.
-A wait for a frame is for the neighbour until the frame departs, and for the wire from then on; which part was which is
-known once the frame is there, and says when it departed.
+A wait for a frame is a wait for the neighbour until the frame departs, and then a wait for the wire. The two parts are
+known only after the frame arrives, because its header says when it departed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
-"""`neighbour` and `wire` are waiting: for a frame to depart, and for it to arrive. `wait` is for either, where which
-cannot be told: shared weights, and frames between processes whose clocks were never compared."""
+"""The sections. `neighbour` is waiting until a frame departs, `wire` is waiting until it arrives. `wait` is either of
+them if the two cannot be told apart: for shared weights, and between processes whose clocks were never compared."""
 SECTIONS: tuple[Section, ...] = get_args(Section)
 WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
 NO_WORK = Work()
@@ -34,7 +34,7 @@ class Traffic:
     bytes: int = 0
     """Bytes of the frames, headers included."""
     uncompressed: int = 0
-    """Bytes of the tensors as they are."""
+    """Bytes of the uncompressed tensors."""
     elements: int = 0
     """Elements of the tensors that go through the method."""
     rows: int = 0
@@ -54,16 +54,16 @@ class Traffic:
 
     @property
     def bits_per_element(self) -> float:
-        """Bits on the wire for each element, everything counted; 0 where there is none."""
+        """Bits on the wire for each element, headers included; 0 if there are no elements."""
         return 8 * self.bytes / self.elements if self.elements else 0.0
 
 
 @dataclass
 class Wait:
-    """A wait for a frame, under way."""
+    """A wait for a frame that has not ended."""
 
     departed: float | None = None
-    """When the frame was handed to the sender's transport, by this process's clock; None where that is not known."""
+    """The time when the sender gave the frame to its transport, by this process's clock; None if unknown."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Meter:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Leave the seconds inside out, such as those of an evaluation; traffic counts, in its own phase."""
+        """Do not count the seconds inside, such as those of an evaluation. Traffic counts, in its own phase."""
         kept = dict(self.seconds), dict(self.computing)
         try:
             yield
@@ -131,7 +131,7 @@ class Meter:
         self._since = now
 
     def depart(self, work: Work, nbytes: int) -> None:
-        """Note that a frame is handed to the transport now."""
+        """Record that a frame goes to the transport now."""
         if self.recording is not None:
             self.recording.departures.append(Departure(time.perf_counter(), *work, nbytes))
 

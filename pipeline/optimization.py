@@ -1,4 +1,4 @@
-"""The optimizer's side of a step: which optimizer, the course of the learning rate, and the norm over all stages."""
+"""The optimizer's part of a step: the optimizer, the learning rate, and the gradient norm over all stages."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class Pass:
     kind: PassKind = "train"
     """train; warmup (trains, with nothing compressed); eval-on or eval-off (evaluates, with compression on or off)."""
     accumulation: int = 0
-    """Which pass of an accumulated batch, for feedback kept by position."""
+    """The index of the pass in an accumulated batch; feedback by position needs it."""
     sample_ids: Tensor | None = None
-    """Ids of its samples in order, int64 [samples], for feedback kept by sample; no id twice."""
+    """The ids of its samples in order, int64 [samples], each id once; feedback by sample needs them."""
 
     @property
     def trains(self) -> bool:
@@ -47,7 +47,7 @@ def phase_of(kind: PassKind) -> Phase:
 
 
 def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) -> None:
-    """Raise PipelineError unless a pass is of the kind, and of as many samples, as the schedule runs on a stage."""
+    """Raise PipelineError unless a pass has the kind and the number of samples that the schedule runs on a stage."""
     if coming.trains != trains:
         runs = "trains, with a loss function" if trains else "evaluates"
         raise PipelineError(

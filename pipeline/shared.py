@@ -1,8 +1,8 @@
-"""Weights that several stages hold, such as DeBERTa's relative embeddings: copies that a common gradient keeps equal.
+"""Weights that several stages hold, such as DeBERTa's relative embeddings. A common gradient keeps the copies equal.
 
-Weights that all blocks read cannot be cut. Each stage holds a copy. After the backward, the gradients of the copies are
-summed along the stages, last to first, and the sum goes back the same way. The order depends on stages only, so
-placement does not change the result.
+All blocks read these weights, so each stage holds a copy. After the backward, the gradients of the copies are summed
+from the last stage to the first, and the sum goes back the same way. The order depends only on the stages, so the
+placement of stages does not change the result.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class WholeBatchLoss:
         self._observed: list[Tensor] | None = None
 
     def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
-        """Set what the coming passes need, before the first of them.
+        """Set the values for the coming passes, before the first of them.
 
         Args:
             num_targets: valid targets of the whole batch; 0 counts as 1.

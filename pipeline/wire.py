@@ -1,7 +1,7 @@
-"""What the stages of one process share to reach their neighbours: options, a process group of its own, local links.
+"""The connection of one process's stages to their neighbours: options, a process group, and links in memory.
 
-The group is separate from the one torch's schedules use, because their exchange at start and at each switch between
-training and evaluation uses tag 0 there.
+Torch's schedules exchange messages with tag 0 at start and at each switch between training and evaluation. So a Wire
+has a process group of its own.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 
 @dataclass(frozen=True)
 class BoundaryShape:
-    """Which boundary, and the tuple of meta tensors that crosses it forward."""
+    """A boundary: its index, and the tuple of meta tensors that crosses it forward."""
 
     index: int
     examples: tuple[Tensor, ...]
 
     @property
     def gradients(self) -> tuple[Tensor, ...]:
-        """The tuple that crosses back: a gradient for each tensor that needs one."""
+        """The tuple that crosses the boundary backward: a gradient for each tensor that needs one."""
         return tuple(example for example in self.examples if example.requires_grad)
 
 
@@ -62,32 +62,33 @@ class Holder:
 
     stage: int
     peer: int | None
-    """Rank (in the group) of the neighbour's process; None when it is this one."""
+    """Rank of the neighbour's process in the group; None if the neighbour is in this process."""
     meter: Meter
-    """Charged with this end's time and bytes."""
+    """Counts the time and the bytes of this end."""
     positions: int
-    """Rows of one pass: the number of position slots if nothing else was said."""
+    """Rows in one pass: the number of position slots if the Wire has no `slots`."""
 
 
 class Wire:
-    """Connects the stages of this process to their neighbours, here or elsewhere.
+    """Connects the stages of this process to their neighbours, in this process or another.
 
     Args:
-        compression: the codecs, or None for the defaults; where one keeps buffers on disk, with a store_folder that no
-            other run uses.
+        compression: the codecs, or None for the defaults. If a codec keeps buffers on disk, store_folder must be a
+            folder that no other run uses.
         options: time-out, checksum, what to do with NaN.
-        seed: seed of every random number a codec draws.
-        agreement: further JSON values both ends of every boundary must share, by name.
+        seed: seed of all random numbers that codecs draw.
+        agreement: more JSON values, by name, that must be the same at both ends of every boundary.
         group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
-        slots: how many slots feedback may fill; None means the positions of one pass, and no sample ids.
-        observer: told of every tuple that the stages send, before it is encoded.
+        slots: the number of slots for feedback; None means the positions of one pass, and no sample ids.
+        observer: called with every tuple that the stages send, before it is encoded.
 
     Raises:
         OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
 
     Attributes:
-        stores: the layout of every store that these stages may fill, and its file where it is on disk.
-        clocks: those of the neighbours' processes; once they are read, waiting is told apart (`Section`).
+        stores: the layout of every store that these stages may fill, with its file if it is on disk.
+        clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
+            counted apart (`Section`).
     """
 
     def __init__(
@@ -125,31 +126,34 @@ class Wire:
         self._handshake = Handshake(created, self._timeout)
 
     def announce(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
-        """Tell the neighbours of a stage how it is started; it waits for nobody, so it may come in any order."""
+        """Publish the configuration of a stage for its neighbours. This never waits, so any order of calls is right."""
         self._announced[stage] = tuple(boundaries)
         for shape in boundaries:
             self._handshake.announce(stage, shape.index, self._configuration(shape))
 
     def compare(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
-        """Compare what a stage announced of each boundary with what its neighbour did.
+        """Compare the configuration of each boundary with the neighbour's. Announce all stages of this process first.
 
-        Raises MismatchError listing every difference at once, PeerError when a neighbour says nothing in time; warns
-        where only the torch version differs.
+        It warns if only the torch version differs. Raises MismatchError with all differences, and PeerError when a
+        neighbour does not answer in time.
         """
         for shape in boundaries:
             self._handshake.compare(stage, shape.index, self._configuration(shape))
 
     def switch(self, compression: CompressionOptions) -> None:
-        """Use other codecs from the next step on; every process does, and has each of its stages `reconnect`.
+        """Use other codecs from the next step on.
 
-        Nothing may be under way.
+        Every process must call this between two steps, when no frame is under way, and then call `reconnect` on each
+        of its stages.
         """
         before, self.compression = self.compression, _usable(compression)
+        # an end in memory is kept only if its codec stays: another codec needs buffers of another size
         self._local = {
             channel: end
             for channel, end in self._local.items()
             if before.method(*channel) == compression.method(*channel)
         }
+        # restart first: it names a new round, so that no neighbour compares with an answer of the round before
         self._handshake.restart()
         for stage, boundaries in self._announced.items():
             self.announce(stage, boundaries)
@@ -158,13 +162,14 @@ class Wire:
         """A stage's end of a boundary.
 
         Args:
-            shape: which boundary, and what crosses it.
-            holder: the stage that asks, `shape.index` or `shape.index + 1`.
-            before: the end until now; channels whose codec is the same stay as they are, with all they remember.
+            shape: the boundary, and the tensors that cross it.
+            holder: the stage that holds this end, `shape.index` or `shape.index + 1`.
+            before: the end until now. A channel with the same codec stays as it is, with its buffers.
         """
         channels = self.channels(shape)
         existing = {} if before is None else before.by_name
         kept = {name: end for name, end in existing.items() if end.channel.method == channels[name].method}
+        # activations first: a `reuse` of the gradients needs the coders of the activations
         forth = kept.get("activations") or self._channel_end(
             channels["activations"], holder, activations=[None] * len(shape.examples)
         )
@@ -216,11 +221,11 @@ class Wire:
         return coder
 
     def discard_stores(self) -> None:
-        """Delete the files of the stores on disk that were made here, once they are closed."""
+        """Delete the store files that this Wire made. Close the stores first."""
         self._files.discard()
 
     def channels(self, shape: BoundaryShape) -> dict[ChannelName, Channel]:
-        """Both channels of a boundary, whoever holds its ends."""
+        """Both channels of a boundary, the same for both of its stages."""
         return {
             name: Channel(
                 boundary=shape.index,
@@ -265,7 +270,7 @@ class Wire:
 
 
 def _usable(compression: CompressionOptions) -> CompressionOptions:
-    """Itself, unless a Wire could not do what it says."""
+    """The same options; OptionsError if a Wire cannot use them."""
     compression.without_auto("a Wire outside thinwire train")
     if compression.on_disk and not compression.store_folder:
         raise OptionsError(
@@ -276,7 +281,10 @@ def _usable(compression: CompressionOptions) -> CompressionOptions:
 
 
 def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) -> None:
-    """Differences around a codec that makes some of them larger never converge: measured on Gaussian data."""
+    """Warn if feedback by differences cannot converge, because the codec makes some differences larger.
+
+    This is measured on Gaussian data.
+    """
     if method.feedback is None or not method.feedback.receiver_keeps:
         return
     x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))

@@ -1,1 +1,1 @@
-"""The models that come in layers: families of transformers, torchvision's models, and any nn.Sequential."""
+"""Models in layers: families of transformers, torchvision's models, and any nn.Sequential."""

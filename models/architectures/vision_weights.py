@@ -1,4 +1,4 @@
-"""torchvision's pretrained weights as a folder with a safetensors file, of which each stage reads its own tensors."""
+"""torchvision's pretrained weights as a folder with a safetensors file. Each stage reads only its own tensors."""
 
 import os
 from pathlib import Path
@@ -14,17 +14,17 @@ _FILE = "model.safetensors"
 
 
 def weights_folder(name: str, weights: str) -> Path:
-    """A folder with model.safetensors: a model's weights, tensors named as in torchvision's model.
+    """A folder with model.safetensors. Its tensors have the names of torchvision's model.
 
-    Weights that torchvision names are downloaded and written beside torch's own downloads once; for that moment the
-    whole model is in memory, which every later run is spared.
+    Weights with a name of torchvision are downloaded once, and written beside torch's own downloads. Only this first
+    run holds the whole model in memory.
 
     Args:
         name: one of `VISION`.
-        weights: such a folder, or a name that torchvision gives to weights of this model: "IMAGENET1K_V1", "DEFAULT".
+        weights: such a folder, or torchvision's name for weights of this model: "IMAGENET1K_V1", "DEFAULT".
 
     Raises:
-        ModelError: if there is no such folder or name, or the download fails.
+        ModelError: there is no such folder or name, or the download fails.
     """
     require((name in VISION, f"a vision model must be one of {', '.join(VISION)}, got {name!r}"))
     if Path(weights).is_dir():
@@ -37,20 +37,20 @@ def weights_folder(name: str, weights: str) -> Path:
     require(
         (weights in known.__members__, f"weights of {name} must be a folder with {_FILE} or {names}, got {weights!r}")
     )
-    # DEFAULT is another name of one of them, and not of the same for ever
+    # DEFAULT is an alias, and torchvision may point it at other weights later: use the weights' own name
     folder = Path(torch.hub.get_dir(), "checkpoints", f"{name}-{known[weights].name}")
     path = folder / _FILE
     if path.is_file():
         return folder
     try:
-        # through the model, which knows how old files named their tensors
+        # load through the model: it renames the tensors of old files
         state = get_model(name, weights=known[weights], progress=False).state_dict()
     except OSError as error:
         raise ModelError(
-            f"{known[weights].url} cannot be downloaded: {error}; give a folder with {_FILE} of the same tensors"
+            f"{known[weights].url} cannot be downloaded: {error}; give a folder with {_FILE} that holds these tensors"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
-    # stages may come here at once, and must not read each other's half
+    # several stages may write at the same time; each writes its own file, so no stage reads half a file
     unfinished = folder / f"{_FILE}.{os.getpid()}"
     save_file(state, unfinished)
     follow_umask(unfinished)

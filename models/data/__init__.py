@@ -1,1 +1,1 @@
-"""Data: where it comes from, how it becomes numbered samples, and in what order they are trained on."""
+"""Data: its sources, how it becomes numbered samples, and the order of samples in training."""

@@ -1,4 +1,4 @@
-"""Data that comes without a download: Python's documentation, and scikit-learn's digits."""
+"""Data that needs no download: Python's documentation, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thinwire.models.data.parts import Columns, Labelled, Part, require_no_split
 from thinwire.models.errors import ModelError
 
 _PARAGRAPH = 40
-"""The fewest characters of a paragraph."""
+"""A paragraph has at least this many characters."""
 
 
 def read_topics(part: Part, columns: Columns) -> list[str]:
     """The topics of Python's documentation.
 
-    Two releases of Python have slightly different documentation: where several machines train, compare digests.
+    Releases of Python differ in their documentation, so all machines of a run need the same release.
     """
     from pydoc_data.topics import topics
 
@@ -26,7 +26,7 @@ def read_topics(part: Part, columns: Columns) -> list[str]:
 
 
 def read_halves(part: Part, columns: Columns) -> Labelled:
-    """Python's documentation: its paragraphs in two halves, every other pair the wrong way round (label 0)."""
+    """The paragraphs of Python's documentation, each as a pair of halves. Every other pair is swapped (label 0)."""
     from pydoc_data.topics import topics
 
     require_no_split(part)

@@ -1,4 +1,4 @@
-"""Data in local files that are no tables: plain text, and CIFAR-10 as torchvision keeps it."""
+"""Data in local files that are not tables: plain text, and CIFAR-10 in torchvision's format."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _CIFAR10 = "cifar-10-batches-py"
 
 
 def is_text_file(name: str) -> bool:
-    """Whether a name is the path of a file that is no table."""
+    """Whether a name is the path of a file that is not a table."""
     path = Path(name).expanduser()
     return path.is_file() and path.suffix.lower() not in TABLES
 
 
 def read_lines(part: Part, columns: Columns) -> list[str]:
-    """The lines of a file with their ends; bytes that are not UTF-8 become lone surrogates ("surrogateescape")."""
+    """The lines of a file with their line ends. Bytes that are not UTF-8 become lone surrogates ("surrogateescape")."""
     require_no_split(part)
     text = read_bytes(Path(part.name).expanduser()).decode(errors="surrogateescape")
     return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
 def holds_cifar10(name: str) -> bool:
-    """Whether a name is the path of a folder with CIFAR-10 in it."""
+    """Whether a name is the path of a folder that holds CIFAR-10."""
     return (Path(name).expanduser() / _CIFAR10).is_dir()
 
 
 def read_cifar10(part: Part, columns: Columns) -> Labelled:
-    """The images of CIFAR-10, 32 x 32 pixels in colour; its splits are "train" and "test"."""
+    """The images of CIFAR-10: 32 x 32 pixels, in colour. The splits are "train" and "test"."""
     from torchvision.datasets import CIFAR10
 
     splits = {"train": True, "test": False}
     split = part.split or MAIN_SPLIT
-    require((split in splits, f"{part.name} is CIFAR-10, its splits are train and test, got {split!r}"))
+    require((split in splits, f"the split of {part.name} (CIFAR-10) must be train or test, got {split!r}"))
     try:
         images = CIFAR10(str(Path(part.name).expanduser()), train=splits[split])
     except (OSError, RuntimeError) as error:

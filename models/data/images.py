@@ -1,8 +1,8 @@
-"""Images as tensors of one size, with the same random crops and flips for every layout of stages.
+"""Images as tensors of one size. Random crops and flips are the same for every cut into stages.
 
-Crop and flip depend on (seed, epoch, sample id) alone, never on the order in which samples are asked for. Images are
-decoded when first asked for and kept as uint8, C * H * W bytes each: all of CIFAR-10's training images take 154 MB, in
-the first stage's process only.
+Crop and flip depend only on (seed, epoch, sample id), not on the order of requests. An image is decoded at its first
+request and kept as uint8, C * H * W bytes. The training images of CIFAR-10 take 154 MB, in the first stage's process
+only.
 
 Tensor names end in their shape: B samples, C channels, H rows, W columns.
 """
@@ -29,45 +29,50 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PILLOW_MODES = {1: "L", 3: "RGB"}
-"""Channels -> Pillow's name for such images."""
+"""Pillow's name of an image's mode, by its number of channels."""
 _MEASURED = 1000
 
 
 @dataclass(frozen=True)
 class Format:
-    """The one shape that all images are brought to."""
+    """The shape that all images get."""
 
     channels: int
     """1 (grey) or 3 (red, green, blue)."""
     height: int
     width: int
     resized: bool
-    """Whether images are scaled to it, the middle kept where the shape differs; else they have it already."""
+    """Whether images are scaled to this size; if their shape differs, the middle is kept. If false, all images have
+    this size already."""
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """Pixels in [0, 1] become (pixel - mean) / std, by channel."""
+    """Each pixel, a value in [0, 1], becomes (pixel - mean) / std, by channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def apply(self, pixels_BCHW: Tensor) -> Tensor:
-        """The uint8 pixels as float32, normalised."""
+        """Normalised pixels, float32 [B, C, H, W], from uint8 pixels of the same shape."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return pixels_BCHW.float().div_(255).sub_(mean).div_(std)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A crop of the original size out of the image with `crop` black pixels around it, then a flip every other time."""
+    """Random changes of training images.
+
+    Each image gets `crop` black pixels on every side, and a random part of the original size is cut out. If `flip` is
+    true, half of the images, chosen at random, are mirrored.
+    """
 
     crop: int
     flip: bool
     seed: int
 
     def choose(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For each id the first row and column of its crop, int64 [B], and whether it is flipped, bool [B]."""
+        """The first row and the first column of each sample's crop, int64 [B], and whether it is flipped, bool [B]."""
         drawn = [derive_seed(self.seed, "augmentation", epoch, sample) for sample in ids.tolist()]
         side = 2 * self.crop + 1
         rows = torch.tensor([number % side for number in drawn], dtype=torch.int64)
@@ -76,7 +81,7 @@ class Augmentation:
         return rows, columns, flipped
 
     def apply(self, pixels_BCHW: Tensor, ids: Tensor, epoch: int) -> Tensor:
-        """The pixels of samples `ids` as this epoch sees them."""
+        """The pixels of samples `ids` [B] after the changes of this epoch, uint8 [B, C, H, W]."""
         batch, channels, height, width = pixels_BCHW.shape
         first_row, first_column, flipped = self.choose(ids, epoch)
         rows_BH = first_row[:, None] + torch.arange(height)
@@ -88,7 +93,7 @@ class Augmentation:
 
 
 class ImageSamples:
-    """Images with a label each; the id of a sample is its place in the source."""
+    """Images, each with a label. The id of a sample is its position in the source."""
 
     def __init__(
         self,
@@ -100,7 +105,7 @@ class ImageSamples:
         self.format, self.normalization, self.augmentation = form, normalization, augmentation
         self.labels = source.labels
         self._pictures = source.examples
-        # memory that was never written to is not taken, so pages come as images are decoded
+        # the system gives memory at the first write, so memory grows as images are decoded
         self._pixels = torch.empty(len(source), form.channels, form.height, form.width, dtype=torch.uint8)
         self._decoded = torch.zeros(len(source), dtype=torch.bool)
         self.digest = _digest(source, form, normalization)
@@ -109,7 +114,7 @@ class ImageSamples:
         return len(self.labels)
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """Pixels [B, C, H, W] of samples `ids` [B], float32 and normalised, as `epoch` sees them."""
+        """Pixels of samples `ids` [B]: float32 [B, C, H, W], normalised, with the random changes of `epoch`."""
         for index in ids[~self._decoded[ids]].tolist():
             self._pixels[index] = decode(self._pictures[index], self.format)
             self._decoded[index] = True
@@ -119,11 +124,11 @@ class ImageSamples:
         return self.normalization.apply(pixels)
 
     def targets(self, ids: Tensor) -> Tensor:
-        """The labels [B], as int64."""
+        """The labels, int64 [B]."""
         return self.labels[ids]
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing: an image is its pixels."""
+        """Nothing: images need no side inputs."""
         return {}
 
     def example(self, batch: int) -> Tensor:
@@ -136,14 +141,14 @@ class ImageSamples:
 
 
 def decode(picture: Picture, form: Format) -> Tensor:
-    """An image as uint8 [C, H, W]."""
+    """Decode one image to uint8 [C, H, W]. ModelError if Pillow cannot."""
     from PIL import ImageOps
     from PIL.Image import Resampling
 
     try:
         image = _open(picture).convert(PILLOW_MODES[form.channels])
     except OSError as error:
-        raise ModelError(f"each image must be one that Pillow can decode: {error}") from error
+        raise ModelError(f"Pillow must be able to decode each image, and cannot: {error}") from error
     if form.resized:
         image = ImageOps.fit(image, (form.width, form.height), Resampling.BILINEAR)
     pixels = np.array(image, dtype=np.uint8).reshape(form.height, form.width, form.channels)
@@ -151,12 +156,15 @@ def decode(picture: Picture, form: Format) -> Tensor:
 
 
 def find_format(pictures: Iterable[Picture], channels: int | None, size: int | None) -> Format:
-    """The shape for images: the one they all have, or squares of `size`; grey if all are, unless told.
+    """The format for these images. Only the headers of images are read.
 
-    Only headers are read.
+    Args:
+        pictures: all images.
+        channels: 1 or 3; None gives 1 if all images are grey, else 3.
+        size: height and width in pixels; None takes the size that all images have.
 
     Raises:
-        ModelError: if sizes differ and none is asked for, or something is no image.
+        ModelError: sizes differ and `size` is None, or Pillow cannot read an image.
     """
     shapes: dict[tuple[int, int], int] = {}
     modes = set()
@@ -164,7 +172,7 @@ def find_format(pictures: Iterable[Picture], channels: int | None, size: int | N
         try:
             image = _open(picture)
         except OSError as error:
-            raise ModelError(f"each image must be one that Pillow can read, got another in row {row}") from error
+            raise ModelError(f"Pillow must be able to read each image, and cannot read row {row}: {error}") from error
         shapes.setdefault((image.height, image.width), row)
         modes.add(image.mode)
     if channels is None:
@@ -178,7 +186,7 @@ def find_format(pictures: Iterable[Picture], channels: int | None, size: int | N
 
 
 def measure(pictures: Sequence[Picture], form: Format) -> Normalization:
-    """Mean and standard deviation by channel of a thousand images, evenly spaced, rounded to 4 decimals."""
+    """The mean and standard deviation of each channel over a thousand evenly spaced images, rounded to 4 decimals."""
     chosen = range(0, len(pictures), -(-len(pictures) // _MEASURED))
     pixels = torch.stack([decode(pictures[index], form) for index in chosen]).double().div_(255)
     mean = pixels.mean(dim=(0, 2, 3))
@@ -190,14 +198,14 @@ def measure(pictures: Sequence[Picture], form: Format) -> Normalization:
 
 
 def _open(picture: Picture) -> Image:
-    """An image whose header is read, and whose pixels are not yet."""
+    """Open an image and read its header, but not its pixels."""
     from PIL import Image
 
     return Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
 
 
 def _digest(source: Labelled, form: Format, normalization: Normalization) -> str:
-    """Hash the images as they are stored: decoding all would take seconds, and decoders may differ in the last bit."""
+    """Hash the stored images. Decoding all would take seconds, and decoders may differ in the last bit."""
     hashed = hashlib.sha256()
     for picture in source.examples:
         hashed.update(picture if isinstance(picture, bytes) else np.ascontiguousarray(picture).data)

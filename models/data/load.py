@@ -1,7 +1,7 @@
-"""The data of a run: read, cut into numbered samples, split, and joined with its task.
+"""Loading the data of a run: read it, make numbered samples, keep some for evaluation, add the task.
 
-Every stage's process loads it and walks the same ids; only the first reads inputs, only the last targets. `texts`,
-`pairs` and `images` have the three kinds of samples, made from `sources` and `tokenizer`.
+Every process loads the data and goes through the same ids. Only the first stage reads inputs, only the last reads
+targets. The three kinds of samples are in `texts`, `pairs` and `images`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from thinwire.models.tasks import Classification, LanguageModeling
 
 
 def load(options: DataOptions, *, seed: int = 0) -> Data:
-    """Read the data; `seed` is for crops and flips only.
+    """Read the data. `seed` decides crops and flips only.
 
     Raises:
-        ModelError: the data cannot be read, or do not fit the options; with every mistake that is found.
+        ModelError: the data cannot be read, or do not fit the options; the message lists all mistakes.
     """
     return _LOADERS[options.chosen_kind](options, seed)
 
 
 def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
-    """What to change for more samples of a part, the option that removed most first."""
+    """What a user can change to get more samples."""
     own = held_out and options.evaluation_limit is not None
     name, limit = ("evaluation_limit", options.limits[1]) if own else ("limit", options.limit)
     limited = [] if limit is None else [f"raise data.{name}, which is {limit}"]
@@ -133,7 +133,7 @@ def _labelled(options: DataOptions) -> tuple[Labelled, Labelled | None]:
         for part, limit in zip((training, *rest), options.limits, strict=False)
     ]
     if rest:
-        check_labels(rest[0].labels, training.num_labels, "the evaluation data; the training data has no such class")
+        check_labels(rest[0].labels, training.num_labels, "the evaluation data; the training data lack this class")
         return training, rest[0]
     if not options.held_out:
         return training, None
@@ -141,10 +141,11 @@ def _labelled(options: DataOptions) -> tuple[Labelled, Labelled | None]:
     require(
         (
             1 <= count < len(training),
-            f"held_out must leave a sample on both sides, got {options.held_out} of {len(training)}",
+            f"held_out must leave at least one sample to train on and one to evaluate, got {options.held_out} of "
+            f"{len(training)} samples",
         )
     )
-    # sources are often sorted by class, so their end would be one class
+    # sources are often sorted by class, so the last samples could all be of one class
     generator = torch.Generator().manual_seed(derive_seed("held out"))
     order = torch.randperm(len(training), generator=generator)
     return training.select(order[count:].sort().values.tolist()), training.select(order[:count].sort().values.tolist())

@@ -1,6 +1,6 @@
 """What a user can choose about data: the fields of a recipe's `data`, with their checks.
 
-Nothing large is imported before a check asks for it, so that `thinwire train --help` needs no torch.
+Large libraries are imported inside the checks, so `thinwire train --help` needs no torch.
 """
 
 from __future__ import annotations
@@ -12,57 +12,58 @@ from thinwire.models.data.parts import Columns, Kind
 from thinwire.models.errors import require
 
 BYTES = "bytes"
-"""The name of the tokenizer that needs nothing."""
+"""The name of the tokenizer that needs no library."""
 Shuffle = Literal["epoch", "once", "never"]
-"""When samples get a new random order. "once" and "never" keep which samples meet in a batch, as AQ-SGD suggests where
-buffers of samples are read from disk in order."""
+"""When samples get a new random order. With "once" and "never", a batch holds the same samples in every epoch. AQ-SGD
+suggests this if buffers are kept on disk, because they are then read in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data to train on, and how it becomes samples."""
+    """The data to train on, and how they become samples."""
 
     name: str = "pydoc"
-    """"pydoc" (the documentation that comes with Python, half a megabyte of English) or "digits" (scikit-learn's 1797
-    handwritten ones); the path of a text, parquet, JSON (an object a line) or CSV file, or of a folder of text, tables
-    or images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
+    """"pydoc" (Python's own documentation, half a megabyte of English) or "digits" (scikit-learn's 1797 handwritten
+    digits); the path of a text, parquet, JSON (one object per line) or CSV file, or of a folder of text, tables or
+    images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
     kind: Literal["auto", "text", "pairs", "images"] = "auto"
-    """The task: continue text, classify a text or a pair of texts, or classify images. "auto" is images for "digits",
-    else text."""
+    """The task: "text" predicts the next token, "pairs" classifies a text or a pair of texts, "images" classifies
+    images. "auto" means images for "digits", else text."""
     subset: str | None = None
-    """The configuration, for a data set with several: cola, qnli, wikitext-2-raw-v1."""
+    """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
     split: str = "train"
     """The part to train on."""
     evaluation: str | None = None
-    """The data for evaluation: a word is another split of the data, anything else is a path ("./test"); null takes
+    """The data for evaluation. A word names another split of the data; anything else is a path ("./test"). null uses
     `held_out` instead."""
     held_out: float = 0.1
-    """The fraction of the training part kept for evaluation, if `evaluation` is null: the end of a text, else random
-    samples, always the same; 0 keeps none."""
+    """The fraction of the training part that is kept for evaluation if `evaluation` is null: the end of a text, else
+    random samples, the same in every run; 0 keeps none."""
     limit: int | None = None
-    """How much of each part to use, from its start: tokens of text, else samples; null uses all."""
+    """How many tokens of text, or samples, of each part to use, from its start; null uses all."""
     evaluation_limit: int | None = None
-    """How much of the `evaluation` data to use, where that is not `limit`."""
+    """The same for the `evaluation` data, if it has another limit."""
     columns: list[str] = field(default_factory=list)
-    """The columns of a table to read; empty takes those of the right type (for text the one called "text")."""
+    """The columns of a table to read; empty takes all columns of the right type (for text, the column "text")."""
     label: str = "label"
-    """The column with the class, an integer."""
+    """The column that holds the class, an integer."""
     tokenizer: str = BYTES
     """"bytes", or the name or folder of a tokenizer that transformers can load."""
     block_size: int = 128
-    """The tokens of one sample: a block of text; pairs are cut or padded to this length."""
+    """The number of tokens in a sample. Pairs are cut or padded to this length."""
     shuffle: Shuffle = "epoch"
-    """When samples get a new random order: every "epoch", "once" for all of them, or "never"."""
+    """When samples get a new random order: "epoch" (in every epoch), "once" (one order for all epochs) or "never"."""
     image_size: int | None = None
-    """Images are scaled to this height and width; null does not scale, and all must have one size."""
+    """Images are scaled to this height and width; null does not scale: all images must then have the same size."""
     channels: int | None = None
-    """1 for grey images, 3 for colour; null takes grey if all images are grey."""
+    """1 for grey images, 3 for colour; null means 1 if all images are grey, else 3."""
     mean: list[float] = field(default_factory=list)
-    """Subtracted from pixels in [0, 1], by channel; empty measures a thousand training images."""
+    """A value for each channel, subtracted from the pixels (0 to 1); empty measures a thousand training images."""
     std: list[float] = field(default_factory=list)
-    """The divisor after that, by channel; give both `mean` and `std`, or neither."""
+    """A value for each channel that the pixels are divided by after that; give both `mean` and `std`, or neither."""
     crop: int = 0
-    """Black pixels added around a training image before a random part of the original size is cut out; 0 adds none."""
+    """Black pixels added on each side of a training image before a random part of the original size is cut out; 0 does
+    not change the image."""
     flip: bool = False
     """Whether to mirror half of the training images, chosen at random."""
 
@@ -85,7 +86,7 @@ class DataOptions:
         sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
         require(
             (bool(self.name), f"{RULE}, got ''"),
-            (kind in bundled, f"{self.name} is of kind {' or '.join(bundled)}, got {self.kind!r}"),
+            (kind in bundled, f"the kind of {self.name} must be {' or '.join(bundled)}, got {self.kind!r}"),
             (self.evaluation != "", "evaluation must be a split, a path or null, got ''"),
             (0 <= self.held_out < 1, f"held_out must lie in [0, 1), got {self.held_out}"),
             (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
@@ -96,19 +97,20 @@ class DataOptions:
             ),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
-            (not misplaced, f"{misplaced} must be left out for kind {kind}: they are for images only"),
+            (not misplaced, f"{misplaced} must be left out for kind {kind}: only images use them"),
             (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
             (self.channels in (None, *PILLOW_MODES), f"channels must be 1 or 3, got {self.channels}"),
             (
                 sized and all(value > 0 for value in self.std),
-                f"mean and std must have a value for each channel, std's above 0, got {self.mean} and {self.std}",
+                f"mean and std must have a value for each channel, and std must be above 0, got {self.mean} and "
+                f"{self.std}",
             ),
             (self.crop >= 0, f"crop must be at least 0, got {self.crop}"),
         )
 
     @property
     def chosen_kind(self) -> Kind:
-        """The kind, "auto" decided."""
+        """The kind; in place of "auto" the one that it means for this data."""
         from thinwire.models.data.sources import BUNDLED
 
         return BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
@@ -120,5 +122,5 @@ class DataOptions:
 
     @property
     def read_columns(self) -> Columns:
-        """The columns of a table that are read."""
+        """The columns of a table to read."""
         return Columns(self.columns, self.label)

@@ -1,7 +1,7 @@
-"""Data that a function of your own gives: `module:function`, which takes a split.
+"""Data from a function of your own, `module:function`, which takes the name of a split.
 
-It is called twice, and must return the same both times: sample ids would mean other samples in another process, after a
-resume and in `thinwire eval`.
+It is called twice, and must return the same both times. Else a sample id would be another sample in another process,
+after a resume and in `thinwire eval`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def read_own_pictures(part: Part, columns: Columns) -> Labelled:
 
 
 def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iterator[bytes]]) -> T:
-    """What the function gives for a split.
+    """The function's result for a split.
 
     Raises:
-        ModelError: if there is no such function, it fails, it gives something else, or another thing the second time.
+        ModelError: there is no such function, it fails, it gives something else, or another result the second time.
     """
     read = find(part.name, ModelError)
     if not callable(read):

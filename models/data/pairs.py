@@ -1,7 +1,7 @@
-"""One or two texts and the class they belong to, as rows of one length: the shape of GLUE's tasks.
+"""Samples of one or two texts and their class, as rows of one length: the form of GLUE's tasks.
 
-Every stage must know the shape of what it receives, so texts of varying length are padded to one, and the padding
-crosses the wire like the rest. The masks that hide it from attention do not: stages read them by sample id.
+Every stage must know the shape of each tensor that it receives. So texts are padded to one length, and the padding
+crosses the wire too. The attention masks do not cross it: stages read them by sample id.
 
 Tensor names end in their shape: B samples, T tokens.
 """
@@ -14,7 +14,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 
 
 class PairSamples:
-    """Tokenized texts, with a label each; the id of a sample is its place in the source."""
+    """Tokenized texts, each with a label. The id of a sample is its position in the source."""
 
     def __init__(self, padded: Padded, labels: Tensor) -> None:
         self.padded = padded
@@ -26,15 +26,15 @@ class PairSamples:
         return len(self.labels)
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """The tokens [B, T] of samples `ids` [B], as int64, the same in every epoch."""
+        """The tokens of samples `ids` [B]: int64 [B, T], the same in every epoch."""
         return self.padded.tokens[ids].long()
 
     def targets(self, ids: Tensor) -> Tensor:
-        """The labels [B], as int64."""
+        """The labels, int64 [B]."""
         return self.labels[ids]
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """What else models read of each token, int64 [B, T]: attention_mask, and maybe token_type_ids."""
+        """The side inputs: attention_mask, and token_type_ids if the tokenizer has them, int64 [B, T] each."""
         return {name: tensor[ids].long() for name, tensor in self.padded.side.items()}
 
     def example(self, batch: int) -> Tensor:
@@ -46,7 +46,7 @@ class PairSamples:
         return {name: self.example(batch) for name in self.padded.side}
 
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the fit: how much padding there is, and how much was cut."""
+        """Sentences for the user: the share of padding, and how many samples were cut."""
         length = self.padded.tokens.shape[1]
         mask = self.padded.side.get("attention_mask")
         notes = []
@@ -54,7 +54,7 @@ class PairSamples:
             share = 1 - int(mask.sum(dtype=torch.int64)) / mask.numel()
             longest = int(mask.sum(dim=1, dtype=torch.int64).max())
             notes.append(
-                f"{share:.1%} of the {len(self)} x {length} tokens are padding, and cross the wire like the others; "
+                f"{share:.1%} of the {len(self)} x {length} tokens are padding, which crosses the wire too; "
                 f"the longest sample has {longest}"
             )
         if self.padded.num_truncated:

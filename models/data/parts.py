@@ -1,4 +1,4 @@
-"""What is asked of a source of data, a part of it by name, and what it gives: texts, or examples with a label each."""
+"""What a source of data is asked for (a part, by name), and what it gives: texts, or examples with labels."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["text", "pairs", "images"]
 MAIN_SPLIT = "train"
-"""The split of data that has no splits: a single file, or what is bundled."""
+"""The name of the only split of data without splits, such as a single file or bundled data."""
 
 TABLES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
-"""Suffixes of the files of examples, and what `datasets` calls their format."""
+"""Suffixes of table files, and the name of their format in `datasets`."""
 _FILES = {*TABLES, ".txt", ".text", ".md", ".gz", ".zip", ".tar", ".png", ".jpg", ".jpeg"}
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 Picture: TypeAlias = "bytes | np.ndarray[Any, Any]"
-"""An image as it is stored: an encoded file, or uint8 pixels [H, W] or [H, W, C]."""
+"""A stored image: the bytes of an image file, or uint8 pixels [H, W] or [H, W, C]."""
 
 
 @dataclass(frozen=True)
@@ -33,49 +33,49 @@ class Part:
     """One part of one source."""
 
     name: str
-    """What a source is called: one that is bundled, the path of a file or folder, a name on the hub, or
-    `module:function`, a function of your own."""
+    """The name of the source: bundled data, the path of a file or folder, a name on the hub, or `module:function`, a
+    function of your own."""
     split: str | None = MAIN_SPLIT
-    """Null stands for "train", or else the only split there is."""
+    """None means the only split, or "train" if there are several."""
     subset: str | None = None
     """The configuration of a data set that has several: "cola" of GLUE."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that are read; other sources have none."""
+    """The columns of a table to read; other sources have no columns."""
 
     examples: Sequence[str] = ()
-    """Those with texts or images; empty takes those of the right type (of text the one called "text")."""
+    """Columns with texts or images; empty takes all columns of the right type (for text, the column "text")."""
     label: str = "label"
-    """The one with the class, an integer."""
+    """The column with the class, an integer."""
 
 
 USUAL = Columns()
-"""The columns of a table of which nothing is known."""
+"""The columns that are read if the user names none."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Examples with an integer label each."""
+    """Examples, each with an integer label."""
 
     examples: Sequence[Any]
     """Tuples of one or two texts, or `Picture`s."""
     labels: Tensor
     """int64 [N], in 0..num_labels - 1."""
     num_labels: int
-    """The classes that the source declares, or else one more than its largest label."""
+    """The number of classes that the source declares, or else its largest label plus 1."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def select(self, ids: Sequence[int]) -> Labelled:
-        """The examples of these ids, in that order."""
+        """The examples with these ids, in this order."""
         return replace(self, examples=[self.examples[i] for i in ids], labels=self.labels[list(ids)])
 
 
 def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
-    """The path that a name is; None if it can only be a name on the hub.
+    """The name as a path, if there is such a file or folder; None if it may be a name on the hub.
 
     Args:
         name: the name.
@@ -83,7 +83,7 @@ def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
         own: whether the rule allows `module:name`; then `module.name` is refused with a hint.
 
     Raises:
-        ModelError: if there is no such file or folder, and the hub cannot have such a name.
+        ModelError: there is no such file or folder, and it cannot be a name on the hub. The message begins with `rule`.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -96,17 +96,17 @@ def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
 
 
 def evaluation_part(training: Part, evaluation: str) -> Part:
-    """The part that `evaluation` names: another split of the training source, or else a source of its own."""
+    """The part that `evaluation` names: another split of the training source, or another source."""
     return replace(training, split=evaluation) if is_split(evaluation) else Part(evaluation, split=None)
 
 
 def is_split(evaluation: str) -> bool:
-    """Whether `evaluation` names a split: a bare word does, where "./test" is a path."""
+    """Whether `evaluation` names a split. A single word does; "./test" is a path."""
     return bool(re.fullmatch(r"\w+", evaluation))
 
 
 def require_no_split(part: Part) -> None:
-    """Raise ModelError if a source without splits is asked for one."""
+    """Raise ModelError if a part of a source without splits names a split."""
     require(
         (
             part.split in (None, MAIN_SPLIT),

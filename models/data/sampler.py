@@ -1,7 +1,7 @@
-"""Which samples each step trains on, as a pure function of the step: every stage computes it alone, and agrees.
+"""The samples of each training step, as a pure function of the step. Every stage computes the same ids by itself.
 
-Stages know the sample ids of every micro-batch without a message, and a resumed run continues where it stopped with no
-sampler state to keep.
+So stages know the sample ids of every micro-batch without a message, and a run can be resumed without a saved state of
+the sampler.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ class Batch:
     """The samples of one step, B of them."""
 
     epoch: int
-    """How often the data has been gone through before."""
+    """The epoch, counted from 0."""
     ids: Tensor
-    """The sample ids, int64 [B]; no id twice among the valid ones."""
+    """The sample ids, int64 [B]; each valid id comes once."""
     valid: Tensor
-    """Which of them count, bool [B]; the others only fill the shape."""
+    """Which ids count, bool [B]; the others only fill the shape."""
 
 
 class Sampler:
-    """Every sample once an epoch, in an order that seed and epoch alone decide; the last short batch is dropped."""
+    """Gives every sample once per epoch. Seed and epoch decide the order; a last batch that is not full is dropped."""
 
     def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch") -> None:
         known = get_args(Shuffle)
@@ -46,11 +46,11 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of whole batches in the data."""
+        """The number of full batches in the data."""
         return self.num_samples // self.batch_size
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 over all epochs; the same whenever and wherever it is called."""
+        """The batch of a step, counted from 0 over all epochs. It does not depend on earlier calls."""
         require((step >= 0, f"step must be at least 0, got {step}"))
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
@@ -67,9 +67,9 @@ class Sampler:
 
 
 def evaluation_batches(num_samples: int, batch_size: int) -> Iterator[Batch]:
-    """An iterator over the samples in order, in batches of one shape.
+    """An iterator over all samples in order, in batches of one shape.
 
-    The last batch is filled up with ids from the start of the data, wrapping, which `valid` marks as not counting.
+    The last batch is filled up with ids from the start of the data; `valid` is false for them.
     """
     require(
         (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),

@@ -1,4 +1,4 @@
-"""The data of a run: numbered samples to train on and to evaluate on, and their task."""
+"""The data of a run: numbered samples for training and evaluation, and their task."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,33 +9,33 @@ from thinwire.models.tasks import Task
 
 
 class Samples(Protocol):
-    """Numbered samples: ids are 0..len - 1, and mean the same in every process and epoch."""
+    """Numbered samples. Ids are 0..len - 1; an id is the same sample in every process and epoch."""
 
     digest: str
-    """SHA-256, in hex, of all the samples; stages compare it to make sure that they read the same."""
+    """SHA-256, in hex, of all samples. Stages compare it to check that they read the same data."""
 
     def __len__(self) -> int:
         """The number of samples."""
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """What the first stage reads, for int64 ids [B]: tokens int64 [B, T], or pixels float32 [B, C, H, W]."""
+        """The inputs of the first stage for ids int64 [B]: tokens int64 [B, T], or pixels float32 [B, C, H, W]."""
 
     def targets(self, ids: Tensor) -> Tensor:
-        """What the loss compares with: int64 [B, T] or [B]."""
+        """The targets of the loss: tokens int64 [B, T], or labels int64 [B]."""
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Inputs that any stage may read by sample id: for pairs attention_mask and token_type_ids, int64 [B, T]."""
+        """Side inputs, which any stage may read: for pairs attention_mask and token_type_ids, int64 [B, T]."""
 
     def example(self, batch: int) -> Tensor:
-        """The inputs of so many samples, without data: a meta tensor."""
+        """The inputs of `batch` samples without data: a meta tensor."""
 
     def side_example(self, batch: int) -> dict[str, Tensor]:
-        """The side inputs of so many samples, without data."""
+        """The side inputs of `batch` samples without data: meta tensors."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Samples, task, and what the model must know of them."""
+    """Samples, their task, and the sizes that the model must fit."""
 
     training: Samples
     held_out: Samples | None

@@ -1,7 +1,7 @@
-"""Where data comes from: a table of sources, of which the first that fits is read.
+"""The sources of data, as a table. The first source that fits is read.
 
-To add a source, write a function that reads it (bundled.py has the plainest) and a row of `SOURCES`. Bundled data and
-plain text files need no library of data, nor the time of its import.
+To add a source, write a function that reads it (bundled.py has the simplest) and a row of `SOURCES`. Bundled data and
+plain text files do not import `datasets`, which takes seconds.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ ReadLabelled = Callable[[Part, Columns], Labelled]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A row of the table: what names the source, and how it is read as each kind of samples."""
+    """A row of the table: the names that mean this source, and how to read it as each kind of samples."""
 
     name: str
-    """What it is called; what is bundled is asked for by it."""
+    """The name of the source. A user asks for bundled data by this name."""
     fits: Callable[[str], bool] | None = None
-    """Whether a name in the options means this source; None for what is bundled, whose name must be its own."""
+    """Whether a name in the options means this source. None for bundled data: only its own name does."""
     texts: Callable[[Part, Columns], list[str]] | None = None
-    """Reads texts, to be concatenated; None for a source of none."""
+    """Reads texts, which are concatenated; None if the source has no texts."""
     labelled: Mapping[Kind, ReadLabelled] = field(default_factory=dict)
-    """Reads examples with a label each, as pairs of texts or images."""
+    """Reads examples with labels, by kind: pairs of texts, or images."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of samples it can be read as, the usual one first."""
+        """The kinds of samples that the source can give, the usual one first."""
         return (*(("text",) if self.texts else ()), *self.labelled)
 
     def is_named(self, name: str) -> bool:
@@ -84,10 +84,10 @@ SOURCES: tuple[Source, ...] = (
     _table("a folder", lambda name: Path(name).expanduser().is_dir(), tables.open_folder),
     _table("a data set on the hub", _can_be_on_hub, tables.open_on_hub),
 )
-"""Every source; a name is that of the first one that fits and can be read as the kind of samples wanted."""
+"""All sources. A name means the first source that fits it and can give the kind of samples."""
 
 BUNDLED: Mapping[str, tuple[Kind, ...]] = {source.name: source.kinds for source in SOURCES if source.fits is None}
-"""What comes without a download, and the kinds it can be read as, the usual one first."""
+"""Data that needs no download, by name, with the kinds of samples that it can give, the usual one first."""
 
 RULE = (
     f"name must be {', '.join(map(repr, BUNDLED))}, a readable file or folder, a data set on the hub, or "
@@ -96,10 +96,10 @@ RULE = (
 
 
 def source_of(part: Part, kind: Kind) -> Source:
-    """The source that a part is read from.
+    """The source to read a part from.
 
     Raises:
-        ModelError: if there is no such file or folder, and the hub cannot have such a name.
+        ModelError: there is no such file or folder, and it cannot be a name on the hub.
     """
     for source in SOURCES:
         if kind in source.kinds and source.is_named(part.name):
@@ -108,10 +108,10 @@ def source_of(part: Part, kind: Kind) -> Source:
 
 
 def read_texts(part: Part, columns: Columns = USUAL) -> list[str]:
-    """The texts of a part, to be concatenated: the rows of a table, the lines of a file with their ends.
+    """The texts of a part: the rows of a table, or the lines of a file with their line ends.
 
     Raises:
-        ModelError: if it cannot be read, or has no such column of text.
+        ModelError: the part cannot be read, or has no such column of text.
     """
     read = source_of(part, "text").texts
     assert read is not None, "a source of this kind has texts"
@@ -122,6 +122,6 @@ def read_labelled(kind: Kind, part: Part, columns: Columns = USUAL) -> Labelled:
     """The examples of a part with their labels: tuples of one or two texts ("pairs"), or `Picture`s ("images").
 
     Raises:
-        ModelError: if it cannot be read, or has no such columns; with all that is wrong with them.
+        ModelError: the part cannot be read, or has no such columns; the message lists all mistakes.
     """
     return source_of(part, kind).labelled[kind](part, columns)

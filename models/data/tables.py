@@ -1,6 +1,7 @@
 """Data in tables of rows: parquet, JSON and CSV files, folders, and data sets on the Hugging Face hub.
 
-All go through `datasets`, which keeps a copy in its cache that later processes map instead of reading again.
+`datasets` reads them all. It keeps a copy in its cache, so later processes map that copy and do not read the source
+again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 Splits = dict[str, "Dataset"]
 Open = Callable[[Part], Splits]
-"""The splits of one source, opened."""
+"""Opens the splits of one source."""
 
 
 def open_file(part: Part) -> Splits:
-    """A table's file, which is one split."""
+    """Open a table file as one split."""
     from datasets import load_dataset
 
     path = Path(part.name).expanduser()
@@ -40,18 +41,18 @@ def open_file(part: Part) -> Splits:
 
 
 def open_folder(part: Part) -> Splits:
-    """A folder of text, tables or images, as `datasets` reads its files' names."""
+    """Open a folder of text, tables or images. `datasets` finds the splits in the names of files."""
     from datasets import load_dataset
 
     path = Path(part.name).expanduser()
     if part.subset is None and _holds_text_alone(path):
-        # as run_clm reads text: without the ends of lines, what is concatenated would be one word
+        # keep line ends, as run_clm does: concatenated lines would otherwise grow together
         return dict(load_dataset("text", data_dir=str(path), keep_linebreaks=True))
     return dict(load_dataset(str(path), part.subset))
 
 
 def open_on_hub(part: Part) -> Splits:
-    """A data set on the hub."""
+    """Open a data set on the hub."""
     from datasets import load_dataset
 
     return dict(load_dataset(part.name, part.subset))
@@ -65,7 +66,7 @@ def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str]:
 
 
 def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
-    """The texts of one or two columns, as tuples, and the labels; by default all columns of text, in their order."""
+    """Tuples of the texts in one or two columns, and the labels. By default all columns of text are read."""
     texts, labels = attempt(
         lambda: [_texts(table, name) for name in _columns_of_text(table, part, columns.examples, 2)],
         lambda: _labels(table, part, columns.label),
@@ -74,7 +75,7 @@ def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
 
 
 def read_pictures(table: Dataset, part: Part, columns: Columns) -> Labelled:
-    """The images of a column, not decoded, and the labels; by default the only column of images."""
+    """The images of one column, not decoded, and the labels. By default the only column of images is read."""
     pictures, labels = attempt(
         lambda: _pictures(table, _column_of_images(table, part, columns.examples)),
         lambda: _labels(table, part, columns.label),
@@ -86,7 +87,8 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     """One split of a table.
 
     Raises:
-        ModelError: if it cannot be read, has no such split, or no rows.
+        ModelError: the table cannot be read, has no such split, or has no rows. The message begins with `rule` if it
+            cannot be read.
     """
     import datasets
 
@@ -96,14 +98,14 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     except ModelError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        # datasets tells the cause of its own errors only as their cause
+        # the reason of an error of datasets is in its cause
         reason = " ".join(str(error.__cause__ or error).split())
         raise ModelError(f"{rule}, got {part.name!r}: {reason}") from error
     wanted = part.split or (next(iter(splits)) if len(splits) == 1 else MAIN_SPLIT)
     known = ", ".join(splits)
-    require((wanted in splits, f"{part.name} must have the split {wanted!r}, or be given another: it has {known}"))
+    require((wanted in splits, f"the split of {part.name} must be one of {known}, got {wanted!r}"))
     table: Dataset = splits[wanted]
-    require((len(table) > 0, f"there must be at least one row in split {wanted!r} of {part.name}, got none"))
+    require((len(table) > 0, f"split {wanted!r} of {part.name} must have at least one row, got none"))
     return table
 
 
@@ -114,9 +116,10 @@ def _holds_text_alone(folder: Path) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the bars of `datasets` off, which every stage process would draw, and its log of what we raise anyway.
+    """Turn off the progress bars of `datasets`, and its log.
 
-    The bars of downloads are not its own, and stay.
+    Every stage process would draw the bars, and our own errors say what the log says. The bars of downloads stay: they
+    belong to another library.
     """
     import datasets
 
@@ -145,7 +148,7 @@ def _column_of_images(table: Dataset, part: Part, wanted: Sequence[str]) -> str:
 def _columns(
     table: Dataset, part: Part, wanted: Sequence[str], at_most: int, what: str, fits: Callable[[Any], bool]
 ) -> list[str]:
-    """The columns wanted, or all that fit where none is named."""
+    """The wanted columns; if none is named, all that fit."""
     fitting = [name for name, feature in table.features.items() if fits(feature)]
     chosen = list(wanted) or fitting
     told = ", ".join(table.column_names)
@@ -156,11 +159,10 @@ def _columns(
             1 <= len(chosen) <= at_most,
             f"columns must name {what} of {part.name}, got {chosen}; it has {told}; set kind or columns",
         ),
-        (not missing, f"{part.name} must have the columns {wanted}, lacks {', '.join(missing)}; it has {told}"),
+        (not missing, f"columns must name columns of {part.name}, got {', '.join(missing)}; it has {told}"),
         (
             not unfit,
-            f"columns must name {what} of {part.name}, got {', '.join(unfit)}, which hold something else; set kind or "
-            "columns",
+            f"columns must name {what} of {part.name}, got {', '.join(unfit)} of another type; set kind or columns",
         ),
     )
     return chosen
@@ -195,7 +197,7 @@ def _pictures(table: Dataset, column: str) -> list[Picture]:
 
 
 def _encoded(value: Any) -> bytes:
-    """The file of an image: as a table holds it, or as its `bytes` or `path` do."""
+    """The bytes of an image file: the value itself, its field `bytes`, or the file at its field `path`."""
     encoded: bytes = value if isinstance(value, bytes) else value["bytes"] or read_bytes(Path(value["path"]))
     return encoded
 
@@ -205,9 +207,9 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int]:
-    """The labels, and how many classes there are."""
+    """The labels, and the number of classes."""
     told = ", ".join(table.column_names)
-    require((column in table.column_names, f"{part.name} must have the label column {column!r}; it has {told}"))
+    require((column in table.column_names, f"label must be a column of {part.name}, got {column!r}; it has {told}"))
     feature = table.features[column]
     kind = str(getattr(feature, "dtype", feature))
     require((bool(re.fullmatch(r"u?int\d+", kind)), f"column {column} must hold integers as labels, got {kind}"))

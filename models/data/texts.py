@@ -1,8 +1,8 @@
-"""Text as fixed blocks of tokens, numbered: a sample is a block, and its id means the same text in every epoch.
+"""Text as numbered blocks of tokens. A sample is a block, and its id is the same text in every epoch.
 
-Feedback kept per sample (AQ-SGD) needs samples that come back. Random windows, the usual way to feed a language model,
-never do. Blocks are packed as in Hugging Face's run_clm: all texts are tokenized, concatenated and cut, and what is
-left over is dropped.
+Feedback per sample (AQ-SGD) needs samples that come back in every epoch. Random windows, the usual samples of a
+language model, never come back. Blocks are made as in Hugging Face's run_clm: all texts are tokenized, concatenated and
+cut, and the rest is dropped.
 
 Tensor names end in their shape: B samples, T tokens.
 """
@@ -15,11 +15,11 @@ from thinwire.models.errors import require
 
 
 class TextBlocks:
-    """Tokens in non-overlapping blocks of `block_size`; id i is the block from token i * block_size on.
+    """Blocks of `block_size` tokens that do not overlap; block i begins at token i * block_size.
 
-    The target of a token is the one after it, also that of a block's last token: it is the first of the next block, so
-    the last block must have a token behind it. (run_clm hands a block to the model as its own labels, which the model
-    shifts inside: there the last token of a block has no target, and T - 1 of T positions count.)
+    The target of a token is the next token. For the last token of a block it is the first token of the next block, so
+    one token must follow the last block. (run_clm differs: there the last token of a block has no target, and T - 1 of
+    T tokens count.)
     """
 
     def __init__(self, tokens: Tensor, block_size: int) -> None:
@@ -38,15 +38,15 @@ class TextBlocks:
         return (len(self.tokens) - 1) // self.block_size
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """The tokens [B, T] of blocks `ids` [B], as int64, the same in every epoch."""
+        """The tokens of blocks `ids` [B]: int64 [B, T], the same in every epoch."""
         return self._blocks(ids, shift=0)
 
     def targets(self, ids: Tensor) -> Tensor:
-        """The token after each of `inputs(ids)`, [B, T], as int64."""
+        """The token after each token of `inputs(ids)`, int64 [B, T]."""
         return self._blocks(ids, shift=1)
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing: blocks are full."""
+        """Nothing: blocks have no padding, so they need no side inputs."""
         return {}
 
     def example(self, batch: int) -> Tensor:

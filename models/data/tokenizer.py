@@ -1,4 +1,4 @@
-"""From text to tokens: bytes, which need nothing, or any tokenizer that transformers loads."""
+"""Tokenizers: bytes, which need no library, or any tokenizer that transformers loads."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transfo
 
 
 class Bytes:
-    """A token is a byte of the text's UTF-8; rows of one length have three more, as BERT's have.
+    """A token is a byte of the text in UTF-8. Rows of one length have three more tokens, as in BERT.
 
-    256 begins a row, 257 ends each text, 258 fills up what is left:  256 first 257 second 257 258 258
+    256 begins a row, 257 ends each text, 258 is padding:  256 first 257 second 257 258 258
     """
 
     vocab_size = 256
-    """One more than the largest token there is in text."""
+    """The largest token in text, plus 1."""
     padded_vocab_size = 259
-    """One more than the largest token there is in rows of one length."""
+    """The largest token in rows of one length, plus 1."""
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
-        """Tokens, uint8 [N]; lone surrogates, which stand for bytes that were no UTF-8, become those bytes again."""
+        """The first `limit` tokens, uint8 [N]. Lone surrogates become the bytes that were not UTF-8 again."""
         encoded = bytearray("".join(texts).encode(errors="surrogateescape")[:limit])
         return torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.empty(0, dtype=torch.uint8)
 
     def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
-        """One row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+        """One row of `length` tokens for each tuple of one or two texts, cut or padded to this length.
 
-        Where two texts are too long, the longer one is cut first, byte by byte.
+        If two texts are too long together, the longer one is cut first, byte by byte.
 
         Raises:
-            ModelError: if no room is left for text.
+            ModelError: `length` leaves no room for text.
         """
         special = 1 + len(examples[0])
         require((length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"))
@@ -71,10 +71,9 @@ class Padded:
     tokens: Tensor
     """int32 [N, T]."""
     side: dict[str, Tensor]
-    """What else the tokenizer tells of each token, uint8 [N, T]: attention_mask, and token_type_ids where it has
-    them."""
+    """The tokenizer's other values of each token, uint8 [N, T]: attention_mask, and token_type_ids if it has them."""
     num_truncated: int
-    """The rows whose texts were longer than T tokens."""
+    """The number of rows whose texts were longer than T tokens."""
 
 
 class Pretrained:
@@ -93,7 +92,7 @@ class Pretrained:
         self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
-        """Tokens, int32 [N]; each text gets the special tokens that the tokenizer adds by itself, as in run_clm."""
+        """The first `limit` tokens, int32 [N], with the special tokens that the tokenizer adds to each text."""
         pieces, count = [], 0
         for rows in _in_parts(texts):
             encoded = self._tokenizer(_utf8(rows, self.name), verbose=False)["input_ids"]
@@ -104,14 +103,14 @@ class Pretrained:
         return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])[:limit])
 
     def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
-        """One row of `length` tokens for each tuple of one or two texts, cut or padded to fit.
+        """One row of `length` tokens for each tuple of one or two texts, cut or padded to this length.
 
         Raises:
-            ModelError: if the tokenizer has no token to pad with, or no room is left for text.
+            ModelError: the tokenizer has no padding token, or `length` leaves no room for text.
         """
         special = self._tokenizer.num_special_tokens_to_add(pair=len(examples[0]) == 2)
         require(
-            (self._tokenizer.pad_token is not None, f"tokenizer {self.name!r} must have a padding token, and has none"),
+            (self._tokenizer.pad_token is not None, f"tokenizer {self.name!r} must have a padding token, got none"),
             (length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"),
         )
         names = [name for name in ("attention_mask", "token_type_ids") if name in self._tokenizer.model_input_names]
@@ -128,27 +127,27 @@ class Pretrained:
 
 
 def make_tokenizer(name: str) -> Bytes | Pretrained:
-    """The tokenizer of a name.
+    """The tokenizer with this name: "bytes", or the name or folder of a tokenizer of transformers.
 
     Raises:
-        ModelError: if there is none.
+        ModelError: there is no such tokenizer.
     """
     return Bytes() if name == BYTES else Pretrained(name)
 
 
 def _shortened(parts: Sequence[bytes], room: int) -> list[bytes]:
-    """Cut one or two parts to the length they may have together; of two, what is longer gives way first."""
+    """Cut one or two parts so that they have at most `room` bytes together. The longer one is cut first."""
     first, *rest = parts
     if not rest:
         return [first[:room]]
     (second,) = rest
-    # each keeps half of the room, and what the other leaves of its own
+    # each part may use half of the room, and what the other part leaves of its half
     kept = max((room + 1) // 2, room - len(second))
     return [first[:kept], second[: room - min(kept, len(first))]]
 
 
 def _in_parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """The rows, a thousand at a time: as lists of Python's numbers, all tokens at once take 30 times theirs."""
+    """The rows, a thousand at a time: lists of Python numbers take 30 times the memory of the tokens."""
     return (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
 
 
@@ -157,6 +156,6 @@ def _utf8(texts: Sequence[str], tokenizer: str) -> list[str]:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise ModelError(
-            f"a text must be UTF-8 for tokenizer {tokenizer!r}, and has other bytes; convert it, or take {BYTES!r}"
+            f"a text must be UTF-8 for tokenizer {tokenizer!r}, got other bytes; convert it, or take {BYTES!r}"
         ) from error
     return list(texts)

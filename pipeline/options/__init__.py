@@ -1,6 +1,6 @@
 """What a user can choose about the pipeline, as dataclasses: the fields of a recipe, with their checks.
 
-Nothing large is imported before a check asks for it, so that `thinwire train --help` needs no torch.
+Large libraries are imported inside the checks, so `thinwire train --help` needs no torch.
 """
 
 from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions, split_pair

@@ -1,4 +1,4 @@
-"""Which codec each channel uses: the fields of a recipe's `compression`, with their checks."""
+"""The codec of each channel: the fields of a recipe's `compression`, with their checks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import misspelt, read_duration
 
 AUTO = "auto"
-"""In the place of a codec: a candidate is chosen after compute and links are measured."""
+"""A word in place of a codec: the run chooses one of `candidates` after it has measured compute and links."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundaryOptions:
-    """What one boundary does differently; a channel left out keeps the common codec."""
+    """Codecs of one boundary. A channel that is left out keeps the common codec."""
 
     activations: str | None = None
     """Codec of this boundary's activations."""
@@ -28,25 +28,26 @@ class BoundaryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """Which codec each channel uses, as expressions such as q(4) or q(2, per="row"), or auto."""
+    """The codec of each channel, as an expression such as q(4) or q(2, per="row"), or auto."""
 
     activations: str = "q(4)"
-    """Codec of the activations, sent forward; auto chooses a candidate after compute and links are measured."""
+    """Codec of the activations, which go forward; auto chooses one of `candidates` after it has measured compute and
+    links."""
     gradients: str = "q(8)"
-    """Codec of the gradients, sent back; or auto."""
+    """Codec of the gradients, which go back; or auto."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
-    """Overrides by boundary index; boundary i is the cut between stages i and i+1."""
+    """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
     candidates: list[str] = field(default_factory=lambda: ["none", "bf16", "q(8)", "q(6)", "q(4)", "q(3)", "q(2)"])
     """Codecs that auto chooses from, the mildest first."""
     measure: str = "5 steps"
-    """How long auto sends everything uncompressed and measures before it chooses: "5 steps" or "1 epoch"."""
+    """How long auto measures before it chooses: "5 steps" or "1 epoch". Nothing is compressed in this time."""
     warmup: str = "0 steps"
-    """How long nothing is compressed at first: "20 epochs" or "500 steps"."""
+    """How long nothing is compressed at the start of training: "20 epochs" or "500 steps"."""
     warmup_fill: bool = True
-    """Whether feedback fills its buffers while warming up; 2401.07788 starts with empty ones."""
+    """Whether feedback fills its buffers during the warm-up; 2401.07788 starts with empty buffers."""
     store_folder: str = ""
-    """Folder on each stage's own disk for stores with store="disk"; a run makes a folder of its own name in it. Empty
-    means the run's output folder."""
+    """Folder on each stage's own disk for stores with store="disk". A run makes a subfolder with its own name there.
+    Empty means the run's output folder."""
 
     def __post_init__(self) -> None:
         mistakes = self._mistakes_of_expressions() or self._mistakes_of_reuse()
@@ -69,7 +70,7 @@ class CompressionOptions:
         return [f"{' and '.join(names)}: {mistake}" for mistake, names in fields.items()]
 
     def _mistakes_of_reuse(self) -> list[str]:
-        """For compression whose every expression names a codec or auto."""
+        """Mistakes of `reuse`. Every expression must name a codec or auto already."""
         mistakes = []
         for where, pair in self._pairs().items():
             gradients = _method(pair["gradients"]).codec
@@ -80,7 +81,7 @@ class CompressionOptions:
                     mistakes.append(f"{where}.gradients: {error}")
             elif gradients.reuses_indices:
                 mistakes.append(
-                    f"{where}.gradients: reuse needs to know the activation's codec; name it in place of auto"
+                    f"{where}.gradients: reuse needs to know the activations' codec; name that codec in place of auto"
                 )
         return mistakes
 
@@ -89,7 +90,7 @@ class CompressionOptions:
         if not mistakes and read_duration(self.measure)[0] < 1:
             mistakes.append(f"compression.measure must be at least 1 step, got {self.measure!r}")
         if not self.candidates:
-            mistakes.append("compression.candidates must name a codec at least, such as none, got []")
+            mistakes.append("compression.candidates must name at least one codec, such as none, got []")
         wanted = {channel for _, channel, expression in self._expressions() if _is_auto(expression)}
         for index, expression in enumerate(self.candidates):
             try:
@@ -98,14 +99,14 @@ class CompressionOptions:
                     method.check_channel(channel)
                 if method.codec.reuses_indices:
                     raise compress.CodecError(
-                        "reuse needs a topk or randk that was chosen before it; give gradients: reuse"
+                        "auto cannot choose reuse, which needs topk or randk activations; set gradients: reuse instead"
                     )
             except compress.CodecError as error:
                 mistakes += [f"compression.candidates.{index}: {mistake}" for mistake in error.mistakes]
         return mistakes
 
     def _pairs(self) -> dict[str, dict[ChannelName, str]]:
-        """What both channels go through, in general and at each boundary of its own, by where that stands."""
+        """The expressions of both channels, by field: the common pair, and the pair of each boundary of its own."""
         own = {
             f"compression.boundaries.{index}": {channel: self._expression(index, channel) for channel in CHANNELS}
             for index in self.boundaries
@@ -128,46 +129,47 @@ class CompressionOptions:
         return (epoch if in_epochs else step) < number
 
     def method(self, boundary: int, channel: ChannelName) -> compress.Method:
-        """What one channel of one boundary goes through; a codec that auto has not chosen yet is none."""
+        """The method of one channel of one boundary; `none` while auto has not chosen."""
         return _method(self._expression(boundary, channel))
 
     def methods(self, num_boundaries: int, channel: ChannelName) -> list[compress.Method]:
-        """What one channel of each boundary goes through, as `method` has it; every expression is read once."""
+        """The method of one channel at each boundary, as `method` gives it. Each expression is parsed once."""
         read = cache(_method)
         return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
 
     @property
     def on_disk(self) -> list[str]:
-        """The fields whose method keeps its buffers on disk, by dotted name."""
+        """The dotted names of fields whose method keeps its buffers on disk."""
         from thinwire.compress.stores.files import is_on_disk
 
         return [where for where, _, expression in self._expressions() if is_on_disk(_method(expression))]
 
     @property
     def automatic(self) -> list[str]:
-        """The fields that say auto, by dotted name."""
+        """The dotted names of fields that say auto."""
         return [where for where, _, expression in self._expressions() if _is_auto(expression)]
 
     def is_automatic(self, boundary: int, channel: ChannelName) -> bool:
-        """Whether the codec of one channel of one boundary is still to be chosen."""
+        """Whether auto still has to choose the codec of this channel."""
         return _is_auto(self._expression(boundary, channel))
 
     def steps_measured(self, steps_per_epoch: int) -> int:
-        """Steps after which auto chooses."""
+        """The number of steps after which auto chooses."""
         number, in_epochs = read_duration(self.measure)
         return number * steps_per_epoch if in_epochs else number
 
     def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
-        """The same with a codec for every channel that was automatic, by boundary and channel."""
+        """The same options with the chosen codec in place of each auto, by boundary and channel."""
         boundaries = dict(self.boundaries)
         for (boundary, channel), expression in choices.items():
             boundaries[boundary] = replace(boundaries.get(boundary, BoundaryOptions()), **{channel: expression})
         pair = (self.activations, self.gradients)
-        activations, gradients = ("none" if _is_auto(common) else common for common in pair)  # no boundary's any more
+        # every boundary has a codec of its own now, so none uses a common auto
+        activations, gradients = ("none" if _is_auto(common) else common for common in pair)
         return replace(self, activations=activations, gradients=gradients, boundaries=boundaries)
 
     def before_choice(self) -> Self:
-        """The same with none for every channel that is still automatic: what is sent while auto measures."""
+        """The same options with `none` in place of each auto: the codecs to use while auto measures."""
         return self.chosen(
             {
                 (index, channel): "none"
@@ -178,12 +180,12 @@ class CompressionOptions:
         )
 
     def without_auto(self, command: str) -> Self:
-        """The same compression. OptionsError if it has auto: this command measures no links, so it cannot choose."""
+        """The same options; OptionsError if a field says auto, because `command` measures no links to choose by."""
         if not self.automatic:
             return self
         raise OptionsError(
-            f"{command} needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
-            f"{', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
+            f"{command} needs the names of codecs, because only thinwire train measures links and chooses; got auto "
+            f"for {', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
         )
 
     def _expression(self, boundary: int, channel: ChannelName) -> str:
@@ -193,7 +195,7 @@ class CompressionOptions:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """The two expressions of `activations/gradients`, or the one that stands for both twice; unchecked."""
+    """The two expressions of `activations/gradients`. A single expression is used for both. Nothing is checked."""
     activations, _, gradients = text.partition("/")
     return activations.strip(), (gradients or activations).strip()
 

@@ -1,4 +1,4 @@
-"""Lengths and intervals of training as a user writes them: "20 epochs" or "500 steps"."""
+"""Durations and intervals of training, as a user writes them: "20 epochs" or "500 steps"."""
 
 import re
 
@@ -6,20 +6,20 @@ _DURATION = re.compile(r"\d+ (epochs?|steps?)")
 
 
 def misspelt(name: str, duration: str) -> list[str]:
-    """What is wrong with a duration, if anything."""
+    """A list with the mistake in a duration; empty if it is right. `name` is the dotted name of the field."""
     return (
         [] if _DURATION.fullmatch(duration) else [f'{name} must be like "20 epochs" or "500 steps", got {duration!r}']
     )
 
 
 def is_due(duration: str, done: int, steps_per_epoch: int) -> bool:
-    """Whether something that happens every so often happens after `done` steps."""
+    """Whether an action with the interval `duration` is due after `done` steps. Never, if the interval is 0."""
     number, in_epochs = read_duration(duration)
     every = number * steps_per_epoch if in_epochs else number
     return done > 0 and every > 0 and done % every == 0
 
 
 def read_duration(duration: str) -> tuple[int, bool]:
-    """The number, and whether it counts epochs."""
+    """The number in a duration, and whether it counts epochs."""
     number, unit = duration.split()
     return int(number), unit.startswith("epoch")

@@ -1,4 +1,4 @@
-"""How the model is cut, in what order the work is done, and how frames travel, with their checks."""
+"""The cut of the model, the order of the work, and the way of frames: fields of a recipe, with their checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinwire.pipeline.errors import OptionsError
 
 @dataclass(frozen=True, kw_only=True)
 class WireOptions:
-    """How frames travel and how they are checked."""
+    """How frames are sent and checked."""
 
     transport: Literal["gloo", "zmq"] = "gloo"
     """What carries messages between processes: gloo, torch's own, for networks that nobody else is in; or zmq, which
@@ -21,14 +21,14 @@ class WireOptions:
     connections: int = 1
     """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0
-    """Seconds that any wait on another stage may last."""
+    """The most seconds that a stage waits for another stage."""
     heartbeat: float = 3.0
-    """Seconds for which a stage may be silent before it is taken for dead. A stage beats while it computes, so only one
-    that is stopped or stuck is silent, or one whose host or link is gone."""
+    """Seconds that a stage may be silent before the others treat it as dead. A stage sends heartbeats while it computes,
+    so it is silent only if it is stopped or stuck, or if its host or link is gone."""
     checksum: bool = True
-    """Protect whole frames with a CRC-32; false protects their headers alone."""
+    """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"
-    """What to do with NaN or infinity in a tensor to be sent: raise stops and names it, send sends it on."""
+    """What to do with NaN or infinity in a tensor: "raise" stops the run and names the tensor, "send" sends it."""
 
     def __post_init__(self) -> None:
         mistakes = [
@@ -44,21 +44,21 @@ class WireOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """How the model is cut and in what order the work is done."""
+    """The cut of the model into stages, and the order of the work."""
 
     num_stages: int = 4
-    """Stages the model is cut into."""
+    """Number of stages that the model is cut into."""
     schedule: str = "gpipe"
     """Order of the work: a schedule of torch.distributed.pipelining (gpipe, 1f1b, looped-bfs, interleaved-1f1b,
-    interleaved-zero-bubble, zbv-zero-bubble, dualpipev), 1f1b-wan, which is 1F1B for slow links, or module:name, a
+    interleaved-zero-bubble, zbv-zero-bubble, dualpipev); 1f1b-wan, which is 1F1B for slow links; or module:name, a
     schedule of your own."""
     stages_per_process: int | None = None
-    """Stages each process holds; null takes the schedule's own number (1, or 2 where it interleaves)."""
+    """Stages that each process holds; null takes the schedule's own number: 1, or 2 if the schedule interleaves."""
     layers: list[int] | list[str] | None = None
-    """Layers of each stage, or the names of the layers that all stages but the last end with (`thinwire partition`
-    lists them); null cuts where the stage with most to compute has least."""
+    """The number of layers of each stage; or, for each stage except the last, the name of its last layer (`thinwire
+    partition` lists the names). null makes the cut whose slowest stage has the least compute."""
     num_microbatches: int = 4
-    """Micro-batches that flow through the pipeline in one go."""
+    """Micro-batches in one pass through the pipeline."""
     microbatch_size: int = 4
     """Samples in a micro-batch."""
     accumulation: int = 1
@@ -95,12 +95,12 @@ class PipelineOptions:
         named = any(isinstance(entry, str) for entry in self.layers)
         if len(self.layers) == self.num_stages - named:
             return []
-        wanted = "a name for each stage but the last" if named else "one entry a stage"
+        wanted = "a name for each stage except the last" if named else "a number for each stage"
         return [f"pipeline.layers must have {wanted}, got {len(self.layers)} for {self.num_stages} stages"]
 
     @property
     def per_process(self) -> int:
-        """Stages a process holds."""
+        """The number of stages in a process."""
         from thinwire.pipeline.schedules import SCHEDULES
 
         chosen = self.stages_per_process
@@ -108,7 +108,7 @@ class PipelineOptions:
 
     @property
     def num_processes(self) -> int:
-        """Processes the pipeline needs."""
+        """The number of processes that the pipeline needs."""
         return self.num_stages // self.per_process
 
     @property

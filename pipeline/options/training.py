@@ -1,4 +1,4 @@
-"""How long to train and with what numbers, what is kept of it, and what is watched, with their checks."""
+"""Length and numbers of training, the optimizer, checkpoints and debugging: fields of a recipe, with their checks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.durations import is_due, misspelt, read_duration
 
 MOST_THREADS = 1024
-"""Threads that a stage process may have: as many as the largest machines have cores."""
+"""The most threads of a stage process: as many as the largest machines have cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """The optimizer of every stage, and the course of its learning rate."""
+    """The optimizer of every stage, and the schedule of its learning rate."""
 
     name: Literal["adamw", "sgd"] = "adamw"
-    """Which optimizer."""
+    """The optimizer."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
@@ -30,13 +30,13 @@ class OptimizerOptions:
     momentum: float = 0.9
     """sgd: momentum."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Course of the learning rate after warm-up: flat, straight to zero, or half a cosine to zero."""
+    """The learning rate after its warm-up: constant, linear to zero, or half a cosine to zero."""
     warmup_steps: int = 0
-    """Steps over which the learning rate rises from zero to its peak."""
+    """Steps in which the learning rate rises from zero to its peak."""
     cosine_steps: int | None = None
-    """Steps of the half cosine; null means it ends with training (2401.07788 uses twice its length)."""
+    """Length of the half cosine in steps; null means the length of training (2401.07788 uses twice that)."""
     max_grad_norm: float | None = None
-    """Clip gradients to this norm over all stages; null clips nothing."""
+    """Gradients are clipped to this norm over all stages; null does not clip."""
 
     def __post_init__(self) -> None:
         mistakes = [
@@ -57,20 +57,20 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How long to train, and with what numbers."""
+    """The length of training, its seed and its arithmetic."""
 
     steps: int = 100
     """Optimizer steps."""
     epochs: int | None = None
-    """Passes over the training data, in place of steps; null counts steps."""
+    """Passes over the training data, in place of `steps`; null uses `steps`."""
     seed: int = 0
     """Seed of weights, order of samples, dropout and stochastic rounding."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward pass: fp32, or bf16 by autocast."""
     threads: int = 1
-    """CPU threads of each stage process; part of the recipe because sums depend on it."""
+    """CPU threads of each stage process. The last bits of results depend on it, so it is part of the recipe."""
     evaluate_every: str = "0 steps"
-    """How often held-out samples are scored: "1 epoch" or "500 steps"; "0 steps" scores at the end only."""
+    """How often held-out samples are evaluated: "1 epoch" or "500 steps"; "0 steps" evaluates only at the end."""
 
     def __post_init__(self) -> None:
         mistakes = [
@@ -89,25 +89,25 @@ class TrainingOptions:
             raise OptionsError(mistakes)
 
     def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether held-out samples are scored after `done` steps, apart from the end."""
+        """Whether held-out samples are evaluated after `done` steps; the evaluation at the end does not count."""
         return is_due(self.evaluate_every, done, steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """Checkpoints, from which a stopped run goes on as if it had never stopped."""
+    """Checkpoints. A stopped run goes on from them as if it had never stopped."""
 
     every: str = "0 steps"
-    """How often a checkpoint is written during training: "500 steps" or "1 epoch"; "0 steps" writes none."""
+    """How often a checkpoint is written: "500 steps" or "1 epoch"; "0 steps" writes none."""
     keep: int = 2
-    """Number of checkpoints to keep; an older one is removed after a newer one is complete."""
+    """Number of checkpoints to keep. The oldest is removed only after a new one is complete."""
     folder: str = ""
     """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
     resume: Literal["auto", "always", "never"] = "auto"
-    """Whether to go on from the newest complete checkpoint: auto (if there is one), always (without one the run stops),
-    or never (the run starts anew and removes old checkpoints)."""
+    """Whether to go on from the newest complete checkpoint: auto (if there is one), always (if there is none, the run
+    stops), or never (the run starts again from step 0 and removes old checkpoints)."""
     restarts: int = 0
-    """How often `thinwire train` starts the stages again from the newest checkpoint after one of them died."""
+    """How often `thinwire train` starts all stages again from the newest checkpoint after a stage died."""
 
     def __post_init__(self) -> None:
         mistakes = misspelt("checkpoint.every", self.every)
@@ -124,7 +124,7 @@ class CheckpointOptions:
         return read_duration(self.every)[0] > 0
 
     def due_after(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether a checkpoint is written once `done` steps are."""
+        """Whether a checkpoint is written after `done` steps."""
         return is_due(self.every, done, steps_per_epoch)
 
 
@@ -133,12 +133,12 @@ class DebugOptions:
     """Checks that cost time."""
 
     check_buffers: bool = False
-    """Compare the buffers at both ends of every boundary after each epoch and at the end."""
+    """Whether to compare the buffers at both ends of every boundary after each epoch and at the end."""
     trace: int = 0
-    """How many of the last training steps to record as a trace, for thinwire trace and thinwire report; 0: none."""
+    """The last training steps to record as a trace, for thinwire trace and thinwire report; 0 records none."""
     smoke: bool = False
-    """Whether to make the run as short as one can be that uses every part: three steps of little data, an evaluation, a
-    save, a checkpoint and a trace, in a folder of its own. --smoke is short for it."""
+    """Whether to make the shortest run that uses every part: three steps of little data, an evaluation, a save, a
+    checkpoint and a trace, in a folder of its own. --smoke is short for it."""
 
     def __post_init__(self) -> None:
         if self.trace < 0:

@@ -1,1 +1,1 @@
-"""What the processes of a pipeline did when, on one clock: spans of work, and the trace of the last steps."""
+"""Times of the work in all processes of a pipeline, on one clock: spans of work, and the trace of the last steps."""

@@ -1,7 +1,8 @@
-"""The clocks of other processes: how far each is from this process's own.
+"""The clocks of other processes, compared with this process's own.
 
-A process sends its time, the reference answers with its own, and the answer is taken to be from the middle of the round
-trip. The shortest of several round trips counts: whatever the two directions took, the offset is within half of it.
+A process asks, and the reference answers with its time. We assume that the answer comes from the middle of the round
+trip. The shortest of several round trips counts. The offset is wrong by at most half of it, even if one direction is
+slower than the other.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from thinwire.pipeline.transport import reaching
 
 ROUNDS = 16
 FEW_ROUNDS = 4
-"""Between neighbours, who compare their clocks again and again."""
+"""Round trips between neighbours, which compare their clocks many times."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the reference's clock."""
+    """One reading of the reference's clock. All values are in seconds."""
 
     at: float
-    """When, by this process's own clock, in seconds."""
+    """The time of the reading, by this process's own clock."""
     offset: float
-    """What to add to this process's clock to have the reference's."""
+    """The reference's time minus this process's time."""
     error: float
-    """How far off the offset can be at most."""
+    """The most that the offset can be wrong."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """This process's clock against the reference's, looked at twice."""
+    """This process's clock and the reference's, compared twice."""
 
     first: Reading
     last: Reading
 
     @property
     def drift(self) -> float:
-        """Seconds a second that the offset grows by; 0 where the readings may differ by their errors alone."""
+        """The growth of the offset, in seconds per second; 0 if the errors of the readings can explain it."""
         moved = self.last.offset - self.first.offset
         if abs(moved) <= self.first.error + self.last.error:
             return 0.0
@@ -49,32 +50,34 @@ class Clock:
 
     @property
     def error(self) -> float:
-        """How far off a time near the readings can be at most; between them too, if the drift is steady."""
+        """The most that a time near a reading, or between the two if the drift is steady, can be wrong, in seconds."""
         return max(self.first.error, self.last.error)
 
     def reference(self, local: float) -> float:
-        """A time of this process's clock on the reference's."""
+        """A time of this process's clock, converted to the reference's clock."""
         return local + self.last.offset + self.drift * (local - self.last.at)
 
     def local(self, reference: float) -> float:
-        """A time of the reference's clock on this process's."""
+        """A time of the reference's clock, converted to this process's clock."""
         return self.last.at + (reference - self.last.offset - self.last.at) / (1 + self.drift)
 
 
 class NeighbourClocks:
-    """The clocks of the processes that this one shares boundaries with, as far as they were read."""
+    """The clocks of neighbours: processes that share a boundary with this one. They are empty until `read`."""
 
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
 
     def read(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Compare the clocks of each of these pairs of processes; every process does, with the same pairs in order.
+        """Compare the clocks of each pair of processes. Every process calls this with the same pairs in one order.
 
-        What moved since the first reading is taken for drift, which goes on: read after 1, 2, 4, 8 ... steps, a clock
-        is never further off than about three times the error of a reading, as long as the drift is steady.
+        A change since the first reading counts as drift, and the drift is assumed to go on. With readings after steps
+        1, 2, 4, 8 and so on, a time is wrong by at most about three times the error of a reading, if the drift is
+        steady.
 
         Raises PeerError when a process is gone or silent.
         """
+        # the same order everywhere: a process that is asked out of turn would wait for a process that waits for it
         for asking, answering in pairs:
             if (mine := dist.get_rank()) in (asking, answering):
                 other = answering if mine == asking else asking
@@ -82,17 +85,18 @@ class NeighbourClocks:
                 self._clocks[other] = Clock(self._clocks[other].first if other in self._clocks else reading, reading)
 
     def local(self, process: int, theirs: float) -> float | None:
-        """A time of a process's clock on this process's; None where the two were never compared."""
+        """A time of another process's clock, converted to this process's; None if the two were never compared."""
         return self._clocks[process].local(theirs) if process in self._clocks else None
 
 
 def read_clock(reference: int) -> Reading:
-    """Compare this process's clock with the reference's; collective over the default group.
+    """Compare this process's clock with the clock of process `reference`; collective over the default group.
 
     Raises PeerError when a process is gone or silent.
     """
     mine = dist.get_rank()
     if mine == reference:
+        # one process after the other: a reading is short only if the reference serves nobody else
         for other in range(dist.get_world_size()):
             if other != reference:
                 _answer(other)
@@ -101,16 +105,16 @@ def read_clock(reference: int) -> Reading:
 
 
 def _read_pair(other: int, *, asks: bool) -> Reading:
-    """One reading of another process's clock, found by the process that asks and told to the one that answers."""
+    """One reading of another process's clock. The process that asks computes it, and sends it to the other."""
     if asks:
         found = min((_ask(other) for _ in range(FEW_ROUNDS)), key=lambda reading: reading.error)
         theirs = [found.at + found.offset, -found.offset, found.error]
-        with reaching(f"process {dist.get_rank()} was sending process {other} how far its clock is"):
+        with reaching(f"process {dist.get_rank()} was sending process {other} the offset of its clock"):
             dist.send(torch.tensor(theirs, dtype=torch.float64), other)
         return found
     _answer(other, FEW_ROUNDS)
     told = torch.zeros(3, dtype=torch.float64)
-    with reaching(f"process {dist.get_rank()} was waiting for process {other} to say how far its clock is"):
+    with reaching(f"process {dist.get_rank()} was waiting for process {other} to send the offset of its clock"):
         dist.recv(told, other)
     return Reading(*told.tolist())
 

@@ -1,6 +1,6 @@
-"""What a stage did when, while someone asks: slices of its exclusive time, and the moments frames left it.
+"""The recording of a stage: spans of its time, and the times when frames left it. It is made only for a trace.
 
-Times are of the process's own `time.perf_counter()` until a tracer puts them on the clock of all stages.
+Times come from the process's own `time.perf_counter()`. A tracer converts them to one clock for all stages.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What a section of a stage's time is for, as far as it can be told."""
+    """The purpose of a section of a stage's time. None in a field means that it does not apply."""
 
     task: str = ""
-    """compute: forward, backward, weights, loss or optimizer; encode, decode: the channel; wait: the channel, flush or
-    norm."""
+    """For compute: forward, backward, weights, loss or optimizer. For encode and decode: the channel. For wait: the
+    channel, flush or norm."""
     pass_index: int | None = None
-    """Which pass through the schedule, counted in its phase."""
+    """The pass through the schedule, counted in its phase."""
     microbatch: int | None = None
     boundary: int | None = None
 
 
 class Span(NamedTuple):
-    """A slice of time that a stage spent on one thing only."""
+    """A slice of time that a stage spent on one thing only, in seconds."""
 
     start: float
     end: float
     kind: str
-    """compute, encode, decode or wait, whatever the wait is for."""
+    """compute, encode, decode or wait (for the wire or for a neighbour)."""
     task: str
     pass_index: int | None
     microbatch: int | None
@@ -47,7 +47,7 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What one stage did, in the order it did it."""
+    """The spans and departures of one stage, in order of time."""
 
     spans: list[Span] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)

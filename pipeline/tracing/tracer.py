@@ -1,6 +1,6 @@
-"""A trace: what every stage did when in some training steps, on one clock.
+"""A trace: the work of every stage in some training steps, with times on one clock.
 
-A tracer belongs to a process and keeps its newest steps only, so a trace stays small however long the training is.
+A tracer belongs to a process and keeps only the newest steps, so a trace stays small in a long training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepTrace:
     departures: tuple[Departure, ...]
 
     def on(self, clock: Clock) -> StepTrace:
-        """The same step by the reference's clock."""
+        """The same step, with times of the reference's clock."""
         at = clock.reference
         return StepTrace(
             self.step,
@@ -43,13 +43,13 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class StageTrace:
-    """The steps kept of one stage; times are seconds of the last stage's process's clock."""
+    """The kept steps of one stage. Times are in seconds, by the clock of the process with the last stage."""
 
     stage: int
     clock_error: float
-    """How far off the times can be at most, in seconds."""
+    """The most that a time can be wrong, in seconds."""
     clock_drift: float
-    """Seconds a second by which this process's clock ran away from the other; taken out of the times."""
+    """The drift of this process's clock against the other, in seconds per second. The times are corrected for it."""
     steps: tuple[StepTrace, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -74,9 +74,9 @@ class StageTrace:
 
     @classmethod
     def from_json(cls, value: Any) -> StageTrace:
-        """The trace that `to_json` described; ValueError when it is none."""
+        """The trace from the result of `to_json`; ValueError if `value` is something else."""
         if not isinstance(value, Mapping) or value.get("format") != TRACE_FORMAT:
-            raise ValueError(f"a stage's trace must be of format {TRACE_FORMAT}")
+            raise ValueError(f"a stage's trace must have format {TRACE_FORMAT}")
         try:
             return cls(
                 value["stage"],
@@ -94,15 +94,15 @@ class StageTrace:
                 ),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"a field of the trace is missing or of another kind: {error}") from error
+            raise ValueError(f"a field of the trace is missing or has another type: {error}") from error
 
 
 class Tracer:
     """Keeps the newest training steps of one process's stages.
 
     Args:
-        meters: the meter of every stage here, by stage.
-        keep: how many steps; 0 records nothing and costs nothing.
+        meters: the meter of every stage of this process, by stage.
+        keep: number of steps to keep; 0 records nothing and takes no time.
     """
 
     def __init__(self, meters: Mapping[int, Meter], keep: int) -> None:
@@ -112,7 +112,7 @@ class Tracer:
         self._readings: list[Reading] = []
 
     def read_clock(self, reference: int) -> None:
-        """Compare clocks with the reference process, where a trace is kept; collective, before and after training."""
+        """Compare clocks with the reference process, if steps are kept; collective, before and after training."""
         if self.keep:
             self._readings.append(read_clock(reference))
 
@@ -140,7 +140,7 @@ class Tracer:
         )
 
     def traces(self) -> dict[int, StageTrace]:
-        """What was kept, by stage, on the reference's clock; needs a reading before and one after."""
+        """The kept steps of each stage, on the reference's clock. It needs a reading before training and one after."""
         clock = Clock(self._readings[0], self._readings[-1])
         return {
             stage: StageTrace(

@@ -219,7 +219,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--pipeline.stages-per-process", "x"], "must be a whole number or null, got x"),
         (
             ["quickstart", "--pipeline.layers", "[a]"],
-            "pipeline.layers must have a name for each stage but the last, got 1 for 4 stages",
+            "pipeline.layers must have a name for each stage except the last, got 1 for 4 stages",
         ),
         (
             ["quickstart", "--optimizer.betas", "[5, 5]"],
@@ -274,7 +274,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         ),
         (
             ["quickstart", "--pipeline.layers", "[3, 3]"],
-            "pipeline.layers must have one entry a stage, got 2 for 4 stages",
+            "pipeline.layers must have a number for each stage, got 2 for 4 stages",
         ),
     ],
 )

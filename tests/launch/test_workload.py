@@ -65,7 +65,7 @@ def test_pairs_of_codecs_are_read_as_they_are_shown(text, said):
 
 
 def test_auto_is_no_codec_of_a_prediction():
-    with pytest.raises(OptionsError, match=r"--codec q\(4\)/auto here needs codecs by name, .* compression.gradients"):
+    with pytest.raises(OptionsError, match=r"q\(4\)/auto here needs the names of codecs, .* compression.gradients"):
         codec_pair("q(4)/auto")
 
 

@@ -84,7 +84,7 @@ def test_a_stage_opens_only_the_shards_it_needs(saved, tmp_path):
     for file in set(shards.values()) - needed:
         (tmp_path / file).unlink()
     assert build_stage(layered, range(2, 3), seed=0).full_state().keys() < state.keys()
-    with pytest.raises(ModelError, match=r"must hold model-0.*which its index names, and does not"):
+    with pytest.raises(ModelError, match=r"must hold model-0.*because its index names this file; it is missing"):
         build_stage(layered, range(1), seed=0)
 
 
@@ -123,7 +123,7 @@ def test_a_new_classifier_is_drawn_and_said_so_once(saved, tmp_path, recwarn):
     cut, one = state_of(split(layered, 4)), state_of(split(layered, 1))
     [said] = [str(warning.message) for warning in recwarn]
     names = "bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight, classifier.bias"
-    assert said == f"the checkpoint has no {names}: drawn from the seed"
+    assert said == f"the checkpoint has no {names}; the seed gives their values"
     torch.testing.assert_close(cut, one, **IDENTICAL)
     fresh = state_of(split(apart("bert"), 1))
     for name, tensor in one.items():

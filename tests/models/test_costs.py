@@ -88,7 +88,7 @@ def test_counted():
     measured = measure(BLUEPRINT, torch.randn(5, 6), repetitions=1, warmup=0)
     for field in ("name", "parameter_bytes", "output_bytes"):
         assert [getattr(cost, field) for cost in costs] == [getattr(cost, field) for cost in measured]
-    with pytest.raises(ModelError, match="those of 'first' were counted"):
+    with pytest.raises(ModelError, match="the costs of 'first' were counted"):
         costs[0].memory(parameter_copies=4, microbatches=1)
 
 

@@ -147,7 +147,7 @@ def test_digits():
     assert data.training.inputs(torch.arange(3)).shape == (3, 1, 8, 8)
     large = load(DataOptions(name="digits", image_size=32, channels=3, limit=20))
     assert large.training.inputs(torch.arange(3)).shape == (3, 3, 32, 32)
-    with pytest.raises(ModelError, match=r"held_out must leave a sample on both sides, got 0\.1 of 4"):
+    with pytest.raises(ModelError, match=r"held_out must leave at least one sample to train on .* got 0\.1 of 4"):
         load(DataOptions(name="digits", limit=4))
 
 
@@ -157,10 +157,10 @@ def test_digits():
         ({"name": "", "block_size": 0, "held_out": 1.5}, ["name must be", "at least 1, got 0", "[0, 1), got 1.5"]),
         ({"held_out": float("nan"), "limit": 0}, ["[0, 1), got nan", "limit must be at least 1, got 0"]),
         ({"crop": 2, "flip": True}, ["crop, flip must be left out for kind text"]),
-        ({"name": "digits", "kind": "text"}, ["digits is of kind images, got 'text'"]),
+        ({"name": "digits", "kind": "text"}, ["the kind of digits must be images, got 'text'"]),
         ({"name": "x", "columns": ["a", "b"]}, ["columns must be at most 1 for kind text, got ['a', 'b']"]),
         ({"name": "digits", "mean": [0.5], "crop": -1}, ["mean and std must have a value", "crop must be at least 0"]),
-        ({"name": "digits", "mean": [0.5], "std": [0.0]}, ["std's above 0, got [0.5] and [0.0]"]),
+        ({"name": "digits", "mean": [0.5], "std": [0.0]}, ["std must be above 0, got [0.5] and [0.0]"]),
         ({"name": "digits", "channels": 4, "image_size": -1}, ["must be 1 or 3, got 4", "at least 1, got -1"]),
         ({"evaluation": ""}, ["evaluation must be a split, a path or null"]),
     ],

@@ -250,7 +250,7 @@ def test_a_tensor_that_initialize_leaves_out_is_an_error():
     def weights_only(full_name: str, module: nn.Module) -> None:
         nn.init.ones_(module.weight)
 
-    with pytest.raises(ModelError, match=r"must fill bias of norm, and did not"):
+    with pytest.raises(ModelError, match=r"must fill all of norm, but left out bias"):
         build_stage(Blueprint((LayerSpec("score", Score),), weights_only), range(1), seed=0)
 
 
@@ -359,7 +359,7 @@ def test_a_checkpoint_fills_and_the_seed_gives_what_it_lacks():
     filled = Blueprint(toy().layers, initialize, checkpoint=Stored())
     assert all((tensor == 2).all() for tensor in build_stage(filled, range(4), seed=4).full_state().values())
     partly = Blueprint(toy().layers, initialize, checkpoint=Stored("score.weight"))
-    with pytest.warns(UserWarning, match=r"the checkpoint has no score\.weight: drawn from the seed"):
+    with pytest.warns(UserWarning, match=r"the checkpoint has no score\.weight; the seed gives their values"):
         state = build_stage(partly, range(3, 4), seed=4).full_state()
     torch.testing.assert_close(state["score.weight"], plain["score.weight"], **IDENTICAL)
     assert (state["score.bias"] == 2).all()

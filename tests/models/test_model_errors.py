@@ -70,22 +70,22 @@ MISTAKES = {
     "a missing column": (
         "gpt2-tiny",
         {"data__name": "rows.jsonl", "data__columns": "[story]"},
-        "rows.jsonl must have the columns ['story'], lacks story; it has text, n",
+        "columns must name columns of rows.jsonl, got story; it has text, n",
     ),
     "a column of numbers": (
         "gpt2-tiny",
         {"data__name": "rows.jsonl", "data__columns": "[n]"},
-        "columns must name one column of text of rows.jsonl, got n, which hold something else",
+        "columns must name one column of text of rows.jsonl, got n of another type; set kind",
     ),
     "a missing label": (
         "deberta-tiny",
         {"data__name": "rows.jsonl"},
-        "rows.jsonl must have the label column 'label'; it has text, n",
+        "label must be a column of rows.jsonl, got 'label'; it has text, n",
     ),
     "a missing split": (
         "gpt2-tiny",
         {"data__name": "rows.jsonl", "data__evaluation": "test"},
-        "rows.jsonl must have the split 'test', or be given another: it has train",
+        "the split of rows.jsonl must be one of train, got 'test'",
     ),
     "another vocabulary, and samples that are too long": (
         "gpt2-tiny",
@@ -124,17 +124,17 @@ MISTAKES = {
     "images for a language model": (
         "gpt2-tiny",
         {"data__name": "images.parquet", "data__kind": "images"},
-        "gpt2 reads text, and the data are images; take a vision model",
+        "gpt2 reads text, but the data are images; take a vision model",
     ),
     "images for a classifier of text": (
         "deberta-tiny",
         {"data__name": "images.parquet", "data__kind": "images"},
-        "deberta-v2 reads text, and the data are images; take a vision model",
+        "deberta-v2 reads text, but the data are images; take a vision model",
     ),
     "text for a vision model": (
         "resnet-tiny",
         {"data__name": "pydoc", "data__channels": "null"},
-        "resnet18 reads images, and the data are text; take a language model",
+        "resnet18 reads images, but the data are text; take a language model",
     ),
     "a table of images as text": (
         "gpt2-tiny",
@@ -159,7 +159,7 @@ MISTAKES = {
     "a folder without weights": (
         "gpt2-tiny",
         {"model__weights": "./nothing"},
-        "./nothing must hold model.safetensors or model.safetensors.index.json, and does not",
+        "./nothing must hold model.safetensors or model.safetensors.index.json; both are missing",
     ),
     "unknown weights of torchvision": (
         "resnet-tiny",

@@ -34,7 +34,7 @@ def test_examples_are_the_inputs_without_data(samples):
 
 def test_the_cost_of_padding_is_told(samples):
     assert samples.notes() == (
-        "33.3% of the 2 x 3 tokens are padding, and cross the wire like the others; the longest sample has 3",
+        "33.3% of the 2 x 3 tokens are padding, which crosses the wire too; the longest sample has 3",
         "1 of 2 samples are cut to 3 tokens",
     )
 

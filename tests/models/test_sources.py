@@ -49,7 +49,7 @@ def test_a_folder_of_text_keeps_the_ends_of_lines_and_names_its_splits(tmp_path)
     (tmp_path / "test.txt").write_text("three\n")
     assert read_texts(Part(str(tmp_path))) == ["one\n", "\n", "two"]
     assert read_texts(Part(str(tmp_path), "test")) == ["three\n"]
-    with pytest.raises(ModelError, match="must have the split 'dev', or be given another: it has train, test"):
+    with pytest.raises(ModelError, match="must be one of train, test, got 'dev'"):
         read_texts(Part(str(tmp_path), "dev"))
 
 
@@ -115,9 +115,10 @@ def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
     with pytest.raises(ModelError) as caught:
         read_labelled("pairs", Part(path), Columns(["question", "idx"], "class"))
     for part in (
-        "lacks question; it has sentence, label, idx",
-        "got idx, which hold something else",
-        "must have the label column 'class'; it has sentence, label, idx",
+        "got question; it has sentence, label, idx",
+        "got idx of another type",
+        "label must be a column of ",
+        "got 'class'; it has sentence, label, idx",
     ):
         assert part in str(caught.value), str(caught.value)
     with pytest.raises(ModelError, match=r"one column of images of .*, got \[\]; it has sentence, label, idx"):

@@ -316,7 +316,7 @@ def test_a_run_too_short_to_choose_is_noted(folder, capsys):
 def test_an_evaluation_wants_codecs_by_name(folder, capsys):
     assert cli.main(["eval", "tiny.yaml", "--data.held_out", "0.2"]) == 2
     assert capsys.readouterr().err == (
-        "an evaluation needs codecs by name, because auto is chosen while thinwire train measures; got auto for "
+        "an evaluation needs the names of codecs, because only thinwire train measures links and chooses; got auto for "
         "compression.activations, compression.gradients; name codecs such as q(4)/q(8), or those in a run's "
         "summary.json\n"
     )

@@ -89,7 +89,7 @@ def announcing(rank, lengths):
 
 def test_no_room_is_made_for_what_is_too_long():
     lengths = [-1, 0, LARGEST + 1, 1 << 62]
-    said = [f"process 1 must say from 1 to {LARGEST} bytes at a time, and announces {length}" for length in lengths]
+    said = [f"process 1 must send 1 to {LARGEST} bytes at a time, got {length}" for length in lengths]
     assert processes.run(announcing, 2, lengths)[0] == said
 
 

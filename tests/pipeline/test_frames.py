@@ -72,7 +72,7 @@ def test_a_foreign_message_is_refused():
 def test_another_version_is_refused():
     frame = frame_of(PLANNED)
     frame[4] = 9
-    with pytest.raises(WireError, match="version 3 are understood here, got version 9"):
+    with pytest.raises(WireError, match="must have version 3, got version 9"):
         check(PLANNED, frame, payload=True)
 
 

@@ -92,7 +92,7 @@ def test_measuring_takes_steps_or_epochs(measure, steps):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"candidates": []}, ["compression.candidates must name a codec at least, such as none, got []"]),
+        ({"candidates": []}, ["compression.candidates must name at least one codec, such as none, got []"]),
         ({"measure": "0 steps"}, ["compression.measure must be at least 1 step, got '0 steps'"]),
         ({"measure": "5"}, ['compression.measure must be like "20 epochs" or "500 steps", got \'5\'']),
         (
@@ -100,7 +100,7 @@ def test_measuring_takes_steps_or_epochs(measure, steps):
             [
                 "compression.candidates.1: unknown codec 'zip'",
                 "compression.candidates.2: unknown codec 'auto'",
-                "compression.candidates.3: reuse needs a topk or randk that was chosen before it",
+                "compression.candidates.3: auto cannot choose reuse, which needs topk or randk activations",
             ],
         ),
         (
@@ -109,11 +109,11 @@ def test_measuring_takes_steps_or_epochs(measure, steps):
         ),
         (
             {"activations": "auto", "gradients": "reuse"},
-            ["compression.gradients: reuse needs to know the activation's codec; name it in place of auto"],
+            ["compression.gradients: reuse needs to know the activations' codec; name that codec in place of auto"],
         ),
         (
             {"activations": "topk(0.1)", "gradients": "reuse", "boundaries": {2: BoundaryOptions(activations="auto")}},
-            ["compression.boundaries.2.gradients: reuse needs to know the activation's codec"],
+            ["compression.boundaries.2.gradients: reuse needs to know the activations' codec"],
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_an_activation_by_aqsgd_may_be_chosen():
         ),
         (
             lambda: PipelineOptions(num_stages=4, schedule="1f1b", num_microbatches=2, layers=[3, 3]),
-            ["got 2 < 4; raise --pipeline.num_microbatches", "one entry a stage, got 2 for 4 stages"],
+            ["got 2 < 4; raise --pipeline.num_microbatches", "a number for each stage, got 2 for 4 stages"],
         ),
         (
             lambda: OptimizerOptions(lr=-1.0, weight_decay=float("nan")),

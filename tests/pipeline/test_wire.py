@@ -107,7 +107,7 @@ def test_two_wires_in_one_folder_never_delete_each_others_stores(alone, tmp_path
 
 def test_auto_is_refused_where_nothing_measures(alone):
     """It was taken as none, without a word."""
-    with pytest.raises(OptionsError, match="a Wire outside thinwire train needs codecs by name, because auto is"):
+    with pytest.raises(OptionsError, match="a Wire outside thinwire train needs the names of codecs, because only"):
         Wire(CompressionOptions(activations="auto"))
 
 
