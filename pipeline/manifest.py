@@ -38,7 +38,7 @@ class Manifest:
             raise CheckpointError(f"{where} is damaged: it has not the digest that it names")
         if manifest.format != MANIFEST_FORMAT:
             raise CheckpointError(
-                f"{where} must be of format {MANIFEST_FORMAT}, got {manifest.format}: use the same release"
+                f"{where} must have format {MANIFEST_FORMAT}, got {manifest.format}: use the same release"
             )
         return manifest
 
