@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.codec_contract import assert_exact_encoding, assert_within_bound
 from support.codec_helpers import (
     FLOATING,
     KEY,
     SHAPES,
     assert_identical,
-    decode,
     encode,
     few,
     gaussian,
@@ -81,28 +81,14 @@ def test_a_codec_is_its_expression(expression):
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, offset=st.integers(0, 7))
 def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dtype, offset):
-    x = gaussian(*shape, dtype=dtype)
-    before, nbytes = x.clone(), codec.nbytes(shape, dtype)
-    payloads = []
-    for fill in (0x00, 0xFF):
-        buffer = torch.full((offset + nbytes + 9,), fill, dtype=torch.uint8)
-        codec.encode(x, buffer[offset : offset + nbytes], KEY)
-        assert (buffer[:offset] == fill).all() and (buffer[offset + nbytes :] == fill).all()
-        payloads.append(buffer[offset : offset + nbytes])
-    assert_identical(payloads[0], payloads[1])
-    assert_identical(x, before)
-    assert x.numel() or nbytes == 0
-    assert_identical(decode(codec, payloads[0], shape, dtype), decode(codec, payloads[0].clone(), shape, dtype))
+    assert_exact_encoding(codec, gaussian(*shape, dtype=dtype), offset)
 
 
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, seed=st.integers(0, 9), exponent=st.sampled_from([-30, -3, 0, 3, 14]))
 def test_error_is_within_the_bound(codec, shape, dtype, seed, exponent):
     x = gaussian(*shape, dtype=dtype, seed=seed, scale=2.0**exponent)
-    y = roundtrip(codec, x)
-    assert y.shape == x.shape and y.dtype == dtype
-    error, bound = (y.double() - x.double()).abs(), codec.error_bound(x).double().broadcast_to(x.shape)
-    assert (error <= bound).all(), f"{codec}: {error.max().item()} beyond {bound.max().item()}"
+    assert_within_bound(codec, x, roundtrip(codec, x))
 
 
 @pytest.mark.parametrize("expression", [expression for expression in EXPRESSIONS if expression != "none"])

@@ -1,12 +1,11 @@
 """Expressions: what is read, what is written, and the sentence that answers each mistake."""
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.codec_helpers import few
+from support.own_code import own_module
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codecs.quantize import Quantize
@@ -176,11 +175,8 @@ number = 3
 @pytest.fixture
 def own_codecs(tmp_path, monkeypatch):
     """A module `own_codecs` in the current directory."""
-    (tmp_path / "own_codecs.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("own_codecs", None)
+    with own_module("own_codecs", OWN, tmp_path, monkeypatch):
+        yield
 
 
 @pytest.mark.usefixtures("own_codecs")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from support.codec_helpers import FLOATING, KEY, assert_identical, encode, gaussian, roundtrip, snr_db
+from support.coder_pair import ROWS, WIDTH, Pair, random
 from support.sparse_cases import CODECS, key_of, sent_through
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.cast import Uncompressed
@@ -67,3 +68,42 @@ def test_reuse_without_indices_is_our_own_error():
     for shared in (None, torch.zeros(1, 3, dtype=torch.int64)):
         with pytest.raises(AssertionError, match=r"reuse needs indices of shape \(1, 2\)"):
             reuse.encode(gaussian(4), torch.empty(8, dtype=torch.uint8), KEY, shared)
+
+
+@pytest.mark.parametrize(
+    "activations", ["topk(0.25)", "randk(0.25)", "ef(topk(0.25))", "ef21(topk(0.25))", "aqsgd(topk(0.25))"]
+)
+def test_reuse_sends_the_gradients_values_at_the_activations_indices(activations):
+    forward = Pair(activations)
+    back = Pair("reuse", activations=(forward.receiver, forward.sender))
+    ids = [0, 1, 2, 3]
+    for step in range(3):
+        forward.carry(random(step), ids, step=step)
+        gradient = random(100 + step)
+        out = back.carry(gradient, step=step)
+        in_full = activations.startswith("aqsgd") and step == 0
+        kept = out != 0
+        assert (kept.sum(1) == (WIDTH if in_full else 6)).all()
+        scale = 4.0 if activations.startswith("randk") else 1.0
+        torch.testing.assert_close(out[kept], scale * gradient[kept], rtol=0, atol=0)
+        assert back.nbytes == ROWS * (WIDTH if in_full else 6) * 4
+
+
+def test_reuse_goes_in_full_where_the_activation_did():
+    forward = Pair("aqsgd(topk(0.25))")
+    back = Pair("reuse", activations=(forward.receiver, forward.sender))
+    forward.carry(random(0), [0, 1, 2, 3])
+    back.carry(random(1))
+    forward.carry(random(0), [0, 7, 2, 8], step=1)
+    out = back.carry(random(1), step=1)
+    assert torch.equal(out[[1, 3]], random(1)[[1, 3]])
+    assert ((out[[0, 2]] != 0).sum(1) == 6).all()
+    forward.carry(random(0), [0, 1, 2, 3], kind="warmup", step=2)
+    assert torch.equal(back.carry(random(1), kind="warmup", step=2), random(1))
+
+
+def test_reuse_needs_a_sparse_activation():
+    with pytest.raises(CodecError, match="reuse needs topk or randk on the activations of the same boundary"):
+        Pair("reuse", activations=(Pair("q(4)").receiver, Pair("q(4)").sender))
+    with pytest.raises(CodecError, match="reuse needs topk or randk"):
+        Pair("reuse")

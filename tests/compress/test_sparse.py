@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.codec_contract import assert_exact_encoding, assert_within_bound
 from support.codec_helpers import (
     FLOATING,
     KEY,
@@ -141,18 +142,7 @@ def test_indices_and_fp16_values_take_little_more_than_values_and_the_entropy_of
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, offset=st.integers(0, 7))
 def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dtype, offset):
-    x = gaussian(*shape, dtype=dtype)
-    before, nbytes = x.clone(), codec.nbytes(shape, dtype)
-    payloads = []
-    for fill in (0x00, 0xFF):
-        buffer = torch.full((offset + nbytes + 9,), fill, dtype=torch.uint8)
-        codec.encode(x, buffer[offset : offset + nbytes], KEY)
-        assert (buffer[:offset] == fill).all() and (buffer[offset + nbytes :] == fill).all()
-        payloads.append(buffer[offset : offset + nbytes])
-    assert_identical(payloads[0], payloads[1])
-    assert_identical(x, before)
-    assert x.numel() or nbytes == 0
-    assert_identical(decode(codec, payloads[0], shape, dtype), decode(codec, payloads[0].clone(), shape, dtype))
+    assert_exact_encoding(codec, gaussian(*shape, dtype=dtype), offset)
 
 
 @pytest.mark.slow
@@ -161,10 +151,8 @@ def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dty
 def test_error_is_within_the_bound(codec, shape, dtype, seed, exponent):
     x = gaussian(*shape, dtype=dtype, seed=seed, scale=2.0**exponent) * 0.9
     bound_reuse = Reuse().bound_to(codec)
-    for used, y in ((codec, roundtrip(codec, x)), (bound_reuse, sent_through(bound_reuse, x, codec.select(x, KEY)))):
-        assert y.shape == x.shape and y.dtype == dtype
-        error, bound = (y.double() - x.double()).abs(), used.error_bound(x).double().broadcast_to(x.shape)
-        assert (error <= bound).all(), f"{codec}: {error.max().item()} beyond {bound.max().item()}"
+    assert_within_bound(codec, x, roundtrip(codec, x))
+    assert_within_bound(bound_reuse, x, sent_through(bound_reuse, x, codec.select(x, KEY)))
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec.fraction < 1])

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -250,17 +251,23 @@ WAITING = """
 """
 
 
-def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch):
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WAITING)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+@contextmanager
+def running(code, **options):
+    """A process that runs `code` and has printed "ready"; it is killed at the end."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         try:
             assert process.stdout.readline() == "ready\n"
-            process.terminate()
-            _, said = process.communicate(timeout=60)
+            yield process
         finally:
             process.kill()
+
+
+def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch):
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    with running(WAITING, stderr=subprocess.PIPE) as process:
+        process.terminate()
+        _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (STOPPED, "stage 0 was told to stop: blocked\n")
 
 
@@ -271,34 +278,16 @@ def test_a_process_ends_when_its_launcher_is_killed(tmp_path):
         stage = subprocess.Popen([sys.executable, "-c", {textwrap.dedent(WAITING)!r}], start_new_session=True)
         time.sleep(600)
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(launcher)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, FOLDER_VARIABLE: str(tmp_path)},
-    ) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            process.kill()
-            # the pipe closes when its last writer, the stage, has ended
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with running(launcher, env={**os.environ, FOLDER_VARIABLE: str(tmp_path)}) as process:
+        process.kill()
+        # the pipe closes when its last writer, the stage, has ended
+        process.communicate(timeout=60)
     assert read_reports(tmp_path)[0].kind == "stopped"
 
 
 def test_a_report_that_cannot_be_saved_does_not_keep_a_process(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WAITING)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, FOLDER_VARIABLE: str(tmp_path / "gone")},
-    ) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            process.terminate()
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
+    folder = {**os.environ, FOLDER_VARIABLE: str(tmp_path / "gone")}
+    with running(WAITING, stderr=subprocess.DEVNULL, env=folder) as process:
+        process.terminate()
+        process.communicate(timeout=60)
     assert process.returncode == failures.STOPPED

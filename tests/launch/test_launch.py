@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
 from support.saved_weights import weights_of
+from support.tiny_run import SMALL
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.weights import newest
@@ -23,17 +24,12 @@ from thinwire.launch.run.weights import newest
 pytestmark = pytest.mark.processes
 
 STEPS, MICROBATCHES = 3, 2
-RECIPE = """
+RECIPE = f"""
 description: As small as can be.
-model:
-  name: gpt2
-  config:
-    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
-data: {name: text, block_size: 16, held_out: 0.2}
-pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
-compression: {activations: q(4), gradients: "q(8, round='stochastic')"}
-optimizer: {lr: 0.01, max_grad_norm: 1.0}
-training: {steps: 3}
+{SMALL}
+compression: {{activations: q(4), gradients: "q(8, round='stochastic')"}}
+optimizer: {{lr: 0.01, max_grad_norm: 1.0}}
+training: {{steps: 3}}
 """
 # payload and header of a micro-batch of 2 x 16 rows of 16: bits, a bf16 scale a row, 64 bytes
 FRAME_BYTES = {"activations": 16 * 32 // 2 + 2 * 32 + 64, "gradients": 16 * 32 + 2 * 32 + 64}

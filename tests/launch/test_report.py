@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.tiny_run import SMALL
 from thinwire.launch import cli
 from thinwire.launch.report.page import render
 from thinwire.launch.report.plots import ROLES, STAND_INS, running_mean
@@ -21,16 +22,11 @@ from thinwire.pipeline.automatic import Measured, choose
 from thinwire.pipeline.probe import LinkSpeed
 from thinwire.pipeline.schedules import Overlap
 
-RECIPE = """
+RECIPE = f"""
 description: As small as can be.
-model:
-  name: gpt2
-  config:
-    {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
-data: {name: text, block_size: 16, held_out: 0.2}
-pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
-compression: {activations: q(4), gradients: "q(8, round='stochastic')"}
-training: {steps: 4, evaluate_every: 2 steps}
+{SMALL}
+compression: {{activations: q(4), gradients: "q(8, round='stochastic')"}}
+training: {{steps: 4, evaluate_every: 2 steps}}
 """
 CHOICES = choose(
     {(0, "activations"): {"none": 40_000, "q(8)": 10_064}, (0, "gradients"): {"none": 40_000, "bf16": 20_064}},

@@ -160,7 +160,7 @@ def test_a_lost_block_is_an_error_and_not_drawn(saved, tmp_path):
 def test_folders_without_safetensors(saved, tmp_path):
     saved("gpt2")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"must hold model\.safetensors or .*; weights: fresh draws them"):
+    with pytest.raises(ModelError, match=r"must hold model\.safetensors or .*; to draw .*, set weights: fresh"):
         pretrained(tmp_path, "causal-lm")
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match=r"it holds pytorch_model\.bin: convert it with from_pretrained"):

@@ -102,7 +102,7 @@ def test_what_is_wrong_with_pairs_is_told_all_at_once(tmp_path):
     options = DataOptions(name=str(path), kind="pairs", tokenizer=nowhere, columns=["premise"], label="class")
     with pytest.raises(ModelError) as caught:
         load(replace(options, evaluation="validation"))
-    for part in ("tokenizer must be", "lacks premise", "label column 'class'", "must have the split 'validation'"):
+    for part in ("tokenizer must be", "got premise;", "label must be a column", "one of train, got 'validation'"):
         assert part in str(caught.value), str(caught.value)
 
 

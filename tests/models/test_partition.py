@@ -117,7 +117,7 @@ def test_memory_moves_a_cut():
     assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=6)] == [2, 2]
     assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=5)] == [1, 3]
     with pytest.raises(
-        ModelError, match=r"4 layers into 2 stages .* within 4 of memory: .* take 8 in all, the largest 5; raise"
+        ModelError, match=r"4 layers into 2 stages .* within 4 of memory: .* take 8, the largest 5; raise"
     ):
         partition(costs, 2, memory=memory, memory_limit=4)
 

@@ -1,6 +1,5 @@
 import hashlib
 import pickle
-import sys
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from support.data_files import png, random_pixels, write_images, write_json, write_rows
+from support.own_code import own_module
 from thinwire.models.data import sources
 from thinwire.models.data.parts import Columns, Labelled, Part, check_labels, evaluation_part, local_path
 from thinwire.models.data.sources import Source, read_labelled, read_texts
@@ -315,11 +315,8 @@ constant = 3
 @pytest.fixture
 def own_sources(tmp_path, monkeypatch):
     """A module `own_sources` in the current directory."""
-    (tmp_path / "own_sources.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("own_sources", None)
+    with own_module("own_sources", OWN, tmp_path, monkeypatch):
+        yield
 
 
 @pytest.mark.usefixtures("own_sources")

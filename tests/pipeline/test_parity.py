@@ -127,9 +127,7 @@ def test_with_none_gradients_equal_the_unsplit_models(schedule, microbatches, ac
     loss.backward()
 
     assert records[0].loss == pytest.approx(loss.item(), rel=1e-6)
-    for index, layer in enumerate(model):
-        for name, parameter in layer.named_parameters():
-            torch.testing.assert_close(kept[index, name], parameter.grad, rtol=1e-5, atol=1e-7)
+    assert_gradients_of(model, kept)
 
 
 @pytest.mark.slow
@@ -151,9 +149,7 @@ def test_side_inputs_reach_every_stage_with_their_own_micro_batch(schedule, alon
     loss.backward()
 
     assert records[0].loss == pytest.approx(loss.item(), rel=1e-6)
-    for index, layer in enumerate(model):
-        for name, parameter in layer.named_parameters():
-            torch.testing.assert_close(kept[index, name], parameter.grad, rtol=1e-5, atol=1e-7)
+    assert_gradients_of(model, kept)
 
 
 @pytest.mark.processes
@@ -162,6 +158,13 @@ def test_side_inputs_on_real_processes_are_those_of_a_simulation(alone):
     real = merged(run(train, 2, options))
     assert_identical(real, merged([train(0, options | {"simulated": True})]))
     assert real[0] != train(0, options | {"simulated": True, "samples": Samples})[0]
+
+
+def assert_gradients_of(model, kept):
+    """Check the gradients by (stage, name) against those of the unsplit model."""
+    for index, layer in enumerate(model):
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(kept[index, name], parameter.grad, rtol=1e-5, atol=1e-7)
 
 
 def keep_gradients(trainer):

@@ -1,4 +1,4 @@
-"""What tests of codecs share that have a file of their own: the contract in one call, and the decoders in docs."""
+"""The contract of codecs as checks that several tests call, and the decoders in docs."""
 
 import torch
 
@@ -6,11 +6,11 @@ from support.codec_helpers import KEY, assert_identical
 from support.pages import defined
 
 
-def assert_contract(codec, x, offset=0, key=KEY):
-    """Encode and decode ``x`` at some alignment, and return what it came back as, after these checks.
+def assert_exact_encoding(codec, x, offset=0, key=KEY):
+    """Encode and decode `x` at some alignment, and return the decoded tensor, after these checks.
 
-    The payload is exactly nbytes long and depends on nothing that was there before; ``x`` is left as it is; decoding
-    depends on nothing but the payload; no element is further off than the bound.
+    The payload is exactly nbytes long and depends on nothing that was there before. `x` does not change. Decoding
+    depends on the payload only.
     """
     before, nbytes = x.clone(), codec.nbytes(x.shape, x.dtype)
     payloads = []
@@ -26,12 +26,25 @@ def assert_contract(codec, x, offset=0, key=KEY):
     codec.decode(payloads[0], decoded[0], key)
     codec.decode(payloads[0].clone(), decoded[1], key)
     assert_identical(decoded[0], decoded[1])
-    error, bound = (decoded[0].double() - x.double()).abs(), codec.error_bound(x).double()
-    assert bound.shape == x.shape
-    assert (error <= bound).all(), f"{codec}: {(error - bound).max().item()} beyond the bound"
     return decoded[0]
 
 
+def assert_within_bound(codec, x, decoded):
+    """Check that no element of `decoded` is further off than the codec's bound, which broadcasts to the shape."""
+    assert decoded.shape == x.shape and decoded.dtype == x.dtype
+    error = (decoded.double() - x.double()).abs()
+    bound = codec.error_bound(x).double().broadcast_to(x.shape)
+    assert (error <= bound).all(), f"{codec}: an error of {error.max().item()} with a bound of {bound.max().item()}"
+
+
+def assert_contract(codec, x, offset=0, key=KEY):
+    """Encode and decode `x` with all these checks, and return the decoded tensor; the bound has the shape of `x`."""
+    decoded = assert_exact_encoding(codec, x, offset, key)
+    assert codec.error_bound(x).shape == x.shape
+    assert_within_bound(codec, x, decoded)
+    return decoded
+
+
 def documented(function):
-    """Return a function that the documentation of codecs shows."""
+    """The function of this name in the documentation of codecs."""
     return defined(function)[function]

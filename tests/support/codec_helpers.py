@@ -52,7 +52,7 @@ def roundtrip(codec: Codec | str, x: Tensor, key: Key = KEY) -> Tensor:
 
 
 def snr_db(x: Tensor, y: Tensor) -> float:
-    """Return the signal-to-noise ratio of ``y`` as a version of ``x``, in decibels."""
+    """The signal-to-noise ratio of `y` as a version of `x`, in decibels."""
     return 10 * torch.log10(x.double().square().sum() / (x.double() - y.double()).square().sum()).item()
 
 

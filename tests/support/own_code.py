@@ -1,6 +1,7 @@
 """Modules as a user writes them."""
 
 import sys
+from contextlib import contextmanager
 from textwrap import dedent
 from types import ModuleType
 
@@ -11,3 +12,13 @@ def add_module(monkeypatch, name, text):
     monkeypatch.setitem(sys.modules, name, module)
     exec(compile(dedent(text), f"{name}.py", "exec"), vars(module))
     return module
+
+
+@contextmanager
+def own_module(name, source, folder, monkeypatch):
+    """Write a module into a folder, make this the current directory, and forget the module at the end."""
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    yield
+    sys.modules.pop(name, None)

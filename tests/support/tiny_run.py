@@ -8,15 +8,18 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, simulated_placement
 from thinwire.launch.run.run import Run
 
-RECIPE = """
+SMALL = """
 model:
   name: gpt2
   config:
     {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0}
 data: {name: text, block_size: 16, held_out: 0.2}
 pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
-compression: {activations: q(4), gradients: q(8)}
-training: {steps: 2}
+"""
+"""The model, data and pipeline of several tests."""
+RECIPE = f"""{SMALL}
+compression: {{activations: q(4), gradients: q(8)}}
+training: {{steps: 2}}
 """
 # the text is 2000 bytes, a fifth held out, blocks of 16 with a byte behind: 99 samples to train on, 24 held out
 STEPS_PER_EPOCH = 99 // 4

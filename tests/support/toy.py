@@ -1,5 +1,9 @@
 """A small pipeline for tests: linear layers with dropout, cut anywhere, on real processes or all in one."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -96,75 +100,93 @@ def unsplit(num_stages, dropout=0.0):
     return nn.Sequential(*(module(index, dropout) for index in range(num_stages)))
 
 
-def make_trainer(
-    rank,
-    *,
-    schedule="gpipe",
-    num_stages=2,
-    microbatches=4,
-    microbatch_size=2,
-    accumulation=1,
-    dropout=0.0,
-    steps=3,
-    simulated=False,
-    compression=None,
-    wire=None,
-    optimizer=None,
-    samples=Samples,
-    trace=0,
-):
-    """A trainer over the stages of one process, connected."""
-    pipeline = PipelineOptions(
-        num_stages=num_stages,
-        schedule=schedule,
-        num_microbatches=microbatches,
-        microbatch_size=microbatch_size,
-        accumulation=accumulation,
-    )
-    where = Placement(placement(schedule, num_stages, pipeline.num_processes))
-    if simulated:
-        where = Placement(dict.fromkeys(range(num_stages), 0))
-    wanted = CompressionOptions(**(compression or {}))
-    shared = Wire(
-        wanted.before_choice(),
-        WireOptions(**(wire or {"timeout": 60.0})),
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a test may change of the toy; options of other parts are given as their fields."""
+
+    schedule: str = "gpipe"
+    num_stages: int = 2
+    microbatches: int = 4
+    microbatch_size: int = 2
+    accumulation: int = 1
+    dropout: float = 0.0
+    steps: int = 3
+    simulated: bool = False
+    compression: Mapping[str, Any] = field(default_factory=dict)
+    wire: Mapping[str, Any] = field(default_factory=lambda: {"timeout": 60.0})
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "max_grad_norm": 0.5})
+    samples: type[Samples] = Samples
+    trace: int = 0
+
+    @property
+    def pipeline(self):
+        return PipelineOptions(
+            num_stages=self.num_stages,
+            schedule=self.schedule,
+            num_microbatches=self.microbatches,
+            microbatch_size=self.microbatch_size,
+            accumulation=self.accumulation,
+        )
+
+    @property
+    def placement(self):
+        if self.simulated:
+            return Placement(dict.fromkeys(range(self.num_stages), 0))
+        return Placement(placement(self.schedule, self.num_stages, self.pipeline.num_processes))
+
+
+def make_stages(setting, rank):
+    """The stages of one process on a wire of their own, not yet connected."""
+    compression = CompressionOptions(**setting.compression)
+    wire = Wire(
+        compression.before_choice(),
+        WireOptions(**setting.wire),
         seed=5,
-        agreement={"automatic": wanted.automatic},
-        slots=SlotCounts(positions=pipeline.batch_size, samples=64, evaluation_samples=64),
+        agreement={"automatic": compression.automatic},
+        slots=SlotCounts(positions=setting.pipeline.batch_size, samples=64, evaluation_samples=64),
     )
-    example = torch.empty(microbatch_size, 3, WIDTH, device="meta")
-    stages = [
+    example = torch.empty(setting.microbatch_size, 3, WIDTH, device="meta")
+    return [
         CompressedStage(
-            module(index, dropout),
+            module(index, setting.dropout),
             index,
-            num_stages,
+            setting.num_stages,
             torch.device("cpu"),
             input_args=example,
             output_args=example,
-            wire=shared,
+            wire=wire,
             first_layer=index,
         )
-        for index in where.stages_of(rank)
+        for index in setting.placement.stages_of(rank)
     ]
-    task = Task()
+
+
+def make_schedule(setting, stages, loss):
+    """Torch's schedule; a simulation runs the actions of all processes in one order."""
+    if not setting.simulated:
+        return build(setting.schedule, stages, setting.microbatches, loss)
+    pipeline = setting.pipeline
+    order = actions(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
+    return build_merged(merge(order), stages, setting.microbatches, loss)
+
+
+def make_trainer(rank, **options):
+    """A trainer over the stages of one process, connected; the options are fields of `Setting`."""
+    setting = Setting(**options)
+    stages, task = make_stages(setting, rank), Task()
     loss = WholeBatchLoss(task, Meter())
-    if simulated:
-        order = actions(schedule, num_stages, pipeline.num_processes, microbatches)
-        torch_schedule = build_merged(merge(order), stages, microbatches, loss)
-    else:
-        torch_schedule = build(schedule, stages, microbatches, loss)
     trainer = Trainer(
         stages=stages,
-        schedule=torch_schedule,
+        schedule=make_schedule(setting, stages, loss),
         loss=loss,
-        placement=where,
-        samples=samples(),
-        sampler=Sampler(pipeline.batch_size),
+        placement=setting.placement,
+        samples=setting.samples(),
+        sampler=Sampler(setting.pipeline.batch_size),
         task=task,
-        pipeline=pipeline,
-        optimizer=OptimizerOptions(**(optimizer or {"lr": 0.05, "max_grad_norm": 0.5})),
-        training=TrainingOptions(steps=steps),
-        trace=trace,
+        pipeline=setting.pipeline,
+        optimizer=OptimizerOptions(**setting.optimizer),
+        training=TrainingOptions(steps=setting.steps),
+        trace=setting.trace,
     )
     for stage in stages:
         stage.connect()
