@@ -199,6 +199,7 @@ class Automatic:
         Raises:
             PeerError: another process is gone or silent.
         """
+        # gather before probing: a process that still sends frames of its step would slow the links
         compute = {channel: self._where.gather_numbers(self._medians(channel)) for channel in CHANNELS}
         measured = Measured(compute=compute, links=self._probe())
         choices = choose(self._gather_frames(), measured, self._process_of, self._overlap)
@@ -208,6 +209,7 @@ class Automatic:
     def use(self, choices: Sequence[Choice]) -> None:
         """Use the chosen codecs from the next step on; collective, between two steps."""
         chosen = {(choice.boundary, choice.channel): choice.codec for choice in choices}
+        # the wire first: it announces the new codecs of all stages here, and `reconnect` waits for those of neighbours
         self._wire.switch(self._compression.chosen(chosen))
         for stage in self._stages:
             stage.reconnect()

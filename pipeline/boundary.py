@@ -230,16 +230,20 @@ class Receiver(ChannelEnd):
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
+        # 1. Wait; the time of departure counts for measurements only, so the frame need not be checked yet.
         with self._meter.waiting(waiting, work) as wait:
             frame = self._transport.receive(waiting)
             wait.departed = self._local_time(departure(frame))
         with self._meter.section("decode", work=work), torch.no_grad():
+            # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
             self.count(self._meter.received, microbatch, plan)
+            # 3. Check before decoding: a wrong frame must not change a buffer.
             try:
                 header = check(channel.header(microbatch, plan.layout), frame, payload=self._options.checksum)
             except WireError as error:
                 raise self._refused(what, error) from error
+            # 4. Decode, which updates the buffers of feedback.
             tensors: list[Tensor | None] = []
             parts = zip(channel.examples, self._decoders, plan.messages, plan.layout.ranges, strict=True)
             for index, (example, decoder, message, (start, stop)) in enumerate(parts):
@@ -252,6 +256,7 @@ class Receiver(ChannelEnd):
                 except CodecError as error:
                     raise self._refused(what, error) from error
                 tensors.append(tensor)
+            # 5. Give the frame back last: the next receive may overwrite it.
             self._transport.give(frame)
         return tuple(tensors)
 
@@ -284,9 +289,11 @@ class BoundaryEnd:
 
         Gradients flow in training only.
         """
+        # sends first: their buffers go back to the pool, which would else grow with every pass
         self.outgoing.flush()
         for end in (self.outgoing, self.incoming):
             if end.channel.name == "activations" or phase_of(microbatches[0].kind) == "train":
+                # in the order of use: a store on disk reads ahead in this order
                 for microbatch in microbatches:
                     end.prefetch(microbatch)
                 if isinstance(end, Receiver):

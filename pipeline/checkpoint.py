@@ -196,6 +196,7 @@ class Checkpoints:
     def _prune(self) -> None:
         """Fold all but the newest checkpoints into the base, and delete them."""
         whole = [path for path in _steps(self.folder) if (path / _MANIFEST).exists()]
+        # retire before folding: a process that stops in between leaves a name that says to fold again
         for path in whole[: -self._keep]:
             with suppress(FileNotFoundError):  # another process removed it first
                 (path / _MANIFEST).rename(path / _RETIRED)

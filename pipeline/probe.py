@@ -1,4 +1,4 @@
-"""What a link between two processes carries, measured with real messages of a process group."""
+"""The speed of a link between two processes, measured with real messages of a process group."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 
 FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
 BOTH_SECONDS = 2.0
-"""Directions that share a link settle slowly, and at other rates each time, so their mean counts."""
+"""Seconds for both directions together. Their rates settle slowly and differ each time, so the mean counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpeed:
-    """One direction from one process to another."""
+    """The speed of one direction, from one process to another."""
 
     goodput: float
     """Bytes of messages a second."""
     latency: float
-    """Seconds of a tiny message."""
+    """Seconds that a tiny message takes."""
     duplex: float = 1.0
-    """Share of the goodput that is left while the other direction is full."""
+    """Share of the goodput that is left while the other direction is busy too."""
 
 
 def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> LinkSpeed:
-    """Speed of the link from one rank to another while nothing else uses it. All ranks get it; collective."""
+    """Measure the link from one rank to another while nothing else uses it. All ranks get the result; collective."""
     rank, tiny = dist.get_rank(group), torch.zeros(1)
     dist.barrier(group)
     round_trips = []
@@ -49,9 +49,9 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
 
 
 def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> float:
-    """Bytes of messages a second in each direction of a link that carries both at once, known to all; collective.
+    """Measure a link with both directions busy: bytes a second in each. All ranks get the result; collective.
 
-    It may be less than each direction carries alone: acknowledgements of one wait behind the bytes of the other.
+    It may be less than the speed of one direction alone: acknowledgements of one wait behind the bytes of the other.
     """
     rank = dist.get_rank(group)
 
@@ -83,11 +83,11 @@ def _goodput(
     of_two: Callable[[tuple[float, float]], float],
     group: dist.ProcessGroup | None,
 ) -> float:
-    """Bytes a second of `send`, which sends a message so many times, by the mean of the times it takes some ranks.
+    """Bytes a second of `send(message, count)`. A time is the mean over the ranks in `timed`.
 
-    Twice as many bytes go out each time, from `FIRST_BYTES` on and in messages of up to `MESSAGE_BYTES`, until they
-    take `least` seconds; then once more, and `of_two` says what the two together count as. So a link's burst at first
-    does not count, nor does a stall where the shorter of two does.
+    The number of bytes doubles, from `FIRST_BYTES`, in messages of up to `MESSAGE_BYTES`, until they take `least`
+    seconds. Then they are sent once more, and `of_two` makes one time of the last two. So a fast burst at the start
+    does not count; and if `of_two` is `min`, a stall does not count.
     """
 
     def seconds(nbytes: int) -> float:
@@ -114,7 +114,7 @@ def _exchange(message: Tensor, rank: int, source: int, target: int, group: dist.
 
 
 def _said_by(rank: int, value: float, group: dist.ProcessGroup | None) -> float:
-    """The number of one process, in all processes."""
+    """Give the number of one process to all processes."""
     number = torch.tensor([value], dtype=torch.float64)
     dist.broadcast(number, group=group, group_src=rank)
     return float(number)

@@ -37,7 +37,7 @@ class Placement:
 
     @property
     def neighbours(self) -> list[tuple[int, int]]:
-        """The pairs of processes that share a boundary, those first that have nothing to do with each other."""
+        """The pairs of processes that share a boundary: (0, 1), (2, 3) before (1, 2): several can work at once."""
         processes = [self.process_of[stage] for stage in range(self.num_stages)]
         pairs = {(min(pair), max(pair)) for pair in pairwise(processes) if pair[0] != pair[1]}
         return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
@@ -47,7 +47,7 @@ class Placement:
         return sorted(stage for stage, holder in self.process_of.items() if holder == process)
 
     def gather_numbers(self, local: Mapping[int, float]) -> list[float]:
-        """One float64 of every stage, in stage order, in all processes."""
+        """Gather one float64 of every stage, in stage order, in all processes."""
         mine = torch.zeros(self.num_stages, dtype=torch.float64)
         for stage, value in local.items():
             mine[stage] = value
@@ -57,12 +57,12 @@ class Placement:
         return [float(everyone[self.process_of[stage]][stage]) for stage in range(self.num_stages)]
 
     def meet(self, what: str) -> None:
-        """Wait until all processes are here; `what` names this moment where one is gone or silent."""
+        """Wait until all processes are here. A PeerError says `what` if one is gone or silent."""
         with reaching(f"{_named(dict.fromkeys(self.stages_of(dist.get_rank())))} {what}"):
             dist.barrier()
 
     def compare(self, local: Mapping[int, Mapping[str, str]]) -> None:
-        """Compare the values of stages under the same names; collective. MismatchError with the first difference."""
+        """Compare values with the same name on several stages; collective. MismatchError names the first difference."""
         everyone: dict[str, tuple[int, str]] = {}
         for stage, found in enumerate(self.gather(local) or ()):
             for name, value in found.items():
@@ -74,7 +74,7 @@ class Placement:
                     )
 
     def gather(self, local: Mapping[int, Any]) -> list[Any] | None:
-        """One JSON value of every stage, in stage order; None except on the process of the last stage."""
+        """Gather one JSON value of every stage, in stage order; None except in the process of the last stage."""
         what = f"{_named(local)} reporting to the last stage"
         everyone = gather_json(list(local.items()), self.last_process, what)
         if everyone is None:
@@ -83,9 +83,9 @@ class Placement:
         return [found[self.process_of[stage]][stage] for stage in range(self.num_stages)]
 
     def everyone(self, mine: Any) -> list[Any]:
-        """One JSON value of every process, in rank order, in all processes."""
+        """Gather one JSON value of every process, in rank order, in all processes."""
         here = _named(dict.fromkeys(self.stages_of(dist.get_rank())))
-        return all_gather_json(mine, f"{here} waiting for word of all processes")
+        return all_gather_json(mine, f"{here} waiting for a message of all processes")
 
 
 def _named(stages: Mapping[int, Any]) -> str:

@@ -41,6 +41,8 @@ class SharedWeights:
         """Give every copy the sum of all copies' gradients. Collective over the processes of the holders."""
         if not self.parameters:
             return
+        # every process goes through the same pairs of stages in the same order, so no two wait for each other
+        # 1. last to first: each holder adds its own, in stage order
         total = None
         for later, stage in pairwise([None, *reversed(self.holders)]):
             assert stage is not None
@@ -48,6 +50,7 @@ class SharedWeights:
             if stage in self.parameters:
                 mine = _flat([_gradient(parameter) for parameter in self.parameters[stage]])
                 total = mine if received is None else received + mine
+        # 2. first to last: the first holder has the sum of all, and hands it on unchanged
         for earlier, stage in pairwise([None, *self.holders]):
             assert stage is not None
             received = self._pass_on(total, earlier, stage)
@@ -57,7 +60,7 @@ class SharedWeights:
                 _spread(total, self.parameters[stage])
 
     def _pass_on(self, total: Tensor | None, source: int | None, destination: int) -> Tensor | None:
-        """Move a sum from one holder to the next: what arrived, where the destination lives."""
+        """Move a sum from one holder to the next. The sum in the process of the destination, None elsewhere."""
         if source is None:
             return None
         sender, receiver, here = *(self.placement.process_of[stage] for stage in (source, destination)), dist.get_rank()

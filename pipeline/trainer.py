@@ -147,6 +147,7 @@ class Trainer:
         batch = self.sampler.batch(step)
         inputs = self.samples.inputs(batch.ids, batch.epoch) if self.has_first else None
         targets = self.samples.targets(batch.ids) if self.has_last else None
+        # before any pass: the share of a micro-batch divides by the targets of the whole batch
         if targets is not None:
             self.loss.begin(self.task.num_valid(targets))
         losses: list[Tensor] = []
@@ -183,12 +184,14 @@ class Trainer:
         """
         assert coming.sample_ids is not None, "a trainer knows its samples"
         losses: list[Tensor] = []
+        # all stages before the schedule: it may run any of them first
         for stage in self.stages:
             stage.begin(coming)
         args = () if inputs is None else (inputs,)
         kwargs = {} if targets is None else {"target": targets, "losses": losses}
         act = self.schedule.step if coming.trains else self.schedule.eval
         act(*args, **kwargs, **samples.side(coming.sample_ids))
+        # wait for sends only now: they ran while the stages computed
         for stage in self.stages:
             stage.flush()
         return [loss.detach() for loss in losses]
@@ -220,8 +223,10 @@ class Trainer:
 
     def _update(self, step: int) -> float | None:
         norm = None
+        # 1. Sum shared gradients before the norm, which counts the sum once.
         if self._shared is not None:
             self._shared.sum_gradients()
+        # 2. Clip before the step, by the norm over all stages.
         if self._options.max_grad_norm is not None:
             squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
             what = "waiting for the gradient norm of all stages"
@@ -229,6 +234,7 @@ class Trainer:
                 norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
             for stage in self.stages:
                 clip(stage.submod.parameters(), norm, self._options.max_grad_norm)
+        # 3. Step, then clear the gradients for the next batch.
         lr = self._options.lr * lr_factor(step, self._training.steps, self._options)
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             with stage.meter.section("compute", work=Work("optimizer")):

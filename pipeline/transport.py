@@ -1,8 +1,8 @@
-"""How a frame gets from one end of a channel to the other: over a process group, or through memory.
+"""The way of a frame from one end of a channel to the other: over a process group, or through memory.
 
-A sending end lends buffers and takes them back filled; a receiving end hands out filled buffers and takes them back
-empty. Every buffer holds the largest frame its channel can carry (pages never written cost no memory), because gloo
-accepts a message shorter than the posted buffer and aborts the process on a longer one.
+A sending end lends empty buffers and takes them back filled. A receiving end gives filled buffers and takes them back
+after use. Every buffer has room for the largest frame of its channel, because gloo accepts a message that is shorter
+than the posted buffer, and aborts the process on a longer one. Pages that are never written cost no memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thinwire.pipeline.errors import PeerError, PipelineError
 
 
 class Pool:
-    """Buffers of `capacity` bytes, allocated when none is free and reused for ever."""
+    """Buffers of `capacity` bytes. A new one is allocated only if none is free."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
