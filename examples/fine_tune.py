@@ -19,7 +19,7 @@ RECIPE = Path(__file__).with_suffix(".yaml")
 
 
 def fine_tune(folder: Path, output: Path, options: Sequence[str]) -> Path:
-    """Train and export; the folder of the fine-tuned model."""
+    """Train, export and score. Gives the folder of the fine-tuned model."""
     run, model = output / "run", output / "model"
     commands = [
         ["train", str(RECIPE), "--model.name", str(folder), "--output", str(run), *options],
@@ -29,14 +29,14 @@ def fine_tune(folder: Path, output: Path, options: Sequence[str]) -> Path:
     for command in commands:
         status = cli.main(command)
         if status:
-            raise SystemExit(status)  # the command has said why
+            raise SystemExit(status)  # the command has printed the reason
     return model
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fine-tune, then say how large the model is that transformers loads."""
+    """Fine-tune, load the result with transformers, and print its number of parameters."""
     if len(arguments) < 2:
-        raise SystemExit("give the folder of a language model, and a folder for what is written")
+        raise SystemExit("give two folders: a language model, and the output")
     folder, output, *options = arguments
     tuned = fine_tune(Path(folder), Path(output), options)
     model = AutoModelForCausalLM.from_pretrained(tuned)

@@ -1,9 +1,9 @@
-"""A codec of your own: every element becomes -s, 0 or +s, five elements a byte.
+"""A codec of your own: every element becomes -s, 0 or +s. A byte holds five elements.
 
     thinwire simulate quickstart --training.steps 20 --codec 'ef(own_codec.Ternary)/q(8)'     in this folder
     python examples/own_codec.py                                                              the same from Python
 
-A recipe names the class by the path it is imported by. Error feedback around it brings what one message loses.
+A recipe names the class by its import path. The feedback `ef` around it adds the error of one message to the next.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from thinwire.launch import cli
 SCALE_BYTES = 4
 """A float32."""
 WEIGHTS = (1, 3, 9, 27, 81)
-"""What the five digits of a byte count."""
+"""The weights of the five base-3 digits in a byte."""
 
 
 @dataclass(frozen=True, repr=False)
 class Ternary(Codec):
-    """The sign of what is larger than `threshold` times the mean magnitude, and zero for the rest."""
+    """The sign of each element above `threshold` times the mean magnitude, and zero for the other elements."""
 
     threshold: float = 0.7
 
@@ -33,14 +33,14 @@ class Ternary(Codec):
             raise CodecError(f"Ternary's threshold must be at least 0 and below 1, got {self.threshold}")
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """A scale, and a byte for five elements; 0 for a tensor without elements."""
+        """The size of a scale, and of a byte for each five elements; 0 for a tensor without elements."""
         if not dtype.is_floating_point:
             raise CodecError(f"{self} compresses floating-point tensors, got {dtype}; send this tensor with none")
         elements = prod(shape)
         return SCALE_BYTES + -(-elements // len(WEIGHTS)) if elements else 0
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """How far each decoded element is from its own, with a rounding of the tensor's dtype."""
+        """The error of each decoded element, plus a rounding to the tensor's dtype."""
         digits, scale = self._digits(x)
         return (x.float().view(-1) - digits * scale).abs().view(x.shape) + scale * torch.finfo(x.dtype).eps
 
@@ -57,7 +57,7 @@ class Ternary(Codec):
         out.copy_(((rows.view(-1)[: out.numel()] - 1) * scale).view(out.shape))
 
     def _digits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """-1, 0 or 1 for each element as float32, and the mean magnitude of those that are not 0."""
+        """The digit -1, 0 or 1 of each element as float32, and the mean magnitude of the elements that are not 0."""
         flat = x.float().reshape(-1)
         kept = flat.abs() > self.threshold * flat.abs().mean()
         scale = (flat.abs() * kept).sum() / kept.sum().clamp(min=1)

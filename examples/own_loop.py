@@ -14,7 +14,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire
 
 MICROBATCHES, SAMPLES, WIDTH = 4, 8, 64
-"""Micro-batches a step, samples a micro-batch, and the width of what crosses the boundary."""
+"""Micro-batches in a step, samples in a micro-batch, and the width of the tensor that crosses the boundary."""
 
 
 def stage_module(rank: int) -> nn.Module:
@@ -26,7 +26,7 @@ def stage_module(rank: int) -> nn.Module:
 
 
 def make_stage(module: nn.Module, rank: int, num_stages: int) -> CompressedStage:
-    """The stage of this process; examples of one micro-batch tell the shapes that cross the boundary."""
+    """The stage of this process. Examples of one micro-batch give the shapes of the tensors."""
     inputs = torch.empty(SAMPLES, 16) if rank == 0 else torch.empty(SAMPLES, WIDTH)
     outputs = torch.empty(SAMPLES, WIDTH) if rank == 0 else torch.empty(SAMPLES, 1)
     wire = Wire(CompressionOptions(activations="q(4)", gradients="q(8)"))
@@ -42,7 +42,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(steps: int = 40) -> None:
-    """Train, and print the loss and what was sent."""
+    """Train, and print the loss and the bytes sent."""
     rank, num_stages = dist.get_rank(), dist.get_world_size()
     module = stage_module(rank)
     stage = make_stage(module, rank, num_stages)
