@@ -87,7 +87,8 @@ def test_encode_fills_nbytes_at_any_alignment_and_nothing_else(codec, shape, dty
 @few
 @given(codec=codecs, shape=shapes, dtype=dtypes, seed=st.integers(0, 9), exponent=st.sampled_from([-30, -3, 0, 3, 14]))
 def test_error_is_within_the_bound(codec, shape, dtype, seed, exponent):
-    x = gaussian(*shape, dtype=dtype, seed=seed, scale=2.0**exponent)
+    # fp16 holds nothing beyond 65504, and a bound is for finite values
+    x = gaussian(*shape, dtype=dtype, seed=seed, scale=2.0**exponent).nan_to_num()
     assert_within_bound(codec, x, roundtrip(codec, x))
 
 
