@@ -1,4 +1,4 @@
-"""Feedback: rules around a codec that keep what was sent, so that a later message makes up for what one loses.
+"""Feedback: rules around a codec. They keep what was sent, so a later message corrects the error of an earlier one.
 
 Each rule is three formulas over a message's input x, the buffer b kept for its slot, and the decoded payload c = C(u):
 
@@ -109,7 +109,7 @@ class Feedback(Described):
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Feedback):
-    """`ef(codec)`: what one message loses is added to the slot's next one."""
+    """`ef(codec)`: the error of one message is added to the slot's next message."""
 
     name: ClassVar[str] = "ef"
     receiver_keeps: ClassVar[bool] = False
@@ -149,7 +149,7 @@ class MixedErrorFeedback(ErrorFeedback):
 
 @dataclass(frozen=True, repr=False)
 class DifferenceFeedback(Feedback):
-    """`ef21(codec)`: only the change since the slot's last message is sent; both ends add it up."""
+    """`ef21(codec)`: a message is the change since the slot's last message, and both ends add up the changes."""
 
     name: ClassVar[str] = "ef21"
     receiver_keeps: ClassVar[bool] = True

@@ -45,11 +45,11 @@ class Overlap:
     """How much of the wire a schedule hides, apart from fill and drain."""
 
     share: float
-    """An activation's frame may take this share of a process's forwards of a micro-batch, and a gradient's as much of
-    its backwards, without a step of many micro-batches getting longer by more than 5 %."""
+    """An activation's frame may take this share of the time of a process's forwards for a micro-batch, and a gradient's
+    frame the same share of its backwards. A step of many micro-batches is then at most 5 % longer."""
     phased: bool = False
-    """Whether all forwards come before all backwards, so that activations and gradients never share a link, and its
-    latency is felt once."""
+    """Whether all forwards come before all backwards. Then activations and gradients never share a link at one time,
+    and its latency counts only once in a step."""
 
     def __post_init__(self) -> None:
         number = type(self.share) in (int, float)
@@ -66,9 +66,9 @@ class Overlap:
 class ScheduleSpec:
     """One schedule: torch's class, how many stages a process holds, how they lie over the processes, and its rule.
 
-    `placement` is "loop" (stage i on process i % P) or "v" (down the processes and back up). `rule` answers what is
-    wrong with (num_microbatches, num_stages, num_processes), or None. `warmups`, of (num_stages, num_microbatches),
-    says how many forwards each stage starts with where the order is `alternating`; else torch gives the order.
+    `placement` is "loop" (stage i on process i % P) or "v" (down the processes and back up). `rule` gives the mistake
+    in (num_microbatches, num_stages, num_processes), or None. `warmups` gives, for (num_stages, num_microbatches), the
+    number of forwards that each stage starts with, if the order is `alternating`; else torch gives the order.
     """
 
     torch_class: Callable[..., Any]
@@ -162,9 +162,9 @@ def one_forward_one_backward(num_stages: int, num_microbatches: int) -> list[int
 def wide_area(num_stages: int, num_microbatches: int, round_trip: float = 2.0) -> list[int]:
     """Forwards each stage runs before its first backward under 1f1b-wan: 2(S - 1 - s) + 1 on stage s.
 
-    `round_trip` is how long a micro-batch takes over one boundary, through the next stage and back, in turns of a
-    forward and a backward: 1 where frames cost nothing (then this is 1F1B), 2 where they take as long as compute, more
-    over links of high latency. Stage 0 holds 2S - 1 micro-batches at most, the last stage one.
+    `round_trip` is the time of a micro-batch over one boundary, through the next stage and back, in units of one
+    forward and one backward: 1 if frames take no time (then this is 1F1B), 2 if they take as long as compute, more over links
+    of high latency. Stage 0 holds at most 2S - 1 micro-batches, the last stage holds one.
     """
     return [min(num_microbatches, math.ceil(round_trip * (num_stages - 1 - s)) + 1) for s in range(num_stages)]
 
@@ -187,8 +187,8 @@ def ask_warmups(warmups: Warmups, num_stages: int, num_microbatches: int) -> lis
 def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
     """One stage a process; each runs its number of forwards, then a backward and a forward in turn, then what is left.
 
-    `warmups` has an entry a stage, 1 .. num_microbatches, and none may be larger than the one before it: a stage cannot
-    run ahead of the one that feeds it. warmups [3, 1] of 3 micro-batches:
+    `warmups` has a number for each stage, 1 .. num_microbatches. A number may not be larger than the one before it: a
+    stage cannot run ahead of the stage that feeds it. warmups [3, 1] with 3 micro-batches:
 
         stage 0   F0 F1 F2 B0 B1 B2
         stage 1   F0 B0 F1 B1 F2 B2
