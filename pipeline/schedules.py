@@ -163,8 +163,8 @@ def wide_area(num_stages: int, num_microbatches: int, round_trip: float = 2.0) -
     """Forwards each stage runs before its first backward under 1f1b-wan: 2(S - 1 - s) + 1 on stage s.
 
     `round_trip` is the time of a micro-batch over one boundary, through the next stage and back, in units of one
-    forward and one backward: 1 if frames take no time (then this is 1F1B), 2 if they take as long as compute, more over links
-    of high latency. Stage 0 holds at most 2S - 1 micro-batches, the last stage holds one.
+    forward and one backward: 1 if frames take no time (then this is 1F1B), 2 if they take as long as compute, more over
+    links of high latency. Stage 0 holds at most 2S - 1 micro-batches, the last stage holds one.
     """
     return [min(num_microbatches, math.ceil(round_trip * (num_stages - 1 - s)) + 1) for s in range(num_stages)]
 
