@@ -23,8 +23,8 @@ class WireOptions:
     timeout: float = 300.0
     """The most seconds that a stage waits for another stage."""
     heartbeat: float = 3.0
-    """Seconds that a stage may be silent before the others treat it as dead. A stage sends heartbeats while it computes,
-    so it is silent only if it is stopped or stuck, or if its host or link is gone."""
+    """Seconds that a stage may be silent before the others treat it as dead. A stage sends heartbeats while it
+    computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""
     checksum: bool = True
     """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"
