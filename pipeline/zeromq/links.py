@@ -13,11 +13,12 @@ from enum import Enum
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.zeromq.flows import Outflow
 from thinwire.pipeline.zeromq.keys import Keys
 from thinwire.pipeline.zeromq.loop import Loop, Socket, received
 from thinwire.pipeline.zeromq.messages import Pending
-from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, PacketError, Piece, unpack_answer
+from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, unpack_answer
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 
@@ -172,7 +173,7 @@ class Link:
         for parts in received(self._socket):
             try:
                 answer = unpack_answer(parts[0].bytes)
-            except PacketError as error:
+            except WireError as error:
                 self._failed(str(error))
                 return
             if isinstance(answer, str):

@@ -11,12 +11,13 @@ from functools import partial
 
 import zmq
 
+from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.zeromq.flows import Inflow
 from thinwire.pipeline.zeromq.keys import Keys
 from thinwire.pipeline.zeromq.links import Link, Packet, Patience, Sending, bounded
 from thinwire.pipeline.zeromq.loop import Loop, received
 from thinwire.pipeline.zeromq.messages import Mailbox, Pending
-from thinwire.pipeline.zeromq.packets import Channel, Hello, PacketError, Piece, pack_ack, pack_refusal, pieces
+from thinwire.pipeline.zeromq.packets import Channel, Hello, Piece, pack_ack, pack_refusal, pieces
 
 _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks who may connect (its RFC 27)."""
@@ -184,7 +185,7 @@ class Network:
                 return None  # an old connection, or a refused one
             peer = self._peers[self._senders[came][0]]
             sequence, piece = Piece.unpack(packet)
-        except PacketError as error:
+        except WireError as error:
             self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
             return None
         if peer.inflows[self._senders[came][1]].takes(sequence):

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from thinwire.pipeline.errors import WireError
+
 PIECE_BYTES = 1 << 18
 """Most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
@@ -27,10 +29,6 @@ VERSION = 1
 _HELLO = struct.Struct("<cBHII16s16s")
 _DATA = struct.Struct("<c7xQQqQQQ")
 _ACK = struct.Struct("<c7xQ")
-
-
-class PacketError(Exception):
-    """Bytes that are no packet."""
 
 
 class Channel(NamedTuple):
@@ -63,12 +61,12 @@ class Hello:
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:
-        """From bytes. PacketError if they are none."""
+        """From bytes. WireError if they are none."""
         if len(packet) != _HELLO.size or packet[:1] != b"H":
-            raise PacketError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
+            raise WireError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
         _, version, connection, sender, receiver, sender_life, receiver_life = _HELLO.unpack(packet)
         if version != VERSION:
-            raise PacketError(f"packets of version {VERSION} are understood here, got version {version}")
+            raise WireError(f"packets of version {VERSION} are understood here, got version {version}")
         return cls(sender, receiver, connection, sender_life, receiver_life)
 
 
@@ -87,9 +85,9 @@ class Piece:
 
     @classmethod
     def unpack(cls, header: bytes) -> tuple[int, Piece]:
-        """The packet's number in its flow, and the piece. PacketError if the bytes are none."""
+        """The packet's number in its flow, and the piece. WireError if the bytes are none."""
         if len(header) != _DATA.size or header[:1] != b"D":
-            raise PacketError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
+            raise WireError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
         _, sequence, group, tag, number, offset, total = _DATA.unpack(header)
         return sequence, cls(Channel(group, tag), number, offset, total)
 
@@ -111,9 +109,9 @@ def pack_refusal(reason: str) -> bytes:
 
 
 def unpack_answer(packet: bytes) -> int | str:
-    """The number of an ack, or the reason of a refusal. PacketError if the bytes are neither."""
+    """The number of an ack, or the reason of a refusal. WireError if the bytes are neither."""
     if packet[:1] == b"A" and len(packet) == _ACK.size:
         return int(_ACK.unpack(packet)[1])
     if packet[:1] == b"R":
         return packet[1:].decode(errors="replace")
-    raise PacketError(f"an ack or a refusal was expected, got {packet[:16]!r}")
+    raise WireError(f"an ack or a refusal was expected, got {packet[:16]!r}")

@@ -2,8 +2,9 @@
 
 import pytest
 
+from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.zeromq.messages import Mailbox, Pending
-from thinwire.pipeline.zeromq.packets import PIECE_BYTES, Channel, Hello, PacketError, Piece, pieces, unpack_answer
+from thinwire.pipeline.zeromq.packets import PIECE_BYTES, Channel, Hello, Piece, pieces, unpack_answer
 
 CHANNEL, OTHER = Channel(1, 0), Channel(1, 7)
 
@@ -92,5 +93,5 @@ def test_packets_are_read_as_they_were_written():
 @pytest.mark.parametrize("read", [Hello.unpack, Piece.unpack, unpack_answer])
 @pytest.mark.parametrize("garbage", [b"", b"A", b"\xff" * 8, b"X" * 44, b"D" * 400])
 def test_garbage_is_no_packet(read, garbage):
-    with pytest.raises(PacketError):
+    with pytest.raises(WireError):
         read(garbage)
