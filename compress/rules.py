@@ -51,7 +51,7 @@ def check(codec: Codec) -> None:
         try:
             carried = _carry(codec, x)
             taken.add(x.dtype)
-            for rule, broken in _RULES.items():
+            for rule, broken in _RULES.items() if x.numel() else [(_NOTHING, _size)]:
                 if detail := broken(carried):
                     found.add(rule, f"{codec.name} {rule}: {detail} for {words}")
         except ContractError as error:
@@ -119,7 +119,7 @@ def _described(codec: Codec) -> Iterator[str]:
 
 
 def _size(carried: _Carried) -> str | None:
-    return None if carried.x.numel() or not len(carried.payload) else f"{len(carried.payload)} bytes"
+    return f"{len(carried.payload)} bytes" if len(carried.payload) else None
 
 
 def _filling(carried: _Carried) -> str | None:
@@ -218,7 +218,6 @@ def _length(carried: _Carried) -> str | None:
 
 
 _RULES: Mapping[str, Callable[[_Carried], str | None]] = {
-    "must send 0 bytes of a tensor without elements": _size,
     "must write its whole payload and nothing else": _filling,
     "must leave the tensor that it encodes as it is": _input,
     "must encode a tensor of any strides alike": _strides,
@@ -228,7 +227,9 @@ _RULES: Mapping[str, Callable[[_Carried], str | None]] = {
     "must decode damaged bytes to something, or raise CodecError": _damage,
     "must refuse a payload of another length": _length,
 }
-"""What a codec must do, and what finds that it does not: the detail, or None."""
+"""What a codec must do with a tensor, and what finds that it does not: the detail, or None."""
+
+_NOTHING = "must send 0 bytes of a tensor without elements"
 
 
 def _tensors() -> Iterator[tuple[str, Tensor]]:
@@ -241,7 +242,8 @@ def _tensors() -> Iterator[tuple[str, Tensor]]:
 
 
 def _name(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    refused = "" if dtype.is_floating_point else ", which nbytes may refuse by a CodecError"
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}{refused}"
 
 
 def _gaussian(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

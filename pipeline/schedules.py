@@ -306,7 +306,8 @@ def actions(name: str, num_stages: int, num_processes: int, num_microbatches: in
 def check_order(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> None:
     """Work out the order of a user's schedule, so that one that cannot run is told at once.
 
-    Raises OptionsError if its functions fail, or a forward or backward is lacking, comes twice, or waits for itself.
+    Raises OptionsError if its functions fail, if a forward or backward is lacking, comes twice, or waits for itself, or
+    if a stage does not lie where the order runs it.
     """
     try:
         order = actions(name, num_stages, num_processes, num_microbatches)
@@ -315,6 +316,14 @@ def check_order(name: str, num_stages: int, num_processes: int, num_microbatches
         raise OptionsError([f"pipeline.schedule {name}: {mistake}" for mistake in error.mistakes]) from error
     except Exception as error:
         raise OptionsError(f"pipeline.schedule {name} must give an order that can run: {first_line(error)}") from error
+    place = placement(name, num_stages, num_processes)
+    for process, row in order.items():
+        for action in filter(None, row):
+            if away := [part.stage_index for part in _parts(action) if place[part.stage_index] != process]:
+                raise OptionsError(
+                    f"pipeline.schedule {name} must run each stage on its process, got stage {away[0]} on process "
+                    f'{process}, where placement="{SCHEDULES[name].placement}" puts it on {place[away[0]]}'
+                )
     stages, microbatches = range(num_stages), range(num_microbatches)
     wanted = [(kind, s, m) for kind in ("forward", "backward") for s in stages for m in microbatches]
     wrong = next((work for work in wanted if done[work] != 1), None)

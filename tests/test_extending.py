@@ -93,6 +93,20 @@ def test_a_model_family(follow, tmp_path):
     assert len(model.model.layers) == 3
 
 
+def test_the_classifier_is_what_the_library_computes(monkeypatch):
+    from thinwire.models.architectures import families
+    from thinwire.models.model import blueprint
+    from thinwire.models.options import ModelOptions
+
+    monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
+    (code,) = [code for code in blocks_of("A model family") if "XLM_ROBERTA" in code]
+    add_module(monkeypatch, "my_classifiers", code)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 40}
+    shape = {"num_hidden_layers": 3, "num_attention_heads": 4}
+    options = ModelOptions(name="my_classifiers:XLM_ROBERTA", config=sizes | shape)
+    assert len(blueprint(options, task="classification", num_labels=2, block_size=16).layers) == 5
+
+
 def test_a_data_source(follow):
     assert "5 steps" in follow("A data source")
 

@@ -90,13 +90,24 @@ def causal_family(name: str, architecture: str, base: str, **more: Any) -> Famil
     return Family(name=name, architecture=architecture, task="causal-lm", **row)
 
 
-def encoder_family(name: str, architecture: str, base: str, **more: Any) -> Family:
+def encoder_family(
+    name: str,
+    architecture: str,
+    base: str,
+    *,
+    embedding: Callable[[Skeleton], Layer],
+    head: tuple[ChainStep, ...],
+    **more: Any,
+) -> Family:
     """A family of classifiers with embedded positions; the attention mask marks the padding."""
     row: dict[str, Any] = {"blocks": f"{base}.encoder.layer", "block": EncoderBlock, **more}
-    return Family(name=name, architecture=architecture, task="classification", **row)
+    return Family(name=name, architecture=architecture, task="classification", embedding=embedding, head=head, **row)
 
 
-def _typed(name: str, side: tuple[str, ...] = (), optional_side: tuple[str, ...] = ()) -> Callable[[Skeleton], Layer]:
+def typed_embedding(
+    name: str, side: tuple[str, ...] = (), optional_side: tuple[str, ...] = ()
+) -> Callable[[Skeleton], Layer]:
+    """What makes the embedding of BERT and its kin: its full name, and the side inputs that it reads."""
     return partial(TypedEmbedding, name=name, side=side, optional_side=optional_side)
 
 
@@ -159,7 +170,7 @@ FAMILIES: dict[str, Family] = {
             "bert",
             "BertForSequenceClassification",
             "bert",
-            embedding=_typed("bert.embeddings", optional_side=("token_type_ids",)),
+            embedding=typed_embedding("bert.embeddings", optional_side=("token_type_ids",)),
             head=("bert.pooler", "dropout", "classifier"),
             fresh=("bert.pooler.", "classifier."),
         ),
@@ -167,7 +178,7 @@ FAMILIES: dict[str, Family] = {
             "roberta",
             "RobertaForSequenceClassification",
             "roberta",
-            embedding=_typed("roberta.embeddings"),
+            embedding=typed_embedding("roberta.embeddings"),
             head=("classifier",),
             fresh=("classifier.",),
             # positions begin after the number of the padding token
@@ -177,7 +188,9 @@ FAMILIES: dict[str, Family] = {
             "deberta-v2",
             "DebertaV2ForSequenceClassification",
             "deberta",
-            embedding=_typed("deberta.embeddings", side=("attention_mask",), optional_side=("token_type_ids",)),
+            embedding=typed_embedding(
+                "deberta.embeddings", side=("attention_mask",), optional_side=("token_type_ids",)
+            ),
             block=DebertaBlock,
             head=("pooler", "dropout", "classifier"),
             fresh=("pooler.", "classifier."),
@@ -192,7 +205,7 @@ FAMILIES: dict[str, Family] = {
             "distilbert",
             "DistilBertForSequenceClassification",
             "distilbert",
-            embedding=_typed("distilbert.embeddings"),
+            embedding=typed_embedding("distilbert.embeddings"),
             blocks="distilbert.transformer.layer",
             head=(first_token, "pre_classifier", relu, "dropout", "classifier"),
             fresh=("pre_classifier.", "classifier."),

@@ -87,7 +87,8 @@ def _bytes_of_labelled(labelled: Labelled) -> Iterator[bytes]:
 
 
 def _check_texts(name: str, returned: Any) -> list[str]:
-    require((isinstance(returned, list), f"{name} must return a list of texts, got {type(returned).__name__}"))
+    instead = "; set data.kind to pairs or images for that" if isinstance(returned, Labelled) else ""
+    require((isinstance(returned, list), f"{name} must return a list of texts, got {type(returned).__name__}{instead}"))
     _require_all(name, returned, _is_text, "texts that are str")
     texts: list[str] = returned
     return texts

@@ -24,8 +24,8 @@ MULTIPLIED = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits
 OWN = """
 from functools import partial
 
-from thinwire.models.architectures.families import causal_family, encoder_family
-from thinwire.models.architectures.pieces import CopiedChain, TypedEmbedding
+from thinwire.models.architectures.families import causal_family, encoder_family, typed_embedding
+from thinwire.models.architectures.pieces import CopiedChain
 
 
 def multiply(hidden, config):
@@ -58,7 +58,7 @@ XLM_ROBERTA = encoder_family(
     "xlm-roberta",
     "XLMRobertaForSequenceClassification",
     "roberta",
-    embedding=partial(TypedEmbedding, name="roberta.embeddings", side=(), optional_side=()),
+    embedding=typed_embedding("roberta.embeddings"),
     head=("classifier",),
     fresh=("classifier.",),
 )

@@ -129,7 +129,7 @@ def test_the_help_of_the_option_names_every_schedule():
 
 
 OWN = """
-from torch.distributed.pipelining import ScheduleLoopedBFS
+from torch.distributed.pipelining import ScheduleLoopedBFS, ScheduleZBVZeroBubble
 from thinwire.pipeline.schedules import Overlap, ScheduleSpec, alternating_schedule
 
 
@@ -155,7 +155,7 @@ good = of(ScheduleLoopedBFS)
 picky = of(ScheduleLoopedBFS, refuse)
 chatty = of(ScheduleLoopedBFS, lambda *numbers: True)
 narrow = of(ScheduleLoopedBFS, lambda number: None)
-forgetful, waiting, no_schedule = of(Forgetful), of(Waiting), of(dict)
+forgetful, waiting, no_schedule, misplaced = of(Forgetful), of(Waiting), of(dict), of(ScheduleZBVZeroBubble)
 few = alternating_schedule(lambda stages, microbatches: [1], Overlap(0.5))
 floats = alternating_schedule(lambda stages, microbatches: [microbatches / 2] * stages, Overlap(0.5))
 one_argument = alternating_schedule(lambda stages: [1] * stages, Overlap(0.5))
@@ -181,6 +181,10 @@ none = alternating_schedule(lambda stages, microbatches: None, Overlap(0.5))
         (
             "waiting",
             "pipeline.schedule own_schedules:waiting: an order must not wait for itself, and nothing can go before",
+        ),
+        (
+            "misplaced",
+            "pipeline.schedule own_schedules:misplaced must run each stage on its process, got stage 3 on proc",
         ),
         ("no_schedule", "pipeline.schedule own_schedules:no_schedule must give an order that can run: TypeError"),
         (
