@@ -35,6 +35,8 @@ def find_in(module_name: str, name: str, written: str, error: type[ThinwireError
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
+    except ThinwireError as raised:  # the user's module was found, and describes something that cannot be right
+        raise error([f"module {module_name} of {written!r}: {mistake}" for mistake in raised.mistakes]) from raised
     except (Exception, SystemExit) as raised:
         raise error(
             f"module {module_name} of {written!r} cannot be imported, from {here} either: "

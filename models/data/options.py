@@ -99,7 +99,8 @@ class DataOptions:
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (
                 not misplaced,
-                f"{misplaced} must be left out for kind {kind}: only images use them; for images, set data.kind to images",
+                f"{misplaced} must be left out for kind {kind}: only images use them; to read images, set data.kind to "
+                "images",
             ),
             (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
             (self.channels in (None, *PILLOW_MODES), f"channels must be 1 or 3, got {self.channels}"),

@@ -242,3 +242,13 @@ def test_a_description_that_cannot_be_right_is_refused_when_it_is_made(make, sai
     with pytest.raises(OptionsError) as caught:
         make()
     assert str(caught.value) == said
+
+
+def test_a_description_that_cannot_be_right_is_told_with_its_module(tmp_path, monkeypatch):
+    text = "from thinwire.pipeline.schedules import Overlap\nshort = Overlap(50)\n"
+    (tmp_path / "wrong_schedules.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionsError) as caught:
+        PipelineOptions(schedule="wrong_schedules:short")
+    said = "module wrong_schedules of 'wrong_schedules:short': the share of an Overlap must be above 0 and at most 1"
+    assert str(caught.value) == f"{said}, got 50"
