@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
-from thinwire.launch.run.slower_links import Gain
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
@@ -31,6 +31,20 @@ ROOMY = 120
 SMOKE_NOTE = "a smoke run: every part has worked, but the numbers say nothing about loss or speed"
 _UNLIMITED = 10_000
 """Columns of a terminal that is wide enough for any table."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The speed over one link, in samples a second."""
+
+    link: str
+    compressed: float
+    uncompressed: float
+
+    @property
+    def times(self) -> float:
+        """How many times as fast as uncompressed."""
+        return self.compressed / self.uncompressed
 
 
 class ProgressLine:
@@ -142,14 +156,10 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
 
 
-def show_gains(gains: Sequence[Gain], summary: Mapping[str, Any], samples: int, how_to_measure: str) -> None:
-    """Print the speeds that are predicted over slower links, beside the one measured; nothing without any.
+def show_gains(measured: float, gains: Sequence[Gain], notes: Sequence[str]) -> None:
+    """Print the samples a second that were measured and those predicted over slower links, and notes below them.
 
-    Args:
-        gains: what is predicted.
-        summary: of the run.
-        samples: those of a step.
-        how_to_measure: the command that measures what is predicted; empty where there is none.
+    Without predictions, nothing is printed.
     """
     if not gains:
         return
@@ -157,15 +167,12 @@ def show_gains(gains: Sequence[Gain], summary: Mapping[str, Any], samples: int, 
     table = _table("samples/s over slower links between the stages: predicted, not measured")
     for column in ("link", "compressed", "uncompressed", "gain"):
         table.add_column(column, justify="left" if column == "link" else "right", no_wrap=True)
-    measured = samples * summary["steps"] / max(1e-9, summary["training_seconds"])
     table.add_row("this machine, measured", f"{measured:.1f}", "", "")
     for gain in gains:
         table.add_row(gain.link, f"{gain.compressed:.1f}", f"{gain.uncompressed:.1f}", f"{gain.times:.2f}x")
     console.print(table)
-    said = "the schedule, walked through again with the compute, codec times and bytes of this run"
-    how = f"; to measure it on Linux, as root: {how_to_measure}" if how_to_measure else ""
-    console.print(f"{said}{how}", highlight=False, soft_wrap=True, markup=False)
-    console.print()
+    for note in filter(None, notes):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
 
 
 def _apart(summary: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from thinwire.compress import parse
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
-from thinwire.launch.run.console import ProgressLine, show_gains, show_notes, show_stores, show_summary
+from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.layer_times import uneven_cut
 from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.outputs import (
@@ -29,7 +29,7 @@ from thinwire.launch.run.outputs import (
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
-from thinwire.launch.run.slower_links import gains, how_to_measure
+from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import module_of, stage_report, summarize
 from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
@@ -304,7 +304,7 @@ class Run:
                 self._log.evaluations,
             )
         show_summary(summary)
-        show_gains(gains(self.recipe, summary), summary, self.recipe.pipeline.batch_size, how_to_measure(self.recipe))
+        show_slower_links(self.recipe, summary)
 
     def _gather_traces(self) -> list[StageTrace]:
         """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""

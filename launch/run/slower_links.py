@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from thinwire.launch.run.console import Gain, show_gains
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
 from thinwire.pipeline.schedules import SCHEDULES
@@ -22,21 +23,8 @@ SHOWN = "100mbit"
 """The link that a user is told how to measure."""
 FEWEST_STEPS = 20
 """Steps from which on their average says something: the first ones are slower."""
+PREDICTED = "predicted from the compute, codec times and bytes of this run, by its schedule; no link slowed this run"
 UNSLOWED = parse_link("none")
-
-
-@dataclass(frozen=True)
-class Gain:
-    """The speed over one link, in samples a second."""
-
-    link: str
-    compressed: float
-    uncompressed: float
-
-    @property
-    def times(self) -> float:
-        """How many times as fast as uncompressed."""
-        return self.compressed / self.uncompressed
 
 
 def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
@@ -55,13 +43,28 @@ def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
     return [Gain(name, speed(parse_link(name), True), speed(parse_link(name), False)) for name in LINKS]
 
 
+def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
+    """Print what a run that has ended says of slower links."""
+    measured = recipe.pipeline.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
+    show_gains(measured, gains(recipe, summary), [PREDICTED, crowding(recipe), how_to_measure(recipe)])
+
+
+def crowding(recipe: Recipe) -> str:
+    """What the numbers do not show where processes had to share cores, in a sentence; empty where each had its own."""
+    processes, cores = recipe.pipeline.num_processes, os.cpu_count() or 1
+    if processes * recipe.training.threads <= cores:
+        return ""
+    shared = f"{processes} processes shared {cores} core{'s' * (cores > 1)} here"
+    return f"{shared}; on a machine each they compute faster, so slow links cost more there and compression gains more"
+
+
 def how_to_measure(recipe: Recipe) -> str:
-    """The command that measures the same on links of this machine that are slowed down; empty where none can."""
+    """What measures the same on links of this machine that are slowed down, in words; empty where nothing can."""
     if recipe.pipeline.accumulation > 1:
         return ""
     pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
     codec = "" if recipe.compression.automatic else f" --codec '{pair}'"
-    return f"thinwire bench {Path(recipe.folder, 'recipe.yaml')} --bandwidth {SHOWN}{codec} --repetitions 2"
+    return f"to measure it on Linux, as root: thinwire bench {Path(recipe.folder, 'recipe.yaml')} --bandwidth {SHOWN}{codec} --repetitions 2"
 
 
 def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:

@@ -3,9 +3,9 @@
 import pytest
 
 from thinwire.launch.run import slower_links
-from thinwire.launch.run.console import show_gains
+from thinwire.launch.run.console import Gain, show_gains
 from thinwire.launch.run.recipe import parse
-from thinwire.launch.run.slower_links import Gain, gains, how_to_measure
+from thinwire.launch.run.slower_links import crowding, gains, how_to_measure
 
 STEPS = 100
 
@@ -60,20 +60,30 @@ def test_a_run_over_real_links_or_in_one_process_says_nothing(monkeypatch, every
 
 def test_the_table_says_what_is_measured_and_what_is_not(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    show_gains([Gain("100mbit", 12.0, 4.0)], summary(), 16, "thinwire bench X")
+    show_gains(16.0, [Gain("100mbit", 12.0, 4.0)], ["", "to measure it on Linux, as root: thinwire bench X"])
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines]
     assert ["this", "machine,", "measured", "16.0"] in rows
     assert ["100mbit", "12.0", "4.0", "3.00x"] in rows
     assert any("predicted, not measured" in line for line in lines)
     assert any(line.endswith("to measure it on Linux, as root: thinwire bench X") for line in lines)
-    show_gains([], summary(), 16, "")
+    show_gains(16.0, [], ["no note"])
     assert capsys.readouterr().out == ""
 
 
 def test_the_command_that_measures_is_one_that_bench_takes():
     wanted = parse(["quickstart", "--codec", "q(2)/q(6)"])
-    assert how_to_measure(wanted).startswith("thinwire bench runs/quickstart/recipe.yaml --bandwidth 100mbit --codec")
+    assert how_to_measure(wanted).startswith(
+        "to measure it on Linux, as root: thinwire bench runs/quickstart/recipe.yaml --bandwidth 100mbit --codec"
+    )
     assert "'q(2)/q(6)'" in how_to_measure(wanted)
     assert how_to_measure(parse(["quickstart", "--pipeline.accumulation", "2"])) == ""
     assert slower_links.SHOWN in slower_links.LINKS
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"), [(4, ""), (2, "4 processes shared 2 cores here;"), (1, "shared 1 core here;")]
+)
+def test_a_run_says_that_its_processes_had_to_share_cores(monkeypatch, cores, said):
+    monkeypatch.setattr(slower_links.os, "cpu_count", lambda: cores)
+    assert said in crowding(parse(["quickstart"])) and bool(said) == bool(crowding(parse(["quickstart"])))
