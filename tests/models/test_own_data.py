@@ -1,0 +1,155 @@
+"""Data from a function of the user's own: what it may return, and one sentence for everything else."""
+
+import pytest
+
+from support.own_code import own_module
+from thinwire.models.data.parts import Part
+from thinwire.models.data.sources import read_labelled, read_texts
+from thinwire.models.errors import ModelError
+
+OWN = """
+import torch
+
+from thinwire.models.data.parts import Labelled
+
+
+def texts(split):
+    return [f"{split} {number}" for number in range(3)]
+
+
+def pictures(split):
+    return Labelled([torch.zeros(2, 2, dtype=torch.uint8).numpy()] * 4, torch.tensor([0, 1, 0, 1]), 2)
+
+
+def broken(split):
+    raise KeyError(split)
+
+
+def other_each_time(split):
+    calls.append(split)
+    return [f"{split} {len(calls)}"]
+
+
+def other_labels_each_time(split):
+    calls.append(split)
+    return Labelled([("a",), ("b",)], torch.tensor([0, len(calls) % 2]), 2)
+
+
+def takes_nothing():
+    return []
+
+
+def numbers(split):
+    return [1, 2]
+
+
+def few_labels(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0]), 2)
+
+
+def listed_labels(split):
+    return Labelled([("a",), ("b",)], [0, 1], 2)
+
+
+def wide_labels(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0, 2]), 2)
+
+
+def text_alone(split):
+    return Labelled(["a", "b"], torch.tensor([0, 1]), 2)
+
+
+def uneven(split):
+    return Labelled([("a",), ("b", "c")], torch.tensor([0, 1]), 2)
+
+
+def floats(split):
+    return Labelled([torch.zeros(2, 2).numpy()] * 2, torch.tensor([0, 1]), 2)
+
+
+calls = []
+constant = 3
+"""
+
+
+@pytest.fixture
+def own_sources(tmp_path, monkeypatch):
+    """A module `own_sources` in the current directory."""
+    with own_module("own_sources", OWN, tmp_path, monkeypatch):
+        yield
+
+
+@pytest.mark.usefixtures("own_sources")
+def test_a_function_of_ones_own_is_asked_for_its_split():
+    assert read_texts(Part("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
+    assert read_labelled("images", Part("own_sources:pictures")).num_labels == 2
+
+
+@pytest.mark.usefixtures("own_sources")
+def test_a_function_written_with_a_dot_is_answered_with_a_colon():
+    """It was looked for on the hub."""
+    with pytest.raises(ModelError, match=r"got 'own_sources\.texts' \(did you mean own_sources:texts\?\)"):
+        read_texts(Part("own_sources.texts"))
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_sources:text", "module own_sources has no 'text' (did you mean texts"),
+        ("own_sources:constant", "own_sources:constant must be a function that takes a split, got int"),
+        ("own_sources:broken", "own_sources:broken failed for the split 'train': KeyError: 'train'"),
+        (
+            "own_sources:pictures",
+            "own_sources:pictures must return a list of texts, got Labelled; set data.kind to pairs or images for that",
+        ),
+        ("no_sources:texts", "module no_sources of 'no_sources:texts' cannot be imported, from "),
+    ],
+)
+def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
+    with pytest.raises(ModelError) as error:
+        read_texts(Part(name))
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("takes_nothing", "text", "must take one argument, the split: too many positional arguments"),
+        ("numbers", "text", "must return texts that are str, got int 1 at index 0"),
+        ("texts", "pairs", "must return Labelled examples, got list"),
+        ("few_labels", "pairs", "must return a label for each example, got 1 for 2"),
+        ("listed_labels", "pairs", "must return labels as an int64 tensor [N], got list [0, 1]; write torch.tensor("),
+        ("text_alone", "pairs", "must return examples that are tuples of one or two texts, got str 'a' at index 0"),
+        ("uneven", "pairs", "must return as many texts in each tuple, got one in some and two in others"),
+        (
+            "floats",
+            "images",
+            "must return images that are uint8 arrays [H, W] or [H, W, C], or the bytes of a file, got a",
+        ),
+    ],
+)
+def test_examples_of_the_wrong_kind_are_one_sentence(name, kind, said):
+    with pytest.raises(ModelError) as error:
+        part = Part(f"own_sources:{name}")
+        read_texts(part) if kind == "text" else read_labelled(kind, part)
+    assert str(error.value).startswith(f"own_sources:{name} {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("own_sources")
+def test_a_label_beyond_the_classes_is_told():
+    with pytest.raises(ModelError, match=r"labels must lie in 0\.\.1, got 2 in row 1 of own_sources:wide_labels"):
+        read_labelled("pairs", Part("own_sources:wide_labels"))
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(("name", "kind"), [("other_each_time", "text"), ("other_labels_each_time", "pairs")])
+def test_a_function_that_gives_other_examples_at_each_call_is_refused(name, kind):
+    """One process reads for all, so nobody else could notice; a resume would train on other samples."""
+    said = f"own_sources:{name} must return the same for split 'test' at each call"
+    with pytest.raises(ModelError, match=said):
+        part = Part(f"own_sources:{name}", "test")
+        read_texts(part) if kind == "text" else read_labelled(kind, part)
