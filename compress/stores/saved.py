@@ -87,6 +87,12 @@ def restored(
         StoreError: a row is missing or damaged.
     """
     newest = {slot: saved for saved in chain for slot in saved.slots}
+    for slot, saved in newest.items():
+        if not 0 <= slot < layout.num_slots:
+            raise StoreError(
+                f"{saved.path} must hold rows of slots 0 to {layout.num_slots - 1}, got {slot}: the checkpoint is "
+                f"damaged"
+            )
     in_base = [slot for slot in known.nonzero().flatten().tolist() if slot not in newest]
     yield from _checked(_from_base(base, in_base, layout.row_bytes), base, checksums)
     for saved in chain:

@@ -133,6 +133,17 @@ def test_damaged_rows_are_a_sentence(store, tmp_path, damage):
         load(store, known, checksums, tmp_path / "base.slots", [saved])
 
 
+@pytest.mark.parametrize("slot", [-1, LAYOUT.num_slots, -(1 << 60)])
+def test_a_slot_that_does_not_exist_is_a_sentence(store, tmp_path, slot):
+    """It ended in an IndexError, and -1 would have been the last slot."""
+    checksums = torch.zeros(LAYOUT.num_slots, dtype=torch.int64)
+    store.write(slots(0), rows(1))
+    saved, known = save(store, tmp_path / "0.rows", checksums)
+    damaged = SavedRows(saved.path, [slot])
+    with pytest.raises(StoreError, match=rf"0\.rows must hold rows of slots 0 to .*, got {slot}"):
+        load(store, known, checksums, tmp_path / "base.slots", [damaged])
+
+
 def test_a_base_that_is_damaged_is_a_sentence(store, tmp_path):
     checksums = torch.zeros(LAYOUT.num_slots, dtype=torch.int64)
     store.write(slots(0, 1), rows(2))
