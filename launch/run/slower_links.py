@@ -64,7 +64,8 @@ def how_to_measure(recipe: Recipe) -> str:
         return ""
     pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
     codec = "" if recipe.compression.automatic else f" --codec '{pair}'"
-    return f"to measure it on Linux, as root: thinwire bench {Path(recipe.folder, 'recipe.yaml')} --bandwidth {SHOWN}{codec} --repetitions 2"
+    command = f"thinwire bench {Path(recipe.folder, 'recipe.yaml')} --bandwidth {SHOWN}{codec} --repetitions 2"
+    return f"to measure it on Linux, as root: {command}"
 
 
 def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
