@@ -22,6 +22,7 @@ from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codecs.dither import Dither
 from thinwire.compress.codecs.fp8 import Float8
 from thinwire.compress.codecs.lowrank import LowRank
+from thinwire.compress.codecs.normal import NormalLevels
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
 from thinwire.compress.feedback import (
@@ -41,7 +42,19 @@ from thinwire.errors.names import did_you_mean
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
     {
         codec.name: codec
-        for codec in (Uncompressed, Float16, BFloat16, Float8, Quantize, Dither, TopK, RandK, Reuse, LowRank)
+        for codec in (
+            Uncompressed,
+            Float16,
+            BFloat16,
+            Float8,
+            Quantize,
+            NormalLevels,
+            Dither,
+            TopK,
+            RandK,
+            Reuse,
+            LowRank,
+        )
     }
 )
 """Every codec by its name in expressions."""

@@ -8,15 +8,20 @@ bits. If a block has NaN or infinity, its scale is not finite, and no decoded el
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Words
 from thinwire.compress.codecs.cast import rounding_bound
+from thinwire.compress.codecs.clip import MIDRISE, least_square_scale, mean_magnitude
+
+Clip = Literal["mse"] | float
 
 _OVER_BLOCK = (0, 2)
+BFLOAT16_STEP = 2.0**-7
+"""A search for a scale may end one step apart where the order of its sums differs."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Grid(ABC):
         """
 
 
+@dataclass(frozen=True)
 class AbsMaxGrid(Grid):
     """Mid-rise: [-s, s] cut into 2**b intervals; code k stands for the middle of the k-th.
 
@@ -83,16 +89,26 @@ class AbsMaxGrid(Grid):
 
     No point is zero. On Gaussian rows that is as good as a grid with zero, on rows after ReLU or with outliers it is 6
     to 22 dB worse (docs/reference/codecs.md has the figures).
+
+    With `clip` s is less, and values beyond it become the outermost points.
     """
+
+    clip: Clip | None = None
+    """The scale over max|x|, or `mse` for the one that loses least."""
 
     smallest_scale: ClassVar[float] = 2.0**-118
 
     def measure(self, values: Tensor) -> Tensor:
-        """max|x| of each block, more for stochastic rounding, as bf16 rounded up: [count, 1]."""
+        """max|x| of each block, more for stochastic rounding, less with `clip`, as bf16 rounded up: [count, 1]."""
+        return bfloat16_above(self._scale(values), self.smallest_scale)
+
+    def _scale(self, values: Tensor) -> Tensor:
+        if self.clip == "mse":
+            return 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(values, self.bits, MIDRISE)
         largest = largest_magnitude(values)
         if self.stochastic:
             largest *= (self.last + 1) / self.last
-        return bfloat16_above(largest, self.smallest_scale)
+        return largest if self.clip is None else largest * self.clip
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The interval that each value lies in, 0 to 2**bits - 1."""
@@ -102,7 +118,10 @@ class AbsMaxGrid(Grid):
         steps = values / step.masked_fill_(step == 0, torch.inf)
         if noise is not None:
             steps += noise
-        signed = steps.floor_().to(torch.int8)
+        steps.floor_()
+        if self.clip is not None:
+            steps.clamp_(-half, half - 1)
+        signed = steps.to(torch.int8)
         # Masked: NaN becomes any integer, and must not change the codes of another block.
         return signed.view(torch.uint8).add_(half).bitwise_and_(self.last)
 
@@ -115,10 +134,13 @@ class AbsMaxGrid(Grid):
         levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Half a step of the grid, or a whole one for stochastic rounding, and the scale."""
+        """Half a step of the grid, or a whole one for stochastic rounding, more for what is cut off, and the scale."""
         largest = scales.float()
         step = largest * 2.0 ** (1 - self.bits)
-        error = (step if self.stochastic else step / 2) + _float32_slack(largest)
+        error = (step if self.stochastic else step / 2) + float32_slack(largest)
+        if self.clip is not None:
+            cut = values.abs() - largest * (1 - BFLOAT16_STEP) + step / 2
+            error = torch.maximum(error * (1 + BFLOAT16_STEP), cut + float32_slack(largest))
         return error.clamp(min=self.smallest_scale), largest
 
 
@@ -162,7 +184,7 @@ class MinMaxGrid(Grid):
         largest = torch.maximum(lowest.abs(), (lowest + extent).abs())
         step = extent / self.last
         addition = rounding_bound(largest, torch.float32)
-        return (step if self.stochastic else step / 2) + _float32_slack(extent) + addition, largest
+        return (step if self.stochastic else step / 2) + float32_slack(extent) + addition, largest
 
 
 class PointGrid(Grid):
@@ -204,6 +226,6 @@ def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
     return above.masked_fill_(above < smallest, 0.0)
 
 
-def _float32_slack(magnitude: Tensor) -> Tensor:
+def float32_slack(magnitude: Tensor) -> Tensor:
     """A bound on the error of a few float32 operations on numbers up to `magnitude`."""
     return 8 * rounding_bound(magnitude, torch.float32)

@@ -4,7 +4,7 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes
 minmax        float32 min, float32 max-min
 
-The options rotate and outliers are in rotation.py and outliers.py.
+The options clip, grid, rotate and outliers are in clip.py, grid_with_zero.py, rotation.py and outliers.py.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,8 @@ from typing import ClassVar, Literal, get_args
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
+from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.rotation import Rotated
@@ -24,7 +25,11 @@ from thinwire.errors import attempt
 Scale = Literal["absmax", "minmax"]
 Round = Literal["nearest", "stochastic"]
 Rotate = Literal["hadamard"]
-_GRIDS: Mapping[Scale, type[Grid]] = MappingProxyType({"absmax": AbsMaxGrid, "minmax": MinMaxGrid})
+Points = Literal["midrise", "midtread", "auto"]
+_GRIDS: Mapping[Points, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
+    {"midrise": AbsMaxGrid, "midtread": MidTreadGrid, "auto": AutoGrid}
+)
+_MOST_BITS_TO_CLIP = 5
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,13 +51,17 @@ class Quantize(Blockwise):
     bits: int
     """Bits a code, 1 to 8."""
     scale: Scale = field(default="absmax", kw_only=True)
-    """`absmax`: a grid from -max|x| to max|x|, without zero; `minmax`: from the least to the largest value."""
+    """`absmax`: a grid from -max|x| to max|x|; `minmax`: from the least to the largest value."""
     per: Per | None = field(default=None, kw_only=True)
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
     """Instead of `per`: how many consecutive elements share one scale."""
     round: Round = field(default="nearest", kw_only=True)
     """`stochastic`: up or down by chance, so that the expectation is the value itself."""
+    grid: Points = field(default="midrise", kw_only=True)
+    """`midrise`: no point is zero; `midtread`: zero is one; `auto`: for each block the one that loses less."""
+    clip: Clip | None = field(default=None, kw_only=True)
+    """The scale as a share of max|x|, or `mse` for the one that loses least; the few values beyond it are cut."""
 
     rotate: Rotate | None = field(default=None, kw_only=True)
     """`hadamard`: rotate each row before, and back after, so that outliers are spread over it."""
@@ -65,17 +74,33 @@ class Quantize(Blockwise):
             lambda: require_choice(self, "scale", self.scale, get_args(Scale)),
             lambda: require_choice(self, "round", self.round, get_args(Round)),
             super().__post_init__,
+            lambda: require_choice(self, "grid", self.grid, get_args(Points)),
+            self._check_clip,
             lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,
         )
+        if not (self.scale == "absmax" and self.round == "nearest") and (self.grid != "midrise" or self.clip):
+            raise CodecError(
+                f'q\'s grid and clip are for scale="absmax" and round="nearest", got scale="{self.scale}" and '
+                f'round="{self.round}"'
+            )
 
     def _check_outliers(self) -> None:
         if self.outliers is not None and (type(self.outliers) is not float or not 0 < self.outliers <= 0.5):
             raise CodecError(f"q's outliers must be a share above 0 and at most 0.5, got {self.outliers!r}")
 
+    def _check_clip(self) -> None:
+        if self.clip == "mse":
+            if self.bits in range(_MOST_BITS_TO_CLIP + 1, 9):
+                raise CodecError(f'q\'s clip="mse" is for 1 to 5 bits, as more gain nothing by it, got {self.bits}')
+        elif self.clip is not None and (type(self.clip) is not float or not 0 < self.clip < 1):
+            raise CodecError(f'q\'s clip must be "mse" or a share above 0 and below 1, got {self.clip!r}')
+
     @property
     def _grid(self) -> Grid:
-        return _GRIDS[self.scale](self.bits, self.round == "stochastic")
+        if self.scale == "minmax":
+            return MinMaxGrid(self.bits, self.round == "stochastic")
+        return _GRIDS[self.grid](self.bits, self.round == "stochastic", self.clip)
 
     @property
     def _quantizer(self) -> Quantizer:

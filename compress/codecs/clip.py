@@ -1,0 +1,69 @@
+"""q's option clip: a scale below a block's largest magnitude, so that all its other elements get finer steps.
+
+`clip="mse"` looks for the scale with the least mean square error, in little more than one pass over the block. What a
+scale s loses is about
+
+    n * k * s**2 / (3 * 4**bits)   in steps of the grid      +      sum of (|x| - s)**2 over all |x| > s, the cut
+
+It is least where n * k * s / (3 * 4**bits) = sum of (|x| - s) over all |x| > s. Newton's method finds that, from the
+left, on the largest of each 8 magnitudes instead of all: those beyond s are few, and rarely two of one eight. If errors
+were spread evenly over each step, k would be 1. In a block that looks Gaussian, k is what makes the solution the known
+best scale of a Gaussian. The check is the ratio of the mean square of the maxima to the square of their mean: 1.09 for
+a Gaussian, 1.2 after a ReLU or for a Laplacian, more with outliers.
+
+At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is twice the mean magnitude.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+_OVER_BLOCK = (0, 2)
+_POOLED = 8
+_STEPS = 4
+_GAUSSIAN_BELOW = 1.16
+
+MIDRISE: Mapping[int, float] = MappingProxyType({2: 0.385, 3: 0.509, 4: 0.637, 5: 0.751})
+"""k of a Gaussian block by bits, for a grid without zero. Each follows from the best scale: 1.99, 2.34, 2.68 and 3.01
+standard deviations."""
+
+MIDTREAD: Mapping[int, float] = MappingProxyType({1: 0.724, 2: 0.277, 3: 0.409, 4: 0.574, 5: 0.721})
+"""The same for a grid with zero, whose best scale is 1.22, 2.10, 2.41, 2.71 and 3.02 standard deviations."""
+
+
+def least_square_scale(values: Tensor, bits: int, gaussian: Mapping[int, float]) -> Tensor:
+    """The scale of each block of `values` [outer, count, inner] that loses least: float32 [count, 1].
+
+    At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
+    """
+    maxima = _maxima(values.abs())
+    largest = maxima.amax(_OVER_BLOCK, keepdim=True)
+    maxima = maxima / largest.masked_fill(largest == 0, 1.0)  # so that no sum overflows
+    mean, square = maxima.mean(_OVER_BLOCK, keepdim=True), maxima.square().mean(_OVER_BLOCK, keepdim=True)
+    factor = torch.where(square < _GAUSSIAN_BELOW * mean.square(), gaussian.get(bits, 1.0), 1.0)
+    slope = factor * (values.shape[0] * values.shape[2] / (3 * 4.0**bits))
+    scale: Tensor = torch.zeros_like(mean)
+    for _ in range(_STEPS):
+        beyond = (maxima - scale).clamp_(min=0)
+        count = torch.count_nonzero(beyond, _OVER_BLOCK).view(scale.shape)
+        scale = scale + (beyond.sum(_OVER_BLOCK, keepdim=True) - slope * scale) / (count + slope)
+    return (scale.clamp_(max=1) * largest).view(-1, 1)
+
+
+def mean_magnitude(values: Tensor) -> Tensor:
+    """The mean of |x| of each block of `values` [outer, count, inner]: float32 [count, 1]."""
+    total = torch.linalg.vector_norm(values, 1, _OVER_BLOCK, dtype=torch.float64)
+    mean: Tensor = total / (values.shape[0] * values.shape[2])
+    return mean.float().unsqueeze(1)
+
+
+def _maxima(magnitudes: Tensor) -> Tensor:
+    """The largest of each 8 elements of a block, those far apart, and the few left over: [.., count, ..]."""
+    dim = 0 if magnitudes.shape[0] > magnitudes.shape[2] else 2
+    size = magnitudes.shape[dim] // _POOLED
+    if not size:
+        return magnitudes
+    eights, rest = magnitudes.tensor_split([_POOLED * size], dim)
+    return torch.cat([eights.unflatten(dim, (_POOLED, size)).amax(dim), rest], dim)

@@ -1,0 +1,165 @@
+"""q's option grid: grids that hold zero, for tensors with many zeros or small values, and the choice for each block.
+
+midtread     (2**(b-1) - code) * s / 2**(b-1)              2**b points from s to just short of -s, zero among them
+auto         the same, or less s / 2**b: mid-rise          the lowest bit of the scale, which is even else, says which
+
+s has the sign of the block's element of largest magnitude, so the longer side is where it is needed.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, largest_magnitude
+
+_OVER_BLOCK = (0, 2)
+_SAMPLE = 128
+"""Elements of a block that choose its grid."""
+_SMALLEST_SCALE = 2.0**-118
+
+
+@dataclass(frozen=True)
+class MidTreadGrid(Grid):
+    """Zero, 2**(b-1) points on the side of the block's largest magnitude, and one less on the other.
+
+    The scale is that magnitude as bf16, rounded up, with its sign; less with `clip`. Decoded, code k is
+    (2**(b-1) - k) * s/2**(b-1), which float32 holds exactly. On the other side values beyond the last point, which may
+    be a whole step short of -s, become that point.
+    """
+
+    clip: Clip | None = None
+    """The scale over max|x|, or `mse` for the one that loses least."""
+
+    @property
+    def half(self) -> int:
+        """The code of zero."""
+        return (self.last + 1) // 2
+
+    def measure(self, values: Tensor) -> Tensor:
+        """The signed scale of each block, as bf16: [count, 1]."""
+        return self._signed(bfloat16_above(self._scale(values), _SMALLEST_SCALE), values)
+
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """The nearest point, counted from the scale down."""
+        step = self._steps(scales)
+        steps = values / step.masked_fill(step == 0, torch.inf)
+        return self._counted(steps)
+
+    def evaluate(self, codes: Tensor) -> None:
+        """Turn code k into 2**(bits-1) - k."""
+        codes.neg_().add_(self.half)
+
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Multiply by s / 2**(bits-1)."""
+        levels.mul_(self._steps(scales))
+
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Half a step of the grid, more for what is cut off, and the scale."""
+        scales = scales.float()
+        largest, step = scales.abs(), scales.abs() / self.half
+        oriented = torch.where(scales < 0, -values, values)
+        cut = torch.maximum(oriented - largest, step - largest - oriented)
+        return self._error(cut, step, largest), largest
+
+    def _error(self, cut: Tensor, step: Tensor, largest: Tensor) -> Tensor:
+        """The largest error of values that are `cut` beyond the outermost point."""
+        margin = 0.0 if self.clip is None else BFLOAT16_STEP
+        error = torch.maximum(cut + largest * margin, step * (1 + margin) / 2) + float32_slack(largest)
+        return error.clamp(min=_SMALLEST_SCALE)
+
+    def _scale(self, values: Tensor) -> Tensor:
+        if self.clip == "mse":
+            return least_square_scale(values, self.bits, MIDTREAD)
+        largest = largest_magnitude(values)
+        return largest if self.clip is None else largest * self.clip
+
+    def _signed(self, magnitudes: Tensor, values: Tensor) -> Tensor:
+        """Scales with the sign of each block's largest magnitude."""
+        positive = values.amax(_OVER_BLOCK) >= values.amin(_OVER_BLOCK).neg_()
+        return torch.where(positive.unsqueeze(1), magnitudes, -magnitudes)
+
+    def _steps(self, scales: Tensor) -> Tensor:
+        return scales.float() * 2.0 ** (1 - self.bits)
+
+    def _counted(self, steps: Tensor) -> Tensor:
+        """Codes of values in steps of the grid; overwrites them."""
+        counted = steps.round_().clamp_(1 - self.half, self.half).neg_().add_(self.half)
+        # Masked: NaN becomes any integer, and must not change the codes of another block.
+        return counted.to(torch.uint8).bitwise_and_(self.last)
+
+
+@dataclass(frozen=True)
+class AutoGrid(MidTreadGrid):
+    """Mid-tread or mid-rise, in each block the one that loses less on a sample of it.
+
+    The scale is rounded up to a bf16 whose lowest bit is 0. That bit is set where the block is mid-rise: then s is
+    positive, and code k is (2**(b-1) - k) * s/2**(b-1) - s/2**b.
+    """
+
+    risen: ClassVar[int] = 1
+    """The bit of a scale that says mid-rise."""
+
+    def measure(self, values: Tensor) -> Tensor:
+        """The scale of each block on the better grid, as bf16: [count, 1]."""
+        tread = self._signed(_even(bfloat16_above(self._scale(values), _SMALLEST_SCALE)), values)
+        rise = tread.abs()
+        if self.clip == "mse":
+            exact = 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(values, self.bits, MIDRISE)
+            rise = _even(bfloat16_above(exact, _SMALLEST_SCALE))
+        rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
+        sample = _sample(values)
+        better = self._lost(sample, rise) < self._lost(sample, tread)
+        return torch.where(better, rise, tread)
+
+    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
+        """The nearest point of the block's grid."""
+        step, shift = self._steps(scales), self._is_rise(scales) * 0.5
+        return self._counted((values / step.masked_fill(step == 0, torch.inf)).add_(shift))
+
+    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
+        """Multiply by s / 2**(bits-1), and subtract half of that where the block is mid-rise; both are exact."""
+        step = self._steps(scales)
+        levels.mul_(step).sub_(step * self._is_rise(scales) * 0.5)
+
+    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Half a step of the grid, more for what is cut off, and the scale."""
+        plain = self._plain(scales)
+        _, largest = super().bound(values, plain)
+        step, shift = largest / self.half, self._is_rise(scales) * 0.5
+        oriented = torch.where(plain < 0, -values, values)
+        cut = torch.maximum(oriented - largest + step * shift, step * (1 - shift) - largest - oriented)
+        return self._error(cut, step, largest), largest
+
+    def _steps(self, scales: Tensor) -> Tensor:
+        return super()._steps(self._plain(scales))
+
+    def _plain(self, scales: Tensor) -> Tensor:
+        """Scales without the bit that says which grid."""
+        return scales.view(torch.int16).bitwise_and(~self.risen).view(torch.bfloat16)
+
+    def _is_rise(self, scales: Tensor) -> Tensor:
+        return scales.view(torch.int16).bitwise_and(self.risen).float()
+
+    def _lost(self, values: Tensor, scales: Tensor) -> Tensor:
+        """The squared error of each block of `values` with these scales: [count, 1]."""
+        levels = self.codes(values, scales, None).float()
+        self.evaluate(levels)
+        self.scale_levels(levels, scales)
+        lost: Tensor = torch.linalg.vector_norm(levels.sub_(values), dim=_OVER_BLOCK)
+        return lost.unsqueeze(1)
+
+
+def _even(scales: Tensor) -> Tensor:
+    """bf16 `scales`, not negative, rounded up to those whose lowest bit is 0; infinity for NaN too."""
+    even = scales.view(torch.int16).add(1).bitwise_and_(-2).view(torch.bfloat16)
+    return torch.where(scales.isfinite(), even, torch.inf)
+
+
+def _sample(values: Tensor) -> Tensor:
+    """About 128 elements of each block, evenly spaced."""
+    outer, _, inner = values.shape
+    along_inner = min(inner, _SAMPLE)
+    return values[:: max(1, outer * along_inner // _SAMPLE), :, :: max(1, inner // _SAMPLE)]
