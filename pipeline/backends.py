@@ -1,4 +1,4 @@
-"""Which process group carries the messages of a pipeline: gloo's, or one over ZeroMQ."""
+"""The process group that carries the messages of a pipeline: gloo's, or one over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
     """`backend` and `pg_options` for `init_process_group` and `new_group`.
 
     Args:
-        options: they name the transport.
-        size: processes of the group; one alone needs no transport.
-        beside: a process group of these processes that exists; one over ZeroMQ shares its connections.
+        options: the options that name the transport.
+        size: the number of processes in the group; a single process needs no transport.
+        beside: an existing process group of these processes; over ZeroMQ, the new group shares its connections.
 
     Raises:
         OptionsError: pyzmq is not installed, or there are no keys.
@@ -34,7 +34,7 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
 
 
 def check_installed() -> None:
-    """Raise OptionsError where pyzmq is not installed."""
+    """Raise OptionsError if pyzmq is not installed."""
     try:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:
@@ -44,9 +44,10 @@ def check_installed() -> None:
 
 
 def fresh_keys(options: WireOptions, folder: Path) -> dict[str, str]:
-    """The environment variables that give the processes of a launcher keys of their own, in its private folder.
+    """The environment variables with fresh keys, in a private folder, for the processes of a launcher.
 
-    None where the transport needs no keys, or the options name some. OptionsError if pyzmq is not installed.
+    There are none if the transport needs no keys, or the options name a file of keys. OptionsError if pyzmq is not
+    installed.
     """
     if options.transport == "gloo" or options.keys is not None:
         return {}

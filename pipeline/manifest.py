@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what makes it whole, and what made it."""
+"""The manifest of a checkpoint: the digests of its files, and the settings of its run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
-        """The manifest in a text from `where`. CheckpointError if it is not a manifest, or a damaged one."""
+        """The manifest in a text from `where`. CheckpointError if it is not a manifest, or is damaged."""
         try:
             values = json.loads(text)
             digest = values.pop("digest")
@@ -49,5 +49,5 @@ class Manifest:
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:
-    """The SHA-256 of JSON values, however they are written."""
+    """The SHA-256 of JSON values, the same for every way to write them."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,9 +1,9 @@
 """The process group `zmq`: torch's point-to-point messages and the collectives that Thinwire uses, over a Network.
 
-A send is done when the other process has the message. Messages between two processes with one tag arrive in order,
-whole and once, however often their connections break, as long as both processes live; a process that ends, or is out
-of reach for longer than the time-out, ends the wait with an error. A message that is longer than the buffer of its
-receive is an error at the receiver.
+A send is done when the other process has the message. Messages with one tag between two processes arrive complete, once
+and in order, as long as both processes live, even if connections break. If a process ends, or cannot be reached for
+longer than the time-out, the wait ends with an error. If a message is longer than the buffer of its receive, the
+receiver gets an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thinwire.pipeline.zeromq.network import Network
 from thinwire.pipeline.zeromq.packets import Channel
 
 BACKEND = "zmq"
-"""What torch calls this kind of process group."""
+"""The name of this kind of process group in torch."""
 
 _COLLECTIVE = -1
 """The tag of collectives: all processes call them in one order."""
@@ -34,12 +34,12 @@ _FOLDS = (
     (dist.ReduceOp.MIN, torch.minimum),
     (dist.ReduceOp.MAX, torch.maximum),
 )
-"""How two tensors become one, by operation; torch's schedules take votes by MIN, and nothing here asks for others."""
+"""The function that joins two tensors, by operation. torch's schedules need MIN; nothing here needs others."""
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """Something under way, in words, and with whom: a rank of the network."""
+    """A transfer that is not done: its description, and the other process as a rank of the network."""
 
     pending: Pending
     what: str
@@ -47,7 +47,7 @@ class _Wait:
 
 
 class GroupWork(dist.Work):
-    """What a call of the group has under way."""
+    """The transfers of one call of the group."""
 
     def __init__(
         self, network: Network, waits: Sequence[_Wait], timeout: timedelta, finish: Callable[[], object] | None = None
@@ -56,11 +56,11 @@ class GroupWork(dist.Work):
         self._network, self._waits, self._timeout, self._finish = network, tuple(waits), timeout, finish
 
     def is_completed(self) -> bool:
-        """Whether `wait` returns, or raises, at once."""
+        """Whether `wait` returns or raises without waiting."""
         return all(wait.pending.ended for wait in self._waits)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is done. RuntimeError if it fails, or is not done within `timeout`, or that of the group."""
+        """Wait until all is done. RuntimeError if it fails, or takes longer than `timeout` (None: the group's)."""
         allowed = (timeout or self._timeout).total_seconds()
         deadline = time.monotonic() + allowed
         for wait in self._waits:
@@ -79,10 +79,10 @@ class Group(dist.ProcessGroup):
     """A process group over a Network, which several groups may share.
 
     Args:
-        network: that of this process.
-        ranks: those of the group's processes in the network, in the order of the group.
-        name: of the group, the same in all processes.
-        timeout: for which a wait lasts at most.
+        network: the network of this process.
+        ranks: the ranks of the group's processes in the network, in the order of the group.
+        name: the name of the group, the same in all processes.
+        timeout: the most seconds of a wait.
     """
 
     def __init__(self, network: Network, ranks: Sequence[int], name: str, timeout: timedelta) -> None:
@@ -90,12 +90,12 @@ class Group(dist.ProcessGroup):
         self.network, self._ranks, self._name, self._timeout = network, list(ranks), name, timeout
 
     def getBackendName(self) -> str:
-        """The name that torch knows the group's kind by."""
+        """The name of the group's kind in torch."""
         return BACKEND
 
     @property
     def group_name(self) -> str:
-        """The group's name; torch keeps that of its own groups in C++."""
+        """The group's name. torch keeps the names of its own groups in C++."""
         return self._name
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> GroupWork:
@@ -104,7 +104,7 @@ class Group(dist.ProcessGroup):
         return self._work([self._sent(tensor, dst, tag)])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> GroupWork:
-        """Receive into a contiguous tensor; a shorter message leaves its end as it is."""
+        """Receive into a contiguous tensor. If the message is shorter, the end of the tensor does not change."""
         [tensor] = tensors
         return self._work([self._received(tensor, src, tag)])
 
@@ -143,7 +143,7 @@ class Group(dist.ProcessGroup):
         return self.allgather([[torch.zeros_like(mine) for _ in range(self.size())]], [mine])
 
     def shutdown(self) -> None:
-        """Leave the network; whoever shares it has left too."""
+        """Leave the network, also for all groups that share it."""
         self.network.close()
 
     @property
@@ -154,7 +154,7 @@ class Group(dist.ProcessGroup):
         return GroupWork(self.network, waits, self._timeout, finish)
 
     def _collect(self, gathered: list[Tensor], mine: Tensor, finish: Callable[[], object] | None = None) -> GroupWork:
-        """Every process tells all others its tensor."""
+        """Send this process's tensor to all others, and receive theirs."""
         self._tell(mine, self._others)
         return self._work(self._take(gathered, mine), finish)
 
@@ -163,7 +163,7 @@ class Group(dist.ProcessGroup):
         return [self._received(gathered[rank], rank, _COLLECTIVE) for rank in self._others]
 
     def _tell(self, tensor: Tensor, others: Sequence[int]) -> None:
-        """Send a copy, which nobody waits for: what collectives wait for is what the others say."""
+        """Send a copy without waiting: a collective waits only for the messages of the other processes."""
         kept = tensor.clone()
         for rank in others:
             self._sent(kept, rank, _COLLECTIVE)
@@ -181,6 +181,6 @@ class Group(dist.ProcessGroup):
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor."""
+    """The bytes of a tensor, without a copy."""
     assert tensor.is_contiguous(), "messages are read from and written to tensors in place"
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
-"""The pair of keys of a run: who holds it may connect, and is trusted; nobody else gets a byte in, or reads one.
+"""The pair of keys of a run. A process with the keys may connect and is trusted; others can read and send nothing.
 
-One pair for all processes is the simplest that holds against a stranger who reaches every port and the rendezvous
-store: no key travels over either. It tells no process from another.
+One pair for all processes is the simplest protection against a stranger who can reach every port and the rendezvous
+store, because no key is sent over them. It does not separate the processes of a run from each other.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Keys:
 
     @classmethod
     def fresh(cls) -> Keys:
-        """A pair that nobody else has."""
+        """A new random pair."""
         return cls(*zmq.curve_keypair())
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """The pair in a file. OptionsError if it is not there, holds no key, or others may read it."""
+        """The pair in a file. OptionsError if there is no such file, it holds no key, or others may read it."""
         try:
             with path.open("rb") as file:
                 mode, text = os.fstat(file.fileno()).st_mode, file.read(_LENGTH + 2).strip()
@@ -50,28 +50,28 @@ class Keys:
             raise OptionsError(f"wire.keys must be a file that thinwire keys made; {path} holds no key") from error
 
     def write(self, path: Path) -> None:
-        """Put the pair into a new file that its owner alone can read. FileExistsError if there is one."""
+        """Write the pair into a new file that only its owner can read. FileExistsError if the file exists."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(self.secret + b"\n")
 
     @property
     def fingerprint(self) -> str:
-        """Tells pairs apart, and gives nothing away."""
+        """A text that differs from pair to pair, and reveals nothing about the keys."""
         return sha256(self.public).hexdigest()[:16]
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Have a socket accept those who prove that they know this pair; who may connect, ZAP says (`admits`)."""
+        """Let a socket accept processes that prove they have this pair. ZAP decides who may connect (`admits`)."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.zap_domain = b"thinwire"
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def prove(self, socket: zmq.Socket[bytes]) -> None:
-        """Have a socket connect only to an end that proves that it has this pair, and prove the same."""
+        """Let a socket connect only to a process that proves it has this pair, and prove the same to it."""
         socket.curve_serverkey = self.public
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
 
     def admits(self, mechanism: bytes, credentials: bytes) -> bool:
-        """Whether who connects proved to hold this pair."""
+        """Whether the process that connects has proved that it has this pair."""
         return mechanism == b"CURVE" and credentials == z85.decode(self.public)

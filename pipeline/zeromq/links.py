@@ -1,7 +1,8 @@
-"""One connection to one process: a socket as long as it lasts, then another one.
+"""One connection to one process: a socket until it breaks, then another socket.
 
-ZeroMQ would reconnect a socket by itself, and go on with what is queued in it behind what the old connection lost. A
-socket of its own for every connection keeps the order: hello, the answer that says what has arrived, the rest.
+ZeroMQ could reconnect a socket by itself. But it would then send the queued packets, without those that the old
+connection lost. A new socket for every connection keeps the order: hello, the answer that says what has arrived, the
+rest.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CON
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How connections are watched, in seconds."""
+    """The times by which connections are watched, in seconds."""
 
     heartbeat: float = 5.0
-    """Between two signs of life, where nothing else is sent."""
+    """The time between two heartbeats, if nothing else is sent."""
     silence: float = 20.0
-    """Without a sign of life, after which a connection is given up for a new one; a piece must get through in it."""
+    """The longest silence. After it, a new connection replaces this one; so a piece must arrive within this time."""
     retry: float = 0.1
-    """Before a connection that did not come about is tried again: so long at first, twenty times as long at most."""
+    """The pause before a failed connection is tried again; it grows to at most twenty times this value."""
     farewell: float = 5.0
-    """How long a process that leaves waits until its last packets are acknowledged."""
+    """The time that a process waits at its end until its last packets are acknowledged."""
 
     def watch(self, socket: Socket) -> None:
-        """Have ZeroMQ watch the connections of a socket."""
+        """Let ZeroMQ watch the connections of a socket."""
         socket.heartbeat_ivl, socket.heartbeat_timeout = _milliseconds(self.heartbeat), _milliseconds(self.silence)
         socket.handshake_ivl = socket.connect_timeout = _milliseconds(self.silence)
         socket.reconnect_ivl, socket.reconnect_ivl_max = _milliseconds(self.retry), _milliseconds(20 * self.retry)
 
 
 def bounded(socket: Socket) -> Socket:
-    """A socket that refuses parts longer than any of ours, and drops nothing: the flow on top bounds what it queues."""
+    """A socket that refuses parts longer than our longest, and drops nothing; the flow limits the number of packets."""
     socket.maxmsgsize = LARGEST_PART
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = 0
@@ -53,7 +54,7 @@ def bounded(socket: Socket) -> Socket:
 
 @dataclass
 class Sending:
-    """A message that is sent: done once the other process has all its pieces."""
+    """A message to send. It is done when the other process has all its pieces."""
 
     left: int
     """Pieces that are not acknowledged."""
@@ -70,7 +71,7 @@ class Packet:
 
 
 class State(Enum):
-    """Of a connection, in words."""
+    """The states of a connection, in words."""
 
     CONNECTING = "not connected"
     GREETING = "connected, and waiting for its first answer"
@@ -78,16 +79,16 @@ class State(Enum):
 
 
 class Link:
-    """One connection to a process, and the flow of packets over it and over all that come after it.
+    """One connection to a process, and the flow of packets over it and all its successors.
 
     Args:
-        context: ZeroMQ's.
-        loop: the thread that everything here runs in.
-        endpoint: where the other process listens.
-        hello: what to say first.
-        keys: those of the run.
-        patience: how to watch it.
-        failed: told why the other process takes nothing more.
+        context: the context of ZeroMQ.
+        loop: the thread in which all of this runs.
+        endpoint: the address at which the other process listens.
+        hello: the first packet.
+        keys: the keys of the run.
+        patience: the times by which to watch it.
+        failed: called with the reason if the other process refuses all further packets.
     """
 
     def __init__(
@@ -107,16 +108,16 @@ class Link:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was sent has been acknowledged."""
+        """Whether all sent packets are acknowledged."""
         return len(self._flow) == 0
 
     @property
     def description(self) -> str:
-        """How the connection is, in words."""
+        """The state of the connection, in words."""
         return f"{self.state.value} to {self._endpoint}{self._trouble if self.state is State.CONNECTING else ''}"
 
     def reset(self) -> None:
-        """Begin a first connection, or a new one."""
+        """Begin the first connection, or another one."""
         self.state, self._trouble = State.CONNECTING, ""
         self._socket = bounded(self._context.socket(zmq.DEALER))
         self._patience.watch(self._socket)
@@ -127,7 +128,7 @@ class Link:
         self._socket.connect(self._endpoint)
 
     def close(self) -> None:
-        """Give the connection up; what is queued in it is dropped."""
+        """Close the connection, and drop the packets in its queue."""
         self._loop.forget(self._socket)
         self._loop.forget(self._monitor)
         self._socket.disable_monitor()
@@ -141,7 +142,7 @@ class Link:
             self._transmit(sequence, packet)
 
     def fail(self, reason: str) -> None:
-        """End all that is being sent."""
+        """End all messages that are being sent."""
         for _, packet in self._flow.kept():
             packet.message.pending.end(reason)
         self._flow = Outflow()
@@ -152,7 +153,7 @@ class Link:
         self._socket.send(packet.data, zmq.NOBLOCK, copy=False)
 
     def _notice(self) -> None:
-        """Something happened to the connection."""
+        """Handle an event of the connection."""
         for parts in received(self._monitor):
             event = parse_monitor_message([part.bytes for part in parts])["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -169,7 +170,7 @@ class Link:
                 return
 
     def _hear(self) -> None:
-        """The other process answered."""
+        """Handle an answer of the other process."""
         for parts in received(self._socket):
             try:
                 answer = unpack_answer(parts[0].bytes)

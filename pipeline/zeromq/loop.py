@@ -1,4 +1,4 @@
-"""The thread that owns all ZeroMQ sockets of a process group: they may be used in one thread only."""
+"""The thread that owns all ZeroMQ sockets of a process group. Only one thread may use them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Handler = Callable[[], None]
 
 
 class Loop:
-    """Calls the handler of a socket when there is something to read from it, and whatever it is asked to, in turn.
+    """Calls the handler of a socket when there is something to read from it, and runs the calls that others ask for.
 
     Args:
-        name: the thread's.
+        name: the name of the thread.
         failed: called in the thread, if it must end because a handler raised.
-        ended: called in the thread, once it ends in any way.
+        ended: called in the thread when it ends for any reason.
     """
 
     def __init__(self, name: str, failed: Callable[[BaseException], None], ended: Handler) -> None:
@@ -37,17 +37,17 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; what was asked for before is done first."""
+        """Start the thread. Calls that were asked for before come first."""
         self._thread.start()
 
     def ask(self, handler: Handler) -> None:
-        """Have something called in the thread. From any thread; in the order of asking."""
+        """Ask for a call in the thread. Any thread may ask; calls run in the order of asking."""
         self._asked.put(handler)
         with suppress(BlockingIOError):  # a full pipe wakes the thread too
             os.write(self._wake, b"\0")
 
     def stop(self) -> None:
-        """End the thread after this handler. In the thread only."""
+        """End the thread after this handler. Call it in the thread only."""
         self._running = False
 
     def join(self) -> None:
@@ -55,12 +55,12 @@ class Loop:
         self._thread.join()
 
     def watch(self, socket: Socket, handler: Handler) -> None:
-        """Call `handler` when there is something to read. In the thread, or before it starts."""
+        """Call `handler` when there is something to read. Call this in the thread, or before it starts."""
         self._poller.register(socket, zmq.POLLIN)
         self._handlers[socket] = handler
 
     def forget(self, socket: Socket) -> None:
-        """The opposite of `watch`. In the thread only."""
+        """Stop what `watch` began. Call it in the thread only."""
         self._poller.unregister(socket)
         del self._handlers[socket]
 
@@ -85,7 +85,7 @@ class Loop:
 
 
 def received(socket: Socket) -> list[list[zmq.Frame]]:
-    """All that can be read from a socket now, in parts."""
+    """All messages that can be read from a socket now, each as its parts."""
     messages = []
     with suppress(zmq.Again):
         while True:

@@ -1,7 +1,7 @@
-"""How the processes of a group find each other: through the rendezvous store, which may be in a stranger's hands.
+"""How the processes of a group find each other: through the rendezvous store, which a stranger may control.
 
-The store tells addresses and no keys. A wrong address leads to someone without the keys, who is not talked to, or to
-another process of the run, which is not the one that is asked for and says so.
+The store holds addresses and no keys. A wrong address leads to a program without the keys, which gets no data, or to
+another process of the run, which refuses the connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENDPOINT = re.compile(r"tcp://\d{1,3}(\.\d{1,3}){3}:\d{1,5}")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the network of a group is made with: `pg_options` of torch."""
+    """The settings of a group's network: `pg_options` of torch."""
 
     keys: Keys
     connections: int = 1
@@ -40,7 +40,7 @@ class Settings:
 
 
 def arguments(options: WireOptions, beside: dist.ProcessGroup | None) -> dict[str, Any]:
-    """What `init_process_group` and `new_group` are given; see `backends.group_arguments`."""
+    """The `pg_options` for `init_process_group` and `new_group`; see `backends.group_arguments`."""
     register()
     if isinstance(beside, Group):
         return {"backend": BACKEND, "pg_options": beside}
@@ -60,7 +60,7 @@ def register() -> None:
 
 
 def _create(options: Any, given: Settings | Group) -> Group:
-    """A process's member of a new group; `options` are what torch says of the group."""
+    """This process's part of a new group; `options` are torch's description of the group."""
     if isinstance(given, Group):
         return Group(given.network, options.global_ranks_in_group, options.group_id, options.timeout)
     interface = _interface()
@@ -82,12 +82,12 @@ def _create(options: Any, given: Settings | Group) -> Group:
 
 
 def _interface() -> str:
-    """Where to listen: the interface that gloo is told to use, or loopback."""
+    """The address to listen on: that of the interface named for gloo, or loopback."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or "127.0.0.1"
 
 
 def _addresses(store: dist.Store, network: Network, keys: Keys, count: int, wait: timedelta) -> Mapping[int, Address]:
-    """Tell the others where this process listens; where they do, by rank."""
+    """Publish the address of this process, and give the addresses of all, by rank."""
     mine = {
         "endpoint": network.address.endpoint,
         "life": network.address.life.hex(),
@@ -104,7 +104,7 @@ def _addresses(store: dist.Store, network: Network, keys: Keys, count: int, wait
 
 
 def _read(text: bytes, rank: int, keys: Keys) -> Address:
-    """The address that a process told. WireError if it is none, MismatchError if the process has other keys."""
+    """The address that a process published. WireError if it is not one, MismatchError if the process has other keys."""
     try:
         told = json.loads(text)
         address = Address(str(told["endpoint"]), bytes.fromhex(told["life"]))

@@ -10,14 +10,14 @@ from thinwire.pipeline.zeromq.packets import Channel, Piece
 
 
 class Pending:
-    """Something under way: done, failed, or neither yet."""
+    """A transfer that is done, has failed, or still goes on."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
         self.error: str | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within so many seconds; `error` says how."""
+        """Wait, and tell whether it ended in this time; `error` is the reason of a failure."""
         return self._ended.wait(seconds)
 
     @property
@@ -26,7 +26,7 @@ class Pending:
         return self._ended.is_set()
 
     def end(self, error: str | None = None) -> None:
-        """It is done; or has failed, with the reason. Only the first end counts."""
+        """End the transfer: done, or failed for a reason. Only the first call counts."""
         if not self.ended:
             self.error = error
             self._ended.set()
@@ -34,16 +34,16 @@ class Pending:
 
 @dataclass
 class _Message:
-    """One message, as far as it has arrived or is waited for."""
+    """One message: the pieces that have arrived, and the receive that waits for it."""
 
     left: int | None = None
-    """Bytes that are still to come; None before the first piece."""
+    """The bytes that are missing; None before the first piece."""
     buffer: memoryview | None = None
     pending: Pending | None = None
     early: list[tuple[Piece, memoryview]] = field(default_factory=list)
 
     def take(self, piece: Piece, data: memoryview) -> None:
-        """Take a piece in, if there is where to put it."""
+        """Store a piece, if a buffer for it is there."""
         if self.buffer is None or self.pending is None:
             self.early.append((piece, data))
             return
@@ -67,7 +67,7 @@ class Mailbox:
         self._posted: dict[Channel, int] = defaultdict(int)
 
     def post(self, channel: Channel, buffer: memoryview, pending: Pending) -> None:
-        """Have the next message of a channel that was not asked for yet written into `buffer`; it may be shorter."""
+        """Receive the channel's next message that no receive waits for into `buffer`; it may be shorter."""
         key = channel, self._posted[channel]
         self._posted[channel] += 1
         message = self._messages[key]
@@ -78,14 +78,14 @@ class Mailbox:
         self._forget(key)
 
     def take(self, piece: Piece, data: memoryview) -> None:
-        """Take a piece in. What no receive can make use of any more is dropped."""
+        """Store a piece. A piece that no receive can use any more is dropped."""
         key = piece.channel, piece.number
         if key in self._messages or piece.number >= self._posted[piece.channel]:
             self._messages[key].take(piece, data)
             self._forget(key)
 
     def fail(self, reason: str) -> None:
-        """End all receives that are posted."""
+        """End all posted receives."""
         for key, message in list(self._messages.items()):
             if message.pending is not None:
                 message.pending.end(reason)

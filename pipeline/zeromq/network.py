@@ -1,4 +1,4 @@
-"""The connections of one process to all others of its run: one socket that listens, and links to where it sends."""
+"""The connections of one process to all others of its run: one socket that listens, and links to other processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from thinwire.pipeline.zeromq.messages import Mailbox, Pending
 from thinwire.pipeline.zeromq.packets import Channel, Hello, Piece, pack_ack, pack_refusal, pieces
 
 _ZAP = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks who may connect (its RFC 27)."""
+"""The endpoint at which ZeroMQ asks who may connect (its RFC 27)."""
 _LAST_WORDS = 1000
-"""Milliseconds in which the last acknowledgements of a process that leaves must go out."""
+"""Milliseconds for the last acknowledgements of a process at its end."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens, and its life: what tells it from one that listens there before or after it."""
+    """The endpoint of a process, and its life: a text that differs for an earlier or later process there."""
 
     endpoint: str
     life: bytes
@@ -42,24 +42,24 @@ class _Peer:
     sent: dict[Channel, int] = field(default_factory=lambda: defaultdict(int))
     """Messages sent to it, by channel."""
     inflows: dict[int, Inflow] = field(default_factory=lambda: defaultdict(Inflow))
-    """What comes from it, by the number of its connection."""
+    """The packets from it, by the number of its connection."""
     mailbox: Mailbox = field(default_factory=Mailbox)
     failed: str | None = None
-    """Why nothing can be exchanged with it any more."""
+    """The reason why no message can be exchanged with it any more."""
 
 
 class Network:
-    """Sends messages to other processes and receives theirs: whole, once, and in the order of each channel.
+    """Sends messages to other processes and receives theirs: complete, once, and in the order of each channel.
 
     Args:
-        rank: of this process.
-        keys: those of the run.
-        interface: the network interface, or its address, to listen on; nothing listens on another one.
-        connections: how many there are to each process; a long message goes over all of them.
-        patience: how they are watched.
+        rank: the rank of this process.
+        keys: the keys of the run.
+        interface: the network interface to listen on, or its address; no socket listens on another one.
+        connections: the number of connections to each process; a long message goes over all of them.
+        patience: the times by which connections are watched.
 
     Attributes:
-        address: of this process.
+        address: the address of this process.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Network:
         self._loop.start()
 
     def meet(self, addresses: Mapping[int, Address]) -> None:
-        """Learn where other processes listen. Connections come about when something is sent."""
+        """Take the addresses of other processes. A connection is made when something is sent."""
         self._loop.ask(partial(self._meet, addresses))
 
     def send(self, peer: int, channel: Channel, data: memoryview) -> Pending:
-        """Send a message; it is done when the other process has it, and nobody may write `data` before."""
+        """Send a message. It is done when the other process has it; do not change `data` before."""
         pending = Pending()
         self._loop.ask(partial(self._send, peer, channel, data, pending))
         return pending
@@ -106,13 +106,13 @@ class Network:
         return pending
 
     def describe(self, peer: int) -> str:
-        """How things are between this process and another one, in words."""
+        """The state of the connections with another process, in words."""
         links = [link.description for link in self._peers[peer].links]
         here = "connected" if any(process == peer for process, _ in list(self._senders.values())) else "no connection"
         return "; ".join([*links, f"{here} from there"])
 
     def close(self) -> None:
-        """Leave, once the other processes have all that was sent, or after the farewell."""
+        """Leave when the other processes have all sent messages, or after the farewell time."""
         if self._closed:
             return
         self._closed = True
@@ -157,7 +157,7 @@ class Network:
         )
 
     def _admit(self) -> None:
-        """Answer ZeroMQ, which asks whether someone may connect."""
+        """Answer ZeroMQ's question whether a process may connect."""
         for parts in received(self._door):
             asking, delimiter, version, request, _, _, _, mechanism, *credentials = [part.bytes for part in parts]
             known = self._keys.admits(mechanism, b"".join(credentials))
@@ -165,18 +165,18 @@ class Network:
             self._door.send_multipart([asking, delimiter, version, request, code, text, b"", b""])
 
     def _receive(self) -> None:
-        """Take what came in from all connections, and acknowledge it once for each."""
+        """Take the packets of all connections, and send one acknowledgement for each connection."""
         self._acknowledge(self._take(*parts) for parts in received(self._inbox) if len(parts) > 1)
 
     def _acknowledge(self, connections: Iterable[bytes | None]) -> None:
-        """Say over each of these connections what is expected next, once."""
+        """Send the next expected number over each of these connections, once."""
         for connection in dict.fromkeys(connections):
             if connection is not None:
                 process, number = self._senders[connection]
                 self._answer(connection, pack_ack(self._peers[process].inflows[number].expected))
 
     def _take(self, connection: zmq.Frame, header: zmq.Frame, *data: zmq.Frame) -> bytes | None:
-        """Take one packet in; the connection it came over if there is something to acknowledge."""
+        """Take one packet, and give its connection if there is something to acknowledge."""
         came, packet = connection.bytes, header.bytes
         try:
             if not data:
@@ -193,7 +193,7 @@ class Network:
         return came
 
     def _greet(self, came: bytes, hello: Hello) -> bytes | None:
-        """Begin with a new connection, if it is from a process of this run to this one."""
+        """Accept a new connection, if it is from a process of this run to this one."""
         if not self._addresses:
             self._early.append((came, hello))
             return None
@@ -212,7 +212,7 @@ class Network:
         self._inbox.send_multipart([connection, packet], zmq.NOBLOCK)
 
     def _fail(self, peer: int, reason: str) -> None:
-        """Nothing can be exchanged with a process any more."""
+        """End all exchange with a process."""
         known = self._peers[peer]
         known.failed = known.failed or f"process {peer} ended the exchange: {reason}"
         for link in known.links:
@@ -220,13 +220,13 @@ class Network:
         known.mailbox.fail(known.failed)
 
     def _break(self, error: BaseException) -> None:
-        """End all that is under way: this thread must end."""
+        """End all transfers, because this thread must end."""
         self._broken = f"the network of process {self.rank} failed: {type(error).__name__}: {error}"
         for peer in list(self._peers):
             self._fail(peer, self._broken)
 
     def _end(self) -> None:
-        """Close all sockets; what was acknowledged last goes out."""
+        """Close all sockets, after the last acknowledgements are sent."""
         for link in self._links():
             link.close()
         self._inbox.linger = _LAST_WORDS

@@ -1,14 +1,14 @@
-"""What travels over a connection, in bytes.
+"""The packets of a connection, in bytes.
 
-A connection goes from the process that sends to the one that receives; acknowledgements come back over it.
+A connection goes from the sending process to the receiving process; acknowledgements come back over it.
 
     hello    sender to receiver, first: who it is, whom it wants to reach, and which of its connections this is
     data     sender to receiver: a piece of a message, numbered along its flow
     ack      receiver to sender: the number that is expected next; all before it have arrived
-    refusal  receiver to sender: why nothing more is taken, in words
+    refusal  receiver to sender: the reason, in words, why it takes no more packets
 
-A message is cut into pieces, so that no end makes room for more than one piece at the word of the other, and a broken
-connection costs pieces and not messages. A piece is a packet of two parts: header and bytes.
+A message is cut into pieces. So an end never makes room for more than one piece before it arrives, and a broken
+connection loses pieces, not whole messages. A piece is a packet of two parts: header and bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from thinwire.pipeline.errors import WireError
 
 PIECE_BYTES = 1 << 18
-"""Most bytes of a message in one packet."""
+"""The most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
 VERSION = 1
@@ -45,7 +45,7 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first packet of a connection; a process says the same `life` as long as it lives, and no other one does."""
+    """The first packet of a connection. `life` is the same as long as a process lives, and differs for any other."""
 
     sender: int
     receiver: int
@@ -54,14 +54,14 @@ class Hello:
     receiver_life: bytes
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """The packet as bytes."""
         return _HELLO.pack(
             b"H", VERSION, self.connection, self.sender, self.receiver, self.sender_life, self.receiver_life
         )
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:
-        """From bytes. WireError if they are none."""
+        """The packet in these bytes. WireError if they are not one."""
         if len(packet) != _HELLO.size or packet[:1] != b"H":
             raise WireError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
         _, version, connection, sender, receiver, sender_life, receiver_life = _HELLO.unpack(packet)
@@ -72,7 +72,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where the bytes of a data packet belong: in message `number` of a channel, `total` bytes long, at `offset`."""
+    """The place of a data packet's bytes: at `offset` of message `number` of a channel, which has `total` bytes."""
 
     channel: Channel
     number: int
@@ -85,7 +85,7 @@ class Piece:
 
     @classmethod
     def unpack(cls, header: bytes) -> tuple[int, Piece]:
-        """The packet's number in its flow, and the piece. WireError if the bytes are none."""
+        """The number of the packet in its flow, and the piece. WireError if the bytes are not one."""
         if len(header) != _DATA.size or header[:1] != b"D":
             raise WireError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
         _, sequence, group, tag, number, offset, total = _DATA.unpack(header)
@@ -93,7 +93,7 @@ class Piece:
 
 
 def pieces(channel: Channel, number: int, total: int) -> list[tuple[Piece, slice]]:
-    """The pieces of a message, each with the bytes of the message that it carries; one of an empty message."""
+    """The pieces of a message, each with its bytes; an empty message has one empty piece."""
     starts = range(0, total, PIECE_BYTES) if total else [0]
     return [(Piece(channel, number, start, total), slice(start, min(start + PIECE_BYTES, total))) for start in starts]
 
