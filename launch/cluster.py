@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     The exit status is that of the first command that failed, or 0.
     """
     given, command = _split(argv)
-    options = _options(given)
+    options = _run_parser().parse_args(given)
     links = _links(options)
     if reason := missing(links):
         raise ClusterError(reason)
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
 
 def clean(argv: Sequence[str]) -> int:
     """Remove the hosts and folders of killed clusters, and return the exit status."""
-    Parser(prog=f"{PROG} clean", description=ACTIONS["clean"][0]).parse_args(argv)
+    _clean_parser().parse_args(argv)
     if reason := missing(Links()):
         raise ClusterError(reason)
     removed = remove_orphans() + scratch.remove_orphans()
@@ -190,7 +190,20 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:place]), list(argv[place + 1 :])
 
 
-def _options(argv: Sequence[str]) -> Namespace:
+def make_parser() -> Parser:
+    """The actions of the command with their options."""
+    parser = Parser(prog=PROG, description="Simulate several hosts with slow links on this machine.")
+    actions = parser.add_subparsers(metavar="ACTION")
+    for name, made in (("run", _run_parser()), ("clean", _clean_parser())):
+        actions.add_parser(name, help=ACTIONS[name][0], parents=[made], add_help=False)
+    return parser
+
+
+def _clean_parser() -> Parser:
+    return Parser(prog=f"{PROG} clean", description=ACTIONS["clean"][0])
+
+
+def _run_parser() -> Parser:
     parser = Parser(
         prog=f"{PROG} run",
         usage=f"{PROG} run [--option value ...] -- COMMAND ...",
@@ -227,7 +240,7 @@ def _options(argv: Sequence[str]) -> Namespace:
         default=10.0,
         help="seconds for the other hosts to end after one host has failed (default: %(default)g)",
     )
-    return parser.parse_args(argv)
+    return parser
 
 
 def _links(options: Namespace) -> Links:

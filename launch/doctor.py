@@ -97,12 +97,17 @@ def main(argv: Sequence[str]) -> int:
 
     It is 1 if torch is missing or its version is not supported, else 0.
     """
-    parser = argparse.ArgumentParser(prog="thinwire doctor", description="Check what this machine can do for Thinwire.")
-    parser.add_argument("--json", action="store_true", help="print the checks as a JSON list")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     checks = examine()
     if options.json:
         sys.stdout.write(json.dumps([asdict(check) for check in checks], indent=2) + "\n")
     else:
         Console().print(table(checks))
     return int(any(check.name == "torch" and check.verdict == "missing" for check in checks))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="thinwire doctor", description="Check what this machine can do for Thinwire.")
+    parser.add_argument("--json", action="store_true", help="print the checks as a JSON list")
+    return parser

@@ -33,7 +33,7 @@ PROG = "thinwire eval"
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate, print a table or JSON, and return the exit status."""
-    options, rest = _parser().parse_known_args(argv)
+    options, rest = make_parser().parse_known_args(argv)
     with scratch.folder() as copies:
         prepared = prepare(_recipe(options.folder, rest, copies))
         with working():
@@ -124,12 +124,14 @@ def _table(name: str, scores: dict[Compression, Score]) -> Table:
     )
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} DIR [--json] [options of the recipe]",
         description="Score held-out samples with compression on and off.",
         allow_abbrev=False,
+        takes_recipe=True,
     )
     parser.add_argument("folder", metavar="DIR", help="the folder of a run, a checkpoint or an export, or a recipe")
     parser.add_argument("--json", action="store_true", help="print JSON")

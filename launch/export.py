@@ -39,7 +39,7 @@ NEEDS_CODEC = 0.01
 
 def main(argv: Sequence[str]) -> int:
     """Export a run, and return the exit status."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     run = read_run(Path(options.run), PROG)
     for line in export(run, Path(options.to), options.dtype):
         print(line)
@@ -210,7 +210,8 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
         follow_umask(path)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(prog=PROG, description="Write the model of a run for the library that the model came from.")
     parser.add_argument(
         "run", metavar="RUN", help="the folder of a run that has saved weights or a checkpoint, or a checkpoint"

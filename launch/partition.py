@@ -38,7 +38,7 @@ _COPIES = {"adamw": 4, "sgd": 3}
 
 def main(argv: Sequence[str]) -> int:
     """Print layers, cuts and boundary bytes, as tables or as JSON, and return the exit status."""
-    options, rest = _parser().parse_known_args(argv)
+    options, rest = make_parser().parse_known_args(argv)
     prepared = prepare(recipe.parse(rest, prog=PROG))
     tables, best = examine(prepared, options)
     if options.json:
@@ -168,7 +168,8 @@ def _boundaries_table(
     return Table(title, ["boundary", *codecs], rows)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB] [--codec q(4) ...] [--json] [options of "
@@ -176,6 +177,7 @@ def _parser() -> Parser:
         description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
         "stage or link is fastest.",
         allow_abbrev=False,
+        takes_recipe=True,
     )
     parser.add_argument("--count", action="store_true", help="count multiplications instead of measuring seconds")
     parser.add_argument(

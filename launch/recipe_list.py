@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire.launch.run.recipe import packaged
+from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.pipeline.errors import OptionsError
 
@@ -21,3 +22,8 @@ def main(argv: Sequence[str]) -> int:
         table.add_row(name, description)
     Console().print(table)
     return OK
+
+
+def make_parser() -> Parser:
+    """A parser without options."""
+    return Parser(prog="thinwire recipes", description="List the packaged recipes.")

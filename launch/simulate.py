@@ -11,6 +11,7 @@ from thinwire.launch.shared.exit_codes import OK, working
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.shared.arguments import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,6 +27,13 @@ def main(argv: Sequence[str]) -> int:
         check_unused(wanted)
         simulate(prepared)
     return OK
+
+
+def make_parser() -> Parser:
+    """A parser whose only options are those of a recipe."""
+    from thinwire.launch.shared.arguments import Parser
+
+    return Parser(prog="thinwire simulate", description="Train a recipe in one process.", takes_recipe=True)
 
 
 def simulate(prepared: Prepared) -> None:

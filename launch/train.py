@@ -27,6 +27,7 @@ from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
     from thinwire.launch.run.local import Start
+    from thinwire.launch.shared.arguments import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,6 +57,13 @@ def main(argv: Sequence[str]) -> int:
     first = parent.VARIABLE not in os.environ and os.environ["RANK"] == "0"
     with held(wanted.folder) if first else nullcontext():
         return work(prepared, beating)
+
+
+def make_parser() -> Parser:
+    """A parser whose only options are those of a recipe."""
+    from thinwire.launch.shared.arguments import Parser
+
+    return Parser(prog="thinwire train", description="Train a recipe.", takes_recipe=True)
 
 
 def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> None:

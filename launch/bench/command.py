@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
+from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 
 _HELP = """usage: thinwire bench codecs ...
@@ -25,6 +26,15 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] == "codecs":
         return _run("codecs", argv[1:])
     return _run("links", argv)
+
+
+def make_parser() -> Parser:
+    """The options of both benches."""
+    from thinwire.launch.bench.codecs import command as codecs
+    from thinwire.launch.bench.links import command as links
+
+    parents = [codecs.make_parser(), links.make_parser()]
+    return Parser(prog="thinwire bench", parents=parents, add_help=False, conflict_handler="resolve", takes_recipe=True)
 
 
 def _run(bench: str, argv: Sequence[str]) -> int:

@@ -71,7 +71,7 @@ def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
 
 
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = _parser()
+    parser = make_parser()
     options, overrides = parser.parse_known_args(argv)
     if options.recipe is None and options.like is None:
         parser.error("give a RECIPE, or --like aqsgd")
@@ -85,13 +85,15 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, overrides
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [options] [--field value ...]",
         description="Predict the speed of a pipeline over slow links. Options can override fields of the recipe, as "
         "in thinwire train.",
         allow_abbrev=False,
+        takes_recipe=True,
     )
     add = parser.add_argument
     add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")

@@ -22,7 +22,7 @@ from thinwire.launch.timing.replay import parse_link
 
 def main(argv: Sequence[str]) -> int:
     """Write a report, and return the exit status."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     links = [parse_link(text) for text in options.link]
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(prog="thinwire report", description="Write one HTML page about runs and tables, in one file.")
     add = parser.add_argument
     add(

@@ -37,19 +37,24 @@ LANES = {
 
 def main(argv: Sequence[str]) -> int:
     """Write the trace of a run, and return the exit status."""
-    parser = Parser(
-        prog="thinwire trace",
-        description="Turn the steps that a run recorded with --trace into a trace for Perfetto.",
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     out = options.out or options.run / "trace.json"
     traces = read_traces(options.run)
     write(out, json.dumps(chrome_trace(traces)))
     steps = ", ".join(str(step.step) for step in traces[0].steps)
     print(f"{out} has steps {steps} of {len(traces)} stages; open it at ui.perfetto.dev or chrome://tracing")
     return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser(
+        prog="thinwire trace",
+        description="Turn the steps that a run recorded with --trace into a trace for Perfetto.",
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")
+    return parser
 
 
 def write(path: Path, text: str) -> None:

@@ -266,6 +266,10 @@ def _words(kind: Any) -> str:
     return said.get(kind, str(kind))
 
 
+SHORT_OPTIONS = ("--codec", "--trace", "--max-restarts", "--smoke", "--overwrite", "--resume")
+"""Options that stand for one or more fields; `_spelled_out` replaces them."""
+
+
 def _spelled_out(argv: Sequence[str]) -> list[str]:
     """The arguments, with `--codec A/G`, `--trace`, `--smoke` and others replaced by the full options."""
     arguments: list[str] = []

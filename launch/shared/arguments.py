@@ -10,10 +10,15 @@ from thinwire.pipeline.errors import OptionsError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises OptionsError. The parser of argparse prints its usage and exits."""
+    """A parser that raises OptionsError. The parser of argparse prints its usage and exits.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Attributes:
+        takes_recipe: whether the options of a recipe may follow, which another parser reads.
+    """
+
+    def __init__(self, *args: Any, takes_recipe: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.takes_recipe = takes_recipe
         self.register("type", int, _whole)
         self.register("type", float, _number)
 

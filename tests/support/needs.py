@@ -15,6 +15,7 @@ CURES = {
     r"pyzmq": "pyzmq; install it with pip install 'thinwire[zmq]'",
     r"taskset": "taskset; install util-linux",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
+    r"shtab": "shtab; install it with pip install 'thinwire[completion]'",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
     r"/proc|Linux": "Linux, whose /proc they read; run them there",
 }

@@ -219,7 +219,8 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _options(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> Parser:
+    """The options of the bench."""
     parser = Parser(prog=PROG, description="Measure codecs on Gaussian data and on the tensors that a recipe sends.")
     add = parser.add_argument
     add(
@@ -257,6 +258,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         default=9,
         help="rounds of measurement; a result is their median (default: %(default)s)",
     )
+    return parser
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     options = parser.parse_args(argv)
     if options.elements % (SAMPLES * ROW):
         parser.error(

@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.05
 def main(argv: Sequence[str]) -> int:
     """Measure a recipe, print tables or JSON, and return the exit status."""
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
-    options, rest = _parser().parse_known_args(argv)
+    options, rest = make_parser().parse_known_args(argv)
     with working():
         contests, prepared = bench(rest, options)
     where = environment(shlex.join([*PROG.split(), *argv]))
@@ -211,13 +211,15 @@ def _like_aqsgd(unshaped: Contest) -> list[float]:
     return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [--bandwidth 1gbit,100mbit] [--codec q(4)/q(8) ...] [--json] [options of the recipe]",
         description="Measure the speed of a recipe over slow links between network namespaces. Every codec, no "
         "compression, and plain torch.distributed.pipelining take turns. The LIMIT stands beside them. Needs root.",
         allow_abbrev=False,
+        takes_recipe=True,
     )
     parser.add_argument(
         "--bandwidth", help=f"bandwidths of the links, one contest each (default: {DEFAULT_BANDWIDTHS})"

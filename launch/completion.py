@@ -1,0 +1,109 @@
+"""`thinwire completion SHELL`: a script with which a shell completes commands, options and names of recipes.
+
+    thinwire completion bash > ~/.local/share/bash-completion/completions/thinwire
+
+`shtab` writes the script from one argparse parser. This file makes that parser from those of all commands.
+"""
+
+from __future__ import annotations
+
+from argparse import Action, ArgumentParser
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from thinwire.launch.cli import COMMANDS
+from thinwire.launch.run import recipe
+from thinwire.launch.run.recipe import SHORT_OPTIONS, Recipe, packaged
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.pipeline.errors import OptionsError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the script, and return the exit status."""
+    options = make_parser().parse_args(argv)
+    if find_spec("shtab") is None:
+        raise OptionsError("thinwire completion needs shtab; install it with pip install 'thinwire[completion]'")
+    import shtab
+
+    print(shtab.complete(all_commands(), options.shell))
+    return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser(prog="thinwire completion", description="Print a script for the completion of a shell.")
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    return parser
+
+
+def all_commands() -> ArgumentParser:
+    """One parser with the options of every command of Thinwire."""
+    whole = ArgumentParser(prog="thinwire")
+    whole.add_argument("--version", action="store_true", help="print the version")
+    commands = whole.add_subparsers(metavar="COMMAND")
+    for name, (module, purpose) in COMMANDS.items():
+        described = import_module(f"thinwire.launch.{module}").make_parser()
+        made = commands.add_parser(name, help=purpose, parents=[described], add_help=False, conflict_handler="resolve")
+        if getattr(described, "takes_recipe", False):
+            _add_recipe(made)
+        for action in made._actions:
+            _complete_files(action)
+    return whole
+
+
+def _add_recipe(parser: ArgumentParser) -> None:
+    """Add the options of a recipe, and RECIPE if the command has no argument for it."""
+    if not parser._get_positional_actions():
+        parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
+    known = parser._option_string_actions
+    for option in SHORT_OPTIONS:
+        if option not in known:
+            parser.add_argument(option, help="short for other options; see --help")
+    for action in _recipe_actions():
+        if not known.keys() & set(action.option_strings):
+            help_ = (action.help or "").replace("%", "%%")
+            parser.add_argument(*action.option_strings, help=help_, choices=_choices(action.dest))
+
+
+@cache
+def _recipe_actions() -> list[Action]:
+    return [action for action in recipe.make_parser("thinwire train")._actions if action.option_strings]
+
+
+@cache
+def _choices(field: str) -> Sequence[str] | None:
+    """The values of a field of a recipe, if there are only a few."""
+    kind: Any = Recipe
+    for name in field.split("."):
+        kind = get_type_hints(kind).get(name) if isinstance(kind, type) else None
+    return get_args(kind) if get_origin(kind) is Literal else None
+
+
+def _complete_files(action: Action) -> None:
+    """Let a shell complete files, folders or recipes where the help names one."""
+    import shtab
+
+    kinds: dict[Any, Any] = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY, "RECIPE": _recipes()}
+    if action.metavar in kinds:
+        action.complete = kinds[action.metavar]  # type: ignore[attr-defined]
+
+
+@cache
+def _recipes() -> dict[str, Any]:
+    """Functions of each shell that complete packaged recipes and files."""
+    names = " ".join(packaged())
+    return {
+        "bash": "_thinwire_recipes",
+        "zsh": "_thinwire_recipes",
+        "fish": f"{names} (__fish_complete_path (commandline -ct))",
+        "preamble": {
+            "bash": f'_thinwire_recipes() {{ compgen -W \'{names}\' -- "$1"; compgen -f -- "$1"; }}',
+            "zsh": f"_thinwire_recipes() {{ _alternative 'recipes:recipe:({names})' 'files:file:_files' }}",
+        },
+    }
