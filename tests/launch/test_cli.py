@@ -59,12 +59,15 @@ def test_the_commands_are_all_there():
     assert {"train", "simulate", "recipes", "doctor"} <= set(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["trian", "", "--verson", "quickstart"])
-def test_an_unknown_command_is_answered_with_the_known_ones(capsys, command):
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [("trian", " (did you mean train or trace?)"), ("", ""), ("--verson", ""), ("quickstart", "")],
+)
+def test_an_unknown_command_is_answered_with_the_known_ones(capsys, command, hint):
     assert cli.main([command, "quickstart"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == f"thinwire has no command {command!r}; known: {', '.join(cli.COMMANDS)}\n"
+    assert said.err == f"thinwire has no command {command!r}{hint}; known: {', '.join(cli.COMMANDS)}\n"
 
 
 def test_recipes_lists_the_packaged_ones(capsys):
