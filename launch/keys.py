@@ -12,22 +12,27 @@ from thinwire.pipeline.errors import OptionsError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the file; the exit status."""
-    parser = Parser(
-        prog="thinwire keys",
-        description="Make a file of keys that its owner alone can read. Copy it to every machine of a run over a safe "
-        "way, such as scp, and name it as wire.keys. Who has it can take part in the run.",
-    )
-    parser.add_argument("file", type=Path, help="the file to make; it must not be there yet")
-    path = parser.parse_args(argv).file
+    """Write the file, and return the exit status."""
+    path = make_parser().parse_args(argv).file
     check_installed()
     from thinwire.pipeline.zeromq.keys import Keys
 
     try:
         Keys.fresh().write(path)
     except FileExistsError as error:
-        raise OptionsError(f"thinwire keys makes a new file, and {path} is there already; name another one") from error
+        raise OptionsError(f"thinwire keys needs the name of a new file, but {path} exists; name another") from error
     except OSError as error:
         raise OptionsError(f"thinwire keys cannot write {path}: {error.strerror or error}") from error
     print(f"wrote {path}; copy it to every machine of the run and name it there: --wire.keys {path}")
     return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser(
+        prog="thinwire keys",
+        description="Make a file of keys that only its owner can read. Copy it to every machine of a run in a safe "
+        "way, such as scp, and name it as wire.keys. Everybody who has the file can take part in the run.",
+    )
+    parser.add_argument("file", type=Path, help="the new file")
+    return parser

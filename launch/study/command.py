@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list() -> int:
-    table = Table("study", "what it asks")
+    table = Table("study", "question")
     for name, description in packaged().items():
         table.add_row(name, description)
     Console().print(table)
@@ -63,7 +63,7 @@ def _list() -> int:
 
 def _run(argv: Sequence[str]) -> int:
     forks.use_one_thread()
-    options, given = _parser().parse_known_args(argv)
+    options, given = make_parser().parse_known_args(argv)
     _refuse_words(given)
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
@@ -82,25 +82,27 @@ def _run(argv: Sequence[str]) -> int:
     return OK
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command itself."""
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} NAME [options] [--option-of-a-recipe value ...]",
         description="Train every row of a study with every seed, and go on where it stopped. "
         "`thinwire study report NAME` writes the report; `thinwire study` lists the packaged studies.",
         allow_abbrev=False,
+        takes_recipe=True,
     )
     add = parser.add_argument
     add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
     add("--scale", metavar="S", help="a size that the study names: full, small, smoke (default: the first)")
-    add("--folder", type=Path, metavar="DIR", help="where the cells lie (default: studies/NAME/SCALE)")
+    add("--folder", type=Path, metavar="DIR", help="the folder of the cells (default: studies/NAME/SCALE)")
     add("--jobs", type=at_least_one, metavar="N", help="cells at once (default: as many as there are cores for)")
-    add("--row", action="append", default=[], metavar="ROW", help="run this row only; may be repeated")
+    add("--row", action="append", default=[], metavar="ROW", help="run only this row; repeat the option for more rows")
     add(
         "--processes", action="store_true", help="a process for each stage, as thinwire train; the numbers are the same"
     )
     add("--any-code", action="store_true", help="keep finished cells that another version of the code has made")
-    add("--check", action="store_true", help="check all cells and say what would be run, and run nothing")
+    add("--check", action="store_true", help="check all cells and print what would run, but run nothing")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from importlib import import_module
 
 import pytest
 
@@ -45,6 +46,13 @@ def test_short_options_stand_for_others():
         except OptionsError:
             continue  # its value is checked here
         assert option not in spelled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [module for module, _ in cli.COMMANDS.values()])
+def test_every_command_names_its_options(module):
+    parser = import_module(f"thinwire.launch.{module}").make_parser()
+    assert parser.prog.startswith("thinwire ") and "--help" in parser.format_help()
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_it_makes_a_file_of_keys(tmp_path, capsys):
 def test_it_replaces_no_file(tmp_path, capsys):
     (tmp_path / "keys").write_text("mine")
     assert cli.main(["keys", str(tmp_path / "keys")]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "needs the name of a new file, but" in capsys.readouterr().err
     assert (tmp_path / "keys").read_text() == "mine"
 
 
