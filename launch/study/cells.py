@@ -17,7 +17,7 @@ from typing import Any
 
 from thinwire.launch.study.definition import Row, Scale, Study
 
-CHECKPOINTS = "1 epoch"
+CHECKPOINTS = ("--checkpoint.every", "1 epoch", "--checkpoint.keep", "1")
 """How often a cell writes a checkpoint where the study does not say it."""
 
 
@@ -30,6 +30,8 @@ class Cell:
     folder: Path
     arguments: tuple[str, ...]
     """The arguments of `thinwire simulate` or `thinwire train` that make it."""
+    asked: tuple[str, ...]
+    """Those of them that the study asks for; they come first."""
 
     @property
     def name(self) -> str:
@@ -53,18 +55,17 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
     """
     base = scale.recipe or study.recipe
     return [
-        _cell(row, seed, folder, [base, *_arguments(options), *given])
+        _cell(row, seed, folder, [base, *CHECKPOINTS, *_arguments(options)], given)
         for seed in scale.seeds or study.seeds
         for row, content in rows_of(study, scale).items()
         for options in [{**study.options, **scale.options, **content.options, **scale.row_options.get(row, {})}]
     ]
 
 
-def _cell(row: str, seed: int, folder: Path, arguments: Sequence[str]) -> Cell:
+def _cell(row: str, seed: int, folder: Path, asked: Sequence[str], given: Sequence[str]) -> Cell:
     place = folder / "cells" / _slug(row) / f"seed-{seed}"
     own = ["--training.seed", str(seed), "--name", f"{_slug(row)}-seed-{seed}", "--output", str(place)]
-    first, *options = arguments
-    return Cell(row, seed, place, (first, "--checkpoint.every", CHECKPOINTS, "--checkpoint.keep", "1", *options, *own))
+    return Cell(row, seed, place, (*asked, *given, *own), tuple(asked))
 
 
 def _slug(row: str) -> str:

@@ -58,7 +58,7 @@ class _Job:
         folder = checked.cell.folder
         resume = "auto" if progress.found.state == "goes on" else "never"
         arguments = [command, *checked.cell.arguments, "--checkpoint.resume", resume]
-        begin(checked, {"command": [command, *checked.cell.arguments], **environment("thinwire study")})
+        begin(checked, {**environment("thinwire study"), "command": [command, *checked.cell.arguments]})
         with (folder / "log.txt").open("a" if resume == "auto" else "w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "thinwire.launch.study.cell_process", *arguments],

@@ -45,7 +45,10 @@ def read_results(study: Study, cells: Sequence[Cell]) -> tuple[list[Result], lis
     """The results of the finished cells, and the cells that have none."""
     results, missing = [], []
     for cell in cells:
-        if is_finished(cell.folder):
+        made = read_json(cell.folder / "cell.json")
+        if made and tuple(made["command"][1 : 1 + len(cell.asked)]) != cell.asked:
+            missing.append(Missing(cell, "what is there was made by other options of the study; run it again"))
+        elif is_finished(cell.folder):
             results.append(_result(study, cell))
         else:
             missing.append(Missing(cell, _why(cell.folder)))

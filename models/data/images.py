@@ -73,23 +73,28 @@ class Augmentation:
 
     def choose(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """The first row and the first column of each sample's crop, int64 [B], and whether it is flipped, bool [B]."""
-        drawn = [derive_seed(self.seed, "augmentation", epoch, sample) for sample in ids.tolist()]
+        drawn = _hashed(ids, derive_seed(self.seed, "augmentation", epoch))
         side = 2 * self.crop + 1
-        rows = torch.tensor([number % side for number in drawn], dtype=torch.int64)
-        columns = torch.tensor([number // side % side for number in drawn], dtype=torch.int64)
-        flipped = torch.tensor([self.flip and number // side**2 % 2 == 1 for number in drawn], dtype=torch.bool)
-        return rows, columns, flipped
+        rows, columns, mirrored = drawn % side, drawn // side % side, drawn // side**2 % 2 == 1
+        return rows, columns, mirrored & self.flip
 
     def apply(self, pixels_BCHW: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """The pixels of samples `ids` [B] after the changes of this epoch, uint8 [B, C, H, W]."""
-        batch, channels, height, width = pixels_BCHW.shape
+        batch, _, height, width = pixels_BCHW.shape
         first_row, first_column, flipped = self.choose(ids, epoch)
-        rows_BH = first_row[:, None] + torch.arange(height)
-        columns_BW = first_column[:, None] + torch.arange(width)
-        columns_BW = torch.where(flipped[:, None], columns_BW.flip(1), columns_BW)
         padded = functional.pad(pixels_BCHW, [self.crop] * 4)
-        samples, planes = torch.arange(batch)[:, None, None, None], torch.arange(channels)[:, None, None]
-        return padded[samples, planes, rows_BH[:, None, :, None], columns_BW[:, None, None, :]]
+        crops = padded.unfold(2, height, 1).unfold(3, width, 1)  # [B, C, rows, columns, H, W], a view
+        cropped_BCHW = crops[torch.arange(batch), :, first_row, first_column]
+        return torch.where(flipped[:, None, None, None], cropped_BCHW.flip(3), cropped_BCHW)
+
+
+def _hashed(ids: Tensor, seed: int) -> Tensor:
+    """A number in [0, 2**63) for each id, by the finalizer of SplitMix64: all ids at once, each on its own."""
+    mixed = ids.numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)  # wraps, as it should
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)
+    return torch.from_numpy(mixed.astype(np.int64))
 
 
 class ImageSamples:

@@ -12,8 +12,12 @@ from support.commands import THINWIRE, completed, started
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.study.cells import cells_of, rows_of
+from thinwire.launch.study.check import Checked
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, parse_study, read_study
+from thinwire.launch.study.engine import Progress
 from thinwire.launch.study.judge import judge
+from thinwire.launch.study.live import LiveView, seconds_left
+from thinwire.launch.study.progress import Found
 from thinwire.launch.study.results import Result
 from thinwire.pipeline.errors import OptionsError
 
@@ -127,6 +131,34 @@ def test_the_studies_on_the_page_can_be_read():
     assert list(rows.scales) == ["long", "short"] and rows.claims[0].below == 0.05
 
 
+def progress(cell, status, done=0, seconds=0.0):
+    checked = Checked(cell, origin={}, steps=100, processes=2, threads=1)
+    return Progress(checked, Found("begins"), status, done=done, seconds=seconds)
+
+
+def test_the_time_left_counts_the_cells_that_wait():
+    first, second, third, fourth = cells_of(parse_study(STUDY, "s", "s"), Scale(seeds=[0, 1]), Path("f"))
+    cells = [progress(first, "kept", done=100), progress(second, "runs", done=50, seconds=25.0)]
+    cells += [progress(third, "waits"), progress(fourth, "waits")]
+    # half a second a step, 250 steps to come: one after the other, or two at once
+    assert seconds_left(cells, jobs=1) == 125
+    assert seconds_left(cells, jobs=2) == 62.5
+    assert seconds_left([progress(first, "waits")], jobs=1) is None
+
+
+def test_without_a_terminal_a_study_says_every_half_minute_how_far_it_is(capsys):
+    study = parse_study(STUDY, "s", "s")
+    first, second = cells_of(study, Scale(), Path("f"))
+    time = iter([0.0, 0.0, 10.0, 29.0, 31.0, 31.0])
+    with LiveView(study, jobs=1, clock=lambda: next(time)) as view:
+        for done in (0, 10, 20, 40):
+            view.update([progress(first, "runs", done, float(done)), progress(second, "waits")])
+    assert capsys.readouterr().out.splitlines() == [
+        "0 of 2 cells are finished; none, seed 0 at step 0/100",
+        "0 of 2 cells are finished, 0:02:40 left; none, seed 0 at step 40/100",
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", packaged())
 def test_a_packaged_study_names_recipes_that_can_be_read(name):
@@ -225,3 +257,8 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
     assert "data:image/png;base64," in (folder / "report.html").read_text()
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    # 5. and it does not take a cell for what the study asks no more
+    (here / "mine.yaml").write_text(STUDY.replace("q(2)/q(8)", "q(3)/q(8)"))
+    assert cli.main(["study", "report", "mine.yaml", "--out", "other"]) == 0
+    told = (here / "other/report.md").read_text()
+    assert "1 of 2 cells are finished" in told and "made by other options of the study" in told

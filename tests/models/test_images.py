@@ -72,6 +72,16 @@ def test_every_offset_is_as_likely():
     assert pairs.sub(500).abs().max() < 110, "rows, columns and flips hang together"
 
 
+def test_a_choice_depends_on_seed_epoch_and_id_alone():
+    augmentation = Augmentation(crop=4, flip=True, seed=3)
+    whole = augmentation.choose(torch.arange(1000), 2)
+    ids = torch.tensor([999, 0, 17])
+    for part, of in zip(augmentation.choose(ids, 2), whole, strict=True):
+        assert torch.equal(part, of[ids])
+    for other in (augmentation.choose(torch.arange(1000), 3), Augmentation(4, True, 4).choose(torch.arange(1000), 2)):
+        assert 50 < int((other[0] == whole[0]).sum()) < 180, "nine rows, so a ninth agree by chance"
+
+
 def test_without_augmentation_epochs_are_alike():
     plain = samples()
     assert torch.equal(plain.inputs(torch.arange(5), 0), plain.inputs(torch.arange(5), 9))
