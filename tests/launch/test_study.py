@@ -232,12 +232,12 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     unfinished = (folder / "report.md").read_text()
     assert "0 of 2 cells are finished. 2 are missing" in unfinished and "not begun" in unfinished
     # 2. the same command goes on; its cell ends as one that nobody stopped, of real processes
-    again = completed([*THINWIRE, *long], here)
+    again = completed([*THINWIRE, *long], here, timeout=600)
     assert again.status == 0, again.stderr
     assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
     assert "goes on from the checkpoint of step" in (cell / "log.txt").read_text()
     assert not (cell / "checkpoints").exists()
-    whole = completed([*THINWIRE, *long, "--folder", "whole", "--row", "none", "--processes"], here)
+    whole = completed([*THINWIRE, *long, "--folder", "whole", "--row", "none", "--processes"], here, timeout=600)
     assert whole.status == 0, whole.stderr
     assert summaries(here / "whole") == {"none": summaries(folder)["none"]}
     # 3. what is finished is not run again; what was made by another recipe is
