@@ -5,6 +5,8 @@ compression off) and the others through the method:
 
     payload = | full rows, in the tensor's own dtype | codec's payload of the other rows as one tensor |
 
+First visits may go through a codec of their own instead (`aqsgd(.., first="q(8)")`).
+
 Both ends make the same plan of a message, from the micro-batch and the slots they have seen. Encoding, decoding and
 the update of the buffers all follow it. Both ends write buffers from the decoded payload, never from the encoder's
 intermediates.
@@ -15,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
-from thinwire.compress.codec import CodecError, Key, size_of, tensor_bytes
+from thinwire.compress.codec import Codec, CodecError, Key, size_of
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Method
 from thinwire.compress.microbatch import Microbatch
@@ -32,6 +34,7 @@ from thinwire.compress.traces import Trace, Traces
 from thinwire.compress.warm_starts import WarmStarts
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64)
+_IN_FULL: Codec = Uncompressed()
 
 
 class Coder:
@@ -65,7 +68,7 @@ class Coder:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
         self._feedback, self._codec = method.feedback, method.inner
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
-        self._row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
+        self._opening = self._feedback.opening if self._feedback else None
         self.rows = self._shape[0] if self._shape else 1
         self._every = Rows(torch.ones(self.rows, dtype=torch.bool), self.rows)
         self._none = Rows(torch.zeros(self.rows, dtype=torch.bool), 0)
@@ -94,23 +97,25 @@ class Coder:
         """The plan of a micro-batch; both ends make the same one, before either updates its buffers."""
         store, writes = self.buffers.used_by(microbatch.kind)
         slots = _NO_SLOTS if store is None else self.buffers.slots(microbatch)
-        rows, shared = self._none, None
+        rows, shared, opening = self._none, None, _IN_FULL
         if microbatch.kind in ("warmup", "eval-off"):
             rows = self._every
         elif self._reused is not None:
             trace = self._reused.of(microbatch)
             rows, shared = trace.rows, trace.indices
-        elif store is not None and self._feedback is not None and self._feedback.opens_in_full:
-            rows = self._in_full(~store.known(slots))
+        elif store is not None and self._opening is not None:
+            rows, opening = self._in_full(~store.known(slots)), self._opening
         if self.warm_starts is not None:
             shared = self.warm_starts.of(microbatch)
-        full_bytes, nbytes = rows.num_full * self._row_bytes, self._sizes[rows.num_full]
-        return MessagePlan(microbatch, rows, full_bytes, nbytes, slots, store, writes, shared)
+        full_bytes = self._full_sizes[opening][rows.num_full]
+        nbytes = full_bytes + self._coded_sizes[rows.num_full]
+        return MessagePlan(microbatch, rows, opening, full_bytes, nbytes, slots, store, writes, shared)
 
     @property
     def capacity(self) -> int:
         """Bytes of the largest possible payload."""
-        return max(self._sizes)
+        coded = self._coded_sizes
+        return max(full + rest for sizes in self._full_sizes.values() for full, rest in zip(sizes, coded, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, for a checkpoint."""
@@ -124,14 +129,18 @@ class Coder:
         self.buffers.load_state_dict(state["stores"])
 
     @cached_property
-    def _sizes(self) -> list[int]:
-        """The payload's size for each number of rows in full."""
-        rest = self._shape[1:]
-        shapes = [(self.rows - full, *rest) if self._shape else () for full in range(self.rows)]
-        sizes = [
-            full * self._row_bytes + size_of(self._codec, shape, self._coded_dtype) for full, shape in enumerate(shapes)
-        ]
-        return [*sizes, prod(self._shape) * self._dtype.itemsize]
+    def _coded_sizes(self) -> list[int]:
+        """Bytes of the rows that the codec sends, for each number of rows in full."""
+        shapes = [self._shape_of(self.rows - full) if self._shape else () for full in range(self.rows)]
+        return [*(size_of(self._codec, shape, self._coded_dtype) for shape in shapes), 0]
+
+    @cached_property
+    def _full_sizes(self) -> dict[Codec, list[int]]:
+        """Bytes of the rows in full, for each number of them, by the codec that sends them."""
+        return {
+            opening: [0, *(size_of(opening, self._shape_of(full), self._dtype) for full in range(1, self.rows + 1))]
+            for opening in (_IN_FULL, *([self._opening] if self._opening else []))
+        }
 
     def _in_full(self, full: Tensor) -> Rows:
         num_full = sum(full.tolist())
@@ -140,11 +149,16 @@ class Coder:
     def _shape_of(self, rows: int) -> tuple[int, ...]:
         return (rows, *self._shape[1:])
 
-    def _fill(self, plan: MessagePlan, x: Tensor) -> None:
+    def _opened(self, plan: MessagePlan, payload: Tensor, key: Key) -> Tensor:
+        """The rows in full, as they arrive."""
+        values = torch.empty(self._shape_of(plan.rows.num_full), dtype=self._dtype)
+        plan.opening.decode(payload[: plan.full_bytes], values, key)
+        return values
+
+    def _fill(self, plan: MessagePlan, rows: Tensor) -> None:
         """Write rows that go in full into the buffers: the next difference is taken against them."""
-        if plan.store is not None and plan.writes and plan.rows.num_full:
-            rows = plan.rows.in_full(x).reshape(self._shape_of(plan.rows.num_full))
-            plan.store.write(plan.rows.in_full(plan.slots), rows.float())
+        assert plan.store is not None, "only feedback has buffers"
+        plan.store.write(plan.rows.in_full(plan.slots), rows.reshape(self._shape_of(plan.rows.num_full)).float())
 
     def _remember(self, plan: MessagePlan, coded: Tensor, key: Key) -> None:
         """Keep from the payload what later messages need, and drop what only this one needed."""
@@ -184,7 +198,7 @@ class Encoder(Coder):
         """Write the payload of `x` into `out`, uint8 [plan.nbytes]; then call `settle`, before the next plan."""
         rows, coded = plan.rows, out[plan.full_bytes :]
         if rows.num_full:
-            out[: plan.full_bytes] = tensor_bytes(rows.in_full(x))
+            plan.opening.encode(rows.in_full(x), out[: plan.full_bytes], key)
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:
@@ -199,7 +213,10 @@ class Encoder(Coder):
         """Update the state. The payload is only read: the transport may be sending it."""
         plan, message, loan = encoded.plan, encoded.message, encoded.loan
         coded = encoded.payload[plan.full_bytes :]
-        self._fill(plan, encoded.x)
+        if plan.store is not None and plan.writes and plan.rows.num_full:
+            is_exact = plan.opening == _IN_FULL
+            rows = plan.rows.in_full(encoded.x) if is_exact else self._opened(plan, encoded.payload, encoded.key)
+            self._fill(plan, rows)
         if message is not None and loan is not None and plan.writes:
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
             # Where the receiver keeps the buffer too, `advance` does not read u, so c may overwrite it.
@@ -220,10 +237,10 @@ class Decoder(Coder):
         """Write the decoded tensor into `out`, which is contiguous, and update the state."""
         rows, coded = plan.rows, payload[plan.full_bytes :]
         if rows.num_full:
-            self._put_full(payload[: plan.full_bytes], out, rows)
+            self._put_full(payload, out, key, plan)
             if plan.store is not None and plan.writes:
                 _require_finite(rows.in_full(out))
-            self._fill(plan, out)
+                self._fill(plan, rows.in_full(out))
         if rows.num_coded:
             in_place = not rows.num_full and out.dtype == self._coded_dtype
             shape = self._shape_of(rows.num_coded)
@@ -234,13 +251,11 @@ class Decoder(Coder):
                 _put(values, out, None if not rows.num_full else ~rows.full)
         self._remember(plan, coded, key)
 
-    def _put_full(self, payload: Tensor, out: Tensor, rows: Rows) -> None:
-        if not rows.num_coded and out.dtype == self._dtype:
-            tensor_bytes(out.detach()).copy_(payload)
+    def _put_full(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> None:
+        if not plan.rows.num_coded and out.dtype == self._dtype:
+            plan.opening.decode(payload[: plan.full_bytes], out.detach(), key)
             return
-        values = torch.empty(self._shape_of(rows.num_full), dtype=self._dtype)
-        tensor_bytes(values).copy_(payload)
-        _put(values, out, None if not rows.num_coded else rows.full)
+        _put(self._opened(plan, payload, key), out, None if not plan.rows.num_coded else plan.rows.full)
 
     def _receive(self, values: Tensor, plan: MessagePlan) -> None:
         """Turn decoded rows into what the receiver uses, in place, and keep it in the buffers."""

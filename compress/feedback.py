@@ -18,19 +18,25 @@ EF: Seide et al., in 2401.07788 section 2.4; EF21: Richtarik et al., ibid.; EF-m
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Described, Key, require_choice
+from thinwire.compress.codecs.cast import BFloat16, Uncompressed
+from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.sparse import TopK, mixed_indices, samples_of
 from thinwire.compress.stores.store import FORMATS, Loan
 from thinwire.errors import attempt
 
 Slot = Literal["position", "sample"]
 Medium = Literal["memory", "disk"]
+First = Literal["none", "bf16", "q(8)"]
+_OPENINGS: Mapping[First, Codec] = MappingProxyType({"none": Uncompressed(), "bf16": BFloat16(), "q(8)": Quantize(8)})
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,9 +45,6 @@ class Feedback(Described):
 
     receiver_keeps: ClassVar[bool]
     """Whether the receiver keeps the buffer too."""
-    opens_in_full: ClassVar[bool] = False
-    """Whether a slot's first visit sends the tensor as it is."""
-
     codec: Codec
     """The codec that turns u into a payload."""
     slot: Slot = field(default="position", kw_only=True)
@@ -81,6 +84,11 @@ class Feedback(Described):
     def remembers_evaluation(self) -> bool:
         """Whether evaluation by sample keeps buffers of its own."""
         return True
+
+    @property
+    def opening(self) -> Codec | None:
+        """The codec of a slot's first visit, whose decoded values become the buffer; None if it is a visit as any."""
+        return None
 
     @abstractmethod
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
@@ -169,20 +177,22 @@ class DifferenceFeedback(Feedback):
 
 @dataclass(frozen=True, repr=False)
 class ActivationDifference(DifferenceFeedback):
-    """`aqsgd(codec)`: EF21 with a slot for each sample; the first visit goes in full. Activations only."""
+    """`aqsgd(codec)`: EF21 with a slot for each sample; a first visit sends the tensor itself. Activations only."""
 
     name: ClassVar[str] = "aqsgd"
     channels: ClassVar[tuple[str, ...]] = ("activations",)
     instead: ClassVar[str] = "use ef21 there"
-    opens_in_full: ClassVar[bool] = True
 
     slot: Slot = field(default="sample", kw_only=True)
     """What a buffer is kept for."""
+    first: First = field(default="none", kw_only=True)
+    """The codec of first visits: `none` as in 2206.01299, or one with fewer bytes."""
     eval_history: bool = field(default=True, kw_only=True)
     """Whether evaluation sends differences to the last evaluation; if not, it applies the codec to x itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_choice(self, "first", self.first, get_args(First))
         if type(self.eval_history) is not bool:
             raise CodecError(f"aqsgd's eval_history must be True or False, got {self.eval_history!r}")
 
@@ -190,6 +200,11 @@ class ActivationDifference(DifferenceFeedback):
     def remembers_evaluation(self) -> bool:
         """Whether evaluation by sample keeps buffers of its own."""
         return self.eval_history
+
+    @property
+    def opening(self) -> Codec:
+        """The codec of a sample's first visit."""
+        return _OPENINGS[self.first]
 
 
 Method = Codec | Feedback

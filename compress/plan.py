@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from thinwire.compress.codec import Codec
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.stores.store import Store
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Which rows of a message go in full; the others go through the codec."""
+    """Which rows of a message go in full, or nearly so; the others go through the codec."""
 
     full: Tensor
     """bool [R]."""
@@ -37,12 +38,14 @@ class Rows:
 class MessagePlan:
     """What happens to one tensor of one micro-batch.
 
-    payload = | full rows, in the tensor's own dtype | codec's payload of the other rows as one tensor |
+    payload = | payload of the full rows as one tensor, of `opening` | codec's payload of the other rows as one tensor |
     """
 
     microbatch: Microbatch
     rows: Rows
     """Which rows go in full."""
+    opening: Codec
+    """The codec of the rows in full: `none`, or for first visits what feedback names."""
     full_bytes: int
     """Bytes of the rows in full, at the start of the payload."""
     nbytes: int

@@ -56,6 +56,34 @@ def test_a_plan_says_which_rows_go_in_full_and_how_many_bytes_that_makes():
     assert mixed.rows.coded(torch.arange(4)).tolist() == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("first", "row_bytes", "close"), [("none", 4 * WIDTH, 0.0), ("bf16", 2 * WIDTH, 2**-8), ("q(8)", 2 + WIDTH, 2**-7)]
+)
+def test_first_visits_go_through_their_own_codec_and_fill_both_buffers_alike(first, row_bytes, close):
+    expression, x = f'aqsgd(q(4), first="{first}")', random()
+    sender, receiver = coder(Encoder, expression), coder(Decoder, expression)
+    assert sender.plan(microbatch(ids=[0, 1, 2, 3])).nbytes == ROWS * row_bytes
+    arrived = carry(sender, receiver, x, microbatch(ids=[0, 1, 2, 3]))
+    assert (arrived == x).all() == (first == "none")
+    assert ((arrived - x).abs() <= close * x.abs().amax(1, keepdim=True)).all()
+    kept = [end.buffers.store("train").read(torch.arange(ROWS)) for end in (sender, receiver)]
+    assert torch.equal(kept[0], arrived) and torch.equal(kept[1], arrived)
+    mixed = microbatch(ids=[2, 8, 0, 9])
+    plan, coded = sender.plan(mixed), math.ceil(4 * WIDTH / 8) + 2
+    assert (plan.full_bytes, plan.nbytes) == (2 * row_bytes, 2 * row_bytes + 2 * coded)
+    nearer = carry(sender, receiver, x[[2, 1, 0, 3]], mixed)
+    assert (nearer[0] - x[2]).norm() <= (arrived[2] - x[2]).norm()
+    assert sender.buffers.digests() == receiver.buffers.digests()
+
+
+def test_warm_up_and_evaluation_without_compression_stay_in_full_whatever_first_visits_do():
+    sender, receiver = (coder(kind, 'aqsgd(q(4), first="q(8)")') for kind in (Encoder, Decoder))
+    for kind in ("warmup", "eval-off"):
+        assert torch.equal(carry(sender, receiver, random(), microbatch(kind, ids=[0, 1, 2, 3])), random())
+    assert sender.capacity == 4 * ROWS * WIDTH
+    assert sender.plan(microbatch(ids=[0, 1, 2, 3])).rows.num_full == 0
+
+
 def test_planning_changes_nothing_and_a_plan_that_was_made_stays_as_it_is():
     sender = coder(Encoder, "aqsgd(q(2))")
     which = microbatch(ids=[0, 1, 2, 3])
