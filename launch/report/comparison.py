@@ -32,6 +32,8 @@ from thinwire.pipeline.errors import OptionsError
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
 """Fields that change nothing in the training: the names of a run, and its folder."""
+HARMLESS = ("save_every", "wait_for_space", "checkpoint.", "wire.", "debug.")
+"""Beginnings of the fields that no loss depends on."""
 COMPRESSION = "compression."
 SEED = "training.seed"
 
@@ -112,7 +114,7 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _warning(differing: Mapping[str, Sequence[Any]]) -> str:
-    others = [name for name in differing if not name.startswith(COMPRESSION) and name != SEED]
+    others = [name for name in differing if not name.startswith((COMPRESSION, *HARMLESS)) and name != SEED]
     if not others:
         return ""
     return (

@@ -17,6 +17,7 @@ from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import newest
 from thinwire.pipeline.checkpoint import manifests
+from thinwire.pipeline.options.durations import read_duration
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
@@ -95,12 +96,10 @@ class Room:
         options, folder = self._recipe.checkpoint, checkpoint_folder(self._recipe)
         if not options.wanted:
             return []
-        written = sum(options.due_after(done, self._steps_per_epoch) for done in self._steps) or 1
+        number, in_epochs = read_duration(options.every)
+        # and one at the end, where none is due there
+        written = -(-self._recipe.training.steps // (number * (self._steps_per_epoch if in_epochs else 1)))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = sum(layout.nbytes for layout, _ in self._trainer.stages[0].wire.stores)
         nbytes = count * COPIES[self._recipe.optimizer.name] * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
-
-    @property
-    def _steps(self) -> range:
-        return range(1, self._recipe.training.steps + 1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -112,6 +113,15 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
     found = compare(runs, runs[0])
     assert found.tables[-1].rows[-1] == ["pipeline.layers", "[2, 2]", "[3, 1]"]
     assert found.warning.startswith("These runs differ in more than compression and seed: in pipeline.layers.")
+
+
+def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
+    """A run that saved more often was said to be no measure of compression."""
+    runs = [made(tmp_path, "none"), made(tmp_path, "often")]
+    saving = {**yaml.safe_load(runs[1].recipe), "save_every": 10, "checkpoint": {"every": "5 steps"}}
+    runs[1] = replace(runs[1], recipe=yaml.safe_dump(saving))
+    assert set(differences(runs)) == {"save_every", "checkpoint.every"}
+    assert compare(runs, runs[0]).warning == ""
 
 
 def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
