@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --edi
 WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 
-.PHONY: help quickstart test browser test-fast drill damage lint format types docs clean
+.PHONY: help quickstart test browser test-fast drill damage soak lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,9 @@ drill: $(VENV)/installed-dev ## Kill KILLS (20) stages of one run at random; it 
 
 damage: $(VENV)/installed-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
 	THINWIRE_DAMAGED=$(or $(COUNT),1000) $(BIN)/pytest -rP tests/launch/test_damage.py
+
+soak: $(VENV)/installed-dev ## Train STEPS (5000) steps: memory, threads, descriptors and disk must not grow.
+	THINWIRE_STEPS=$(or $(STEPS),5000) $(BIN)/pytest -rP tests/launch/test_bounded.py
 
 lint: $(VENV)/installed-dev ## Check the code's style and format.
 	$(BIN)/ruff check

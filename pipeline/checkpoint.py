@@ -137,7 +137,7 @@ class Checkpoints:
         """Delete files that this process's stages wrote after a step, and unfinished files from before it."""
         for path in _steps(self.folder):
             if _step_of(path) > step or (not (path / _MANIFEST).exists() and not (path / _RETIRED).exists()):
-                (path / _MANIFEST).unlink(missing_ok=True)
+                _remove(path / _MANIFEST)
                 self._delete(path)
 
     def _run(self, step: int, states: Mapping[int, StageState]) -> None:
@@ -296,6 +296,14 @@ def _readable(path: Path) -> Manifest | None:
 def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
     files = manifest.files.get(str(stage), {})
     return bool(files) and all((part / name).is_file() and _digest(part / name) == sum for name, sum in files.items())
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder that stands in its place."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
@@ -24,6 +27,8 @@ from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
+
+_POLL = 0.02
 
 
 def work(prepared: Prepared, pulse: Pulse) -> int:
@@ -110,18 +115,16 @@ def join(prepared: Prepared, rank: int) -> None:
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
     advice += "only the stages may reach the ports of a run"
     meeting, wire = os.environ.get(MEETING_VARIABLE), prepared.recipe.wire
+    timeout = timedelta(seconds=wire.timeout)
     if several_hosts and wire.transport == "zmq" and not os.environ.get("GLOO_SOCKET_IFNAME"):
         raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")
     group = group_arguments(wire, found)
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
-            dist.init_process_group(
-                **group,
-                init_method=f"file://{meeting}" if meeting else "env://",
-                rank=rank,
-                world_size=found,
-                timeout=timedelta(seconds=wire.timeout),
-            )
+            store, _, _ = next(rendezvous(f"file://{meeting}" if meeting else "env://", rank, found, timeout=timeout))
+            store.set_timeout(timeout)
+            fresh = store if meeting else of_this_start(store, rank, found, timeout)
+            dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=timeout)
     except PeerError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -130,3 +133,33 @@ def join(prepared: Prepared, rank: int) -> None:
             f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
             "every machine"
         ) from error
+
+
+def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """The part of a store that belongs to this start of the processes alone. Collective.
+
+    torchrun keeps its store when it starts processes again, and gloo would call the addresses of those that are gone.
+    Process 0 draws the name of the part. Every other process asks for it with a number of its own, so that it takes no
+    answer to an earlier process; and process 0 answers until each has said that it knows the name.
+
+    Raises:
+        DistStoreError: a process does not come.
+    """
+    if rank:
+        number = secrets.token_hex(8)
+        store.set(f"thinwire/asks/{rank}", number)
+        name = store.get(f"thinwire/answer/{number}").decode()
+        store.set(f"thinwire/{name}/{rank}", "")
+        return dist.PrefixStore(name, store)
+    name, missing = secrets.token_hex(8), set(range(1, size))
+    deadline = time.monotonic() + timeout.total_seconds()
+    while missing:
+        if time.monotonic() > deadline:
+            who = ", ".join(map(str, sorted(missing)))
+            raise dist.DistStoreError(f"no word of {who} within {timeout.total_seconds():g} s")
+        for other in missing:
+            if store.check([f"thinwire/asks/{other}"]):
+                store.set(f"thinwire/answer/{store.get(f'thinwire/asks/{other}').decode()}", name)
+        missing = {other for other in missing if not store.check([f"thinwire/{name}/{other}"])}
+        time.sleep(_POLL)
+    return dist.PrefixStore(name, store)

@@ -104,3 +104,16 @@ def test_under_torchrun_the_neighbour_of_a_stopped_process_says_so(folder):
         trains(command, folder)
         os.kill(command.stage_process(1), signal.SIGSTOP)
         command.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat for" in command.stderr)
+
+
+def test_torchrun_starts_a_run_again_that_lost_a_stage(folder):
+    """gloo took the addresses of the processes that were gone from torchrun's store, and no restart succeeded."""
+    launch = [*TORCHRUN, "--nproc-per-node", 2, "--max-restarts", 1, "--master-port", free_port(), *TRAIN]
+    often = ["--checkpoint.every", "2 steps", "--output", "run"]
+    with started([*launch, *ENDLESS, *often], folder) as command:
+        trains(command, folder)
+        before = (folder / "run/metrics.jsonl").stat().st_ino
+        os.kill(command.stage_process(1), signal.SIGKILL)
+        command.wait_until(lambda: (folder / "run/metrics.jsonl").stat().st_ino != before)
+        again = steps_done(folder)
+        command.wait_until(lambda: steps_done(folder) >= again + 3)

@@ -1,11 +1,15 @@
 """What a stage process says where it cannot join the others."""
 
+import random
 import socket
+import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
-from thinwire.launch.run.worker import join
+from thinwire.launch.run.worker import join, of_this_start
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
 
@@ -29,3 +33,30 @@ def test_a_port_in_use_is_named_with_what_to_set(monkeypatch):
         f"the port where all processes meet must be free, but another program uses {port}; set MASTER_PORT to another "
         "one (torchrun: --master-port), the same on every machine"
     )
+
+
+def started(store, generation, rank, said):
+    """One process of a start: it tells the others a value, and notes what it hears from them."""
+    mine = of_this_start(store, rank, 3, timedelta(seconds=30))
+    mine.set(str(rank), f"{generation} {rank}")
+    said[generation, rank] = [mine.get(str(other)).decode() for other in range(3)]
+
+
+def test_what_an_earlier_start_left_in_the_store_is_not_read():
+    """torchrun keeps its store over restarts: gloo called the addresses of the processes that were gone."""
+    store, said = dist.HashStore(), {}
+    for generation in range(4):
+        threads = [threading.Thread(target=started, args=(store, generation, rank, said)) for rank in range(3)]
+        random.Random(generation).shuffle(threads)
+        for thread in threads:
+            thread.start()
+            thread.join(0.1)
+        for thread in threads:
+            thread.join(30)
+        for rank in range(3):
+            assert said[generation, rank] == [f"{generation} {other}" for other in range(3)]
+
+
+def test_who_does_not_come_is_named():
+    with pytest.raises(dist.DistStoreError, match=r"no word of 1, 2 within 0.1 s"):
+        of_this_start(dist.HashStore(), 0, 3, timedelta(seconds=0.1))

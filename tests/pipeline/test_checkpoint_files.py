@@ -176,6 +176,22 @@ def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
         assert [manifest.step for manifest in manifests(folder / "checkpoints")] == [3]
 
 
+def test_a_folder_in_place_of_a_manifest_goes_with_its_checkpoint(tmp_path):
+    wanted = undisturbed(tmp_path, 2)
+    process = Process(tmp_path / "run", dist.HashStore())
+    for _ in range(2):
+        process.train()
+        process.save()
+    process.checkpoints.wait()
+    folder = process.checkpoints.folder
+    (step_folder(folder, 2) / "manifest.json").unlink()
+    (step_folder(folder, 2) / "manifest.json").mkdir()
+    again = Process(tmp_path / "run", dist.HashStore())
+    again.resume(newest(folder))
+    assert again.content() == wanted[1]
+    assert not step_folder(folder, 2).exists()
+
+
 def test_torch_reads_the_tensors_of_a_part(tmp_path):
     import torch.distributed.checkpoint as dcp
 
