@@ -27,7 +27,17 @@ from thinwire.models.data.load import load
 from thinwire.models.data.samples import Data
 from thinwire.pipeline.errors import OptionsError
 
-_FREE = ("name", "description", "output", "save_every", "checkpoint.", "debug.", "compression.store_folder")
+_FREE = (
+    "name",
+    "description",
+    "output",
+    "save_every",
+    "wait_for_space",
+    "checkpoint.",
+    "debug.",
+    "wire.",
+    "compression.store_folder",
+)
 """Fields of a recipe that change nothing in a cell's numbers; a name that ends with a dot is a whole group."""
 
 _CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")

@@ -35,9 +35,9 @@ def find(checked: Checked, *, any_code: bool) -> Found:
     saved = read_json(folder / "cell.json").get("origin")
     if saved is None:
         return Found("begins")
-    changed = [name for name in {**saved, **checked.origin} if saved.get(name) != checked.origin.get(name)]
-    if any_code:
-        changed = [name for name in changed if name != "code"]
+    # another version of the code may know other fields
+    names = (saved.keys() & checked.origin.keys()) - {"code"} if any_code else saved.keys() | checked.origin.keys()
+    changed = sorted(name for name in names if saved.get(name) != checked.origin.get(name))
     if changed:
         return Found("begins anew", tuple(changed))
     if is_finished(folder):

@@ -17,7 +17,7 @@ from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, 
 from thinwire.launch.study.engine import Progress
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.live import LiveView, seconds_left
-from thinwire.launch.study.progress import Found
+from thinwire.launch.study.progress import Found, begin, find
 from thinwire.launch.study.results import Result
 from thinwire.pipeline.errors import OptionsError
 
@@ -134,6 +134,26 @@ def test_the_studies_on_the_page_can_be_read():
 def progress(cell, status, done=0, seconds=0.0):
     checked = Checked(cell, origin={}, steps=100, processes=2, threads=1)
     return Progress(checked, Found("begins"), status, done=done, seconds=seconds)
+
+
+def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
+    cell = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0]
+
+    def found(*, any_code=False, **origin):
+        return find(Checked(cell, origin, steps=100, processes=2, threads=1), any_code=any_code)
+
+    assert found(code="a", lr=1).state == "begins"
+    begin(Checked(cell, {"code": "a", "lr": 1}, steps=100, processes=2, threads=1), {})
+    assert found(code="a", lr=1).state == "begins", "without a checkpoint"
+    (cell.folder / "checkpoints/step-1").mkdir(parents=True)
+    (cell.folder / "checkpoints/step-1/manifest.json").touch()
+    assert found(code="a", lr=1).state == "goes on"
+    (cell.folder / "summary.json").write_text('{"running": false, "steps": 100, "planned_steps": 100}')
+    assert found(code="a", lr=1).state == "finished"
+    assert found(code="b", lr=2) == Found("begins anew", ("code", "lr"))
+    assert found(code="b", lr=1, new=0).changed == ("code", "new")
+    assert found(any_code=True, code="b", lr=1, new=0).state == "finished", "a later version may know more fields"
+    assert found(any_code=True, code="b", lr=2) == Found("begins anew", ("lr",))
 
 
 def test_the_time_left_counts_the_cells_that_wait():
