@@ -26,7 +26,8 @@ def follow(tmp_path):
         section.write_text(SECTIONS[title])
         for name, text in files(section).items():
             (tmp_path / name).write_text(text)
-        return said(["sh", "-ec", "\n".join(blocks(section, "sh"))], tmp_path, **surroundings(tmp_path / "site"))
+        known = surroundings(tmp_path / "site")
+        return "".join(said(["sh", "-ec", block], tmp_path, **known) for block in blocks(section, "sh"))
 
     return followed
 
