@@ -1,7 +1,7 @@
-"""The times of layers of one's own, measured before training: whether the cut, which counts operations, is even.
+"""The times of the user's own layers, measured before training. They show whether the cut by counted costs is even.
 
 A cut must be the same in every process, in a simulation, and when a run goes on. Times differ from run to run, so they
-do not make the cut: they say which one would be even, and the user takes it into the recipe.
+do not decide the cut. The run prints a better cut, and the user can put it into the recipe.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from thinwire.models.partition import partition
 from thinwire.pipeline.stage import CompressedStage
 
 UNEVEN = 1.5
-"""How many times as long as in the best cut the slowest stage may compute before it is worth a line."""
+"""If the slowest stage computes so many times as long as in the best cut, the run prints the best cut."""
 NOTICED = 0.005
-"""Seconds of a micro-batch on the slowest stage from which on it is."""
+"""Seconds of one micro-batch. If the slowest stage takes less, the run prints nothing."""
 
 
 def uneven_cut(assembly: Assembly) -> str | None:
-    """What to write for an even cut, in a sentence, where the last stage lives; None where there is nothing to say.
+    """A sentence with a better cut, in the process of the last stage; None if the cut is even enough. Collective.
 
-    Collective. Every process times the layers of its own stages on one micro-batch; only layers of one's own, whose
-    cut the recipe does not give, are timed.
+    Every process times the layers of its stages on one micro-batch. Nothing is timed if the recipe gives the cut, or
+    if the layers are not the user's own.
     """
     prepared = assembly.prepared
     if prepared.blueprint.counted or prepared.recipe.pipeline.layers is not None or len(prepared.cuts) < 2:
@@ -41,7 +41,7 @@ def uneven_cut(assembly: Assembly) -> str | None:
 
 
 def advice(times: Sequence[Sequence[float]]) -> str | None:
-    """The sentence for stages whose layers take so many seconds a micro-batch; None where the cut is even enough."""
+    """The sentence for these times (seconds of each layer, by stage); None if the cut is even enough."""
     seconds = [one for stage in times for one in stage]
     if len(seconds) < len(times) or not all(times):
         return None
@@ -53,14 +53,14 @@ def advice(times: Sequence[Sequence[float]]) -> str | None:
     ends = [0, *accumulate(len(stage) for stage in times)]
     stage = max(range(len(times)), key=lambda index: sum(times[index]))
     return (
-        f"stage {stage} (layers {ends[stage]} to {ends[stage + 1] - 1}) computes {1e3 * slowest:.0f} ms a micro-batch, "
-        f"where the slowest stage of an even cut takes {1e3 * even:.0f} ms; to cut there: --pipeline.layers "
+        f"stage {stage} (layers {ends[stage]} to {ends[stage + 1] - 1}) computes {1e3 * slowest:.0f} ms a micro-batch; "
+        f"the slowest stage of the best cut takes {1e3 * even:.0f} ms; to use the best cut: --pipeline.layers "
         f"'{json.dumps([len(cut) for cut in best])}'"
     )
 
 
 def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
-    """Seconds of each layer of a stage; empty where a layer cannot be copied or run alone."""
+    """Seconds of each layer of a stage; empty if a layer cannot be copied or run alone."""
     prepared = assembly.prepared
     ids, samples = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data.training
     try:
@@ -75,7 +75,7 @@ def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
 
 
 def _values(example: Tensor) -> Tensor:
-    """A tensor like the example: Gaussian where it is floating, zero elsewhere."""
+    """A tensor like the example: Gaussian values for a floating-point tensor, else zeros."""
     if not example.is_floating_point():
         return torch.zeros(example.shape, dtype=example.dtype)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Room on the disks for what a run saves: checked before it trains, and waited for where a disk is full at a save.
+"""Room on the disks for the files of a run. It is checked before training. If a disk is full at a save, the run waits.
 
 A disk that is full when a run ends must not cost the run. The weights stay in memory until there is room, or until
 weights/ is a link to a folder on another disk.
@@ -23,7 +23,7 @@ from thinwire.pipeline.trainer import Trainer
 
 POLL_SECONDS = 2.0
 COPIES = {"adamw": 3, "sgd": 2}
-"""Tensors of the parameters' size in a checkpoint: themselves, and the moments."""
+"""Tensors as large as the parameters in a checkpoint: the parameters and the moments of the optimizer."""
 
 
 class Room:
@@ -41,17 +41,17 @@ class Room:
         self._rounds = math.ceil(recipe.wait_for_space / POLL_SECONDS)
 
     def check(self) -> None:
-        """Raise StoreError, in every process alike, where a disk would run full before the run ends; collective."""
+        """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
         check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
 
     def check_stores(self) -> None:
-        """As `check`, for stores alone: `auto` may choose codecs that have some."""
+        """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""
         check_space(self._everyone(self._stores()))
 
     def wait(self, trouble: str | None) -> bool:
-        """Wait until the weights fit on every disk; collective. False once the run has waited for as long as it may.
+        """Wait until the weights fit on every disk. False if the run has waited as long as it may. Collective.
 
-        `trouble` is why this process cannot write them, in a sentence; None if it can.
+        `trouble` is a sentence that says why this process cannot write its weights; None if it can.
         """
         folder = self._recipe.folder.absolute() / "weights"
         nbytes = self._weight_bytes()
@@ -64,7 +64,7 @@ class Room:
                 flush=True,
             )
         while self._rounds:
-            # counted, not timed: every process must go round as often as the others
+            # count rounds, not seconds: every process must take the same number of rounds
             self._rounds -= 1
             time.sleep(POLL_SECONDS)
             if not shortages(self._everyone(self._weights(1))):
@@ -80,7 +80,7 @@ class Room:
         return space_needs((layout, path) for layout, path in stores if path is not None)
 
     def _sets(self) -> int:
-        """Sets of weights that are there at once beside one that is there already: a new one is written first."""
+        """New sets of weights that are on the disk at the same time: a set is removed after the next one is whole."""
         several = 0 < self._recipe.save_every < self._recipe.training.steps
         return 2 if several and newest(self._recipe.folder) is None else 1
 
@@ -92,7 +92,7 @@ class Room:
         return needs_of("weights", [(sets * self._weight_bytes(), self._recipe.folder / "weights" / "new")])
 
     def _checkpoints(self) -> list[SpaceNeed]:
-        """Those kept and the one being written, less those that are there, and the rows of stores once."""
+        """The kept checkpoints and a new one, without those on the disk already; and the rows of stores, once."""
         options, folder = self._recipe.checkpoint, checkpoint_folder(self._recipe)
         if not options.wanted:
             return []

@@ -1,7 +1,7 @@
 """What compression gains over slower links: predicted when a run ends, from the times and bytes that it measured.
 
-Stages of one machine are joined by its memory, and no link slows them. So a run on one machine shows how many bytes
-compression saves, and nothing of the speed that it is for.
+Between stages on one machine, no link is slow. So a run on one machine shows how many bytes compression saves, but not
+how much time.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from thinwire.launch.timing.replay import PredictedLink, parse_link, step_second
 from thinwire.pipeline.schedules import SCHEDULES
 
 LINKS = ("1gbit", "100mbit", "10mbit")
-"""Those of a data centre, of a fast home, and of a slow one."""
+"""Links such as in a data centre, of a fast home connection, and of a slow one."""
 SHOWN = "100mbit"
 """The link that a user is told how to measure."""
 FEWEST_STEPS = 20
-"""Steps from which on their average says something: the first ones are slower."""
+"""The least number of steps for a prediction: the first steps are slower than the average."""
 PREDICTED = "predicted from the compute, codec times and bytes of this run, by its schedule; no link slowed this run"
 UNSLOWED = parse_link("none")
 
 
 def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
-    """The speeds predicted for each of `LINKS`; none where the run cannot tell."""
+    """The predicted speeds for each of `LINKS`; empty if the run measured too little."""
     if not _tells(recipe, summary):
         return []
     pipeline = asdict(recipe.pipeline)
     measured = summary["training_seconds"] / summary["steps"]
-    # all that the schedule does not account for; it stays the same over any link
+    # the time that the schedule does not explain; it is the same over any link
     rest: float = max(0.0, measured - step_seconds(pipeline, summary, UNSLOWED))
 
     def speed(link: PredictedLink, compressed: bool) -> float:
@@ -44,13 +44,13 @@ def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
 
 
 def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
-    """Print what a run that has ended says of slower links."""
+    """Print the predicted speeds over slower links at the end of a run."""
     measured = recipe.pipeline.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
     show_gains(measured, gains(recipe, summary), [PREDICTED, crowding(recipe), how_to_measure(recipe)])
 
 
 def crowding(recipe: Recipe) -> str:
-    """What the numbers do not show where processes had to share cores, in a sentence; empty where each had its own."""
+    """A sentence that warns about the numbers if processes shared cores; else empty."""
     processes, cores = recipe.pipeline.num_processes, os.cpu_count() or 1
     if processes * recipe.training.threads <= cores:
         return ""
@@ -59,7 +59,7 @@ def crowding(recipe: Recipe) -> str:
 
 
 def how_to_measure(recipe: Recipe) -> str:
-    """What measures the same on links of this machine that are slowed down, in words; empty where nothing can."""
+    """A sentence with the command that measures the speed over slow links; empty if no command can."""
     if recipe.pipeline.accumulation > 1:
         return ""
     pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
@@ -69,7 +69,7 @@ def how_to_measure(recipe: Recipe) -> str:
 
 
 def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
-    """Whether compressed frames went between processes of one machine, often enough."""
+    """Whether compressed frames went between processes of one machine, in enough steps."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     pipeline, usual = recipe.pipeline, SCHEDULES[recipe.pipeline.schedule].stages_per_process

@@ -1,4 +1,4 @@
-"""The smoke run of a recipe: three steps of everything, to see that all of it works before hours are spent on it."""
+"""The smoke run of a recipe: three steps that try every part, before somebody spends hours on the whole run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SUFFIX = "-smoke"
 
 
 def smoke(recipe: Recipe) -> Recipe:
-    """The recipe as a smoke run; that of a smoke run stays as it is.
+    """The recipe as a smoke run; the recipe of a smoke run stays as it is.
 
-    Model, cut, batch, codecs and optimizer stay. The first step is the one that a warm-up or `auto` asks for. All that
-    the run writes lies in folders of its own, for it replaces the smoke run before.
+    Model, cut, batch, codecs and optimizer stay. A warm-up or the measurement of `auto` takes the first step. The run
+    has its own folders, because it replaces the smoke run before it.
     """
     compression = recipe.compression
     warmup = "1 step" if read_duration(compression.warmup)[0] else compression.warmup
@@ -44,7 +44,7 @@ def _little(recipe: Recipe) -> DataOptions:
     shared = data.held_out if data.evaluation is None else 0.0
     training = STEPS * pipeline.batch_size / (1 - shared)
     one_pass = pipeline.num_microbatches * pipeline.microbatch_size
-    # where a part is held out, one sample more than its share: shares are rounded
+    # one sample more than the held-out share, because shares are rounded
     held_out = (one_pass + 1) / shared if shared else one_pass
     samples = math.ceil(max(training, held_out)) + 1
     tokens = data.block_size if data.chosen_kind == "text" else 1

@@ -39,11 +39,11 @@ _FATES: Mapping[State, str] = {
     "begins": "to begin",
     "begins anew": "to begin anew",
 }
-"""What becomes of cells, in words behind their number."""
+"""The states of cells in words, to follow their number."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a study, or what else is asked for; the exit status."""
+    """Run a study, write its report, or list the packaged studies; return the exit status."""
     if not argv:
         return _list()
     if argv[0] == "report":
@@ -96,24 +96,29 @@ def make_parser() -> Parser:
     add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
     add("--scale", metavar="S", help="a size that the study names: full, small, smoke (default: the first)")
     add("--folder", type=Path, metavar="DIR", help="the folder of the cells (default: studies/NAME/SCALE)")
-    add("--jobs", type=at_least_one, metavar="N", help="cells at once (default: as many as there are cores for)")
+    add(
+        "--jobs",
+        type=at_least_one,
+        metavar="N",
+        help="cells to run at the same time (default: as many as the cores allow)",
+    )
     add("--row", action="append", default=[], metavar="ROW", help="run only this row; repeat the option for more rows")
     add(
         "--processes", action="store_true", help="a process for each stage, as thinwire train; the numbers are the same"
     )
-    add("--any-code", action="store_true", help="keep finished cells that another version of the code has made")
+    add("--any-code", action="store_true", help="keep finished cells of another version of the code")
     add("--check", action="store_true", help="check all cells and print what would run, but run nothing")
     return parser
 
 
 def _refuse_words(given: Sequence[str]) -> None:
-    """Raise OptionsError where something follows the name that is neither an option nor the value of one."""
+    """Raise OptionsError if a word after the name is neither an option nor the value of an option."""
     if given and not given[0].startswith("--"):
         raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; see {PROG} --help")
 
 
 def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
-    """The cells of some rows, or all where none is named."""
+    """The cells of the named rows, or of all rows if none is named."""
     known = list(dict.fromkeys(cell.row for cell in cells))
     if unknown := [row for row in rows if row not in known]:
         raise OptionsError(
@@ -137,14 +142,14 @@ def _cores(checked: Checked, *, processes: bool) -> int:
 
 
 def _tell(cells: Sequence[Progress], folder: Path, jobs: int) -> None:
-    """Say what becomes of the cells, and why those begin anew that do."""
+    """Print the states of the cells, and why some cells begin anew."""
     counts = Counter(one.found.state for one in cells)
     said = ", ".join(f"{counts[state]} {words}" for state, words in _FATES.items() if counts[state])
     print(f"{len(cells)} cells in {folder}: {said}; {jobs} at once", flush=True)
     for one in cells:
         if one.found.changed:
             changed = ", ".join(one.found.changed)
-            print(f"{one.checked.cell.name} begins anew, for these are not as they were: {changed}", flush=True)
+            print(f"{one.checked.cell.name} begins anew, because these have changed: {changed}", flush=True)
 
 
 def _hold(folder: Path) -> None:
@@ -154,7 +159,7 @@ def _hold(folder: Path) -> None:
         scratch.lock(folder)
     except BlockingIOError as error:
         raise OptionsError(
-            f"--folder must name a folder that no other study writes to, and one writes to {folder} now; wait until it "
+            f"--folder must name a folder that no other study uses, but a study writes to {folder} now; wait until it "
             f"has ended, or name another"
         ) from error
     except OSError as error:
@@ -164,7 +169,7 @@ def _hold(folder: Path) -> None:
 
 
 def _conclude(cells: Sequence[Progress], folder: Path, stopped: bool) -> None:
-    """Say how the study ended.
+    """Print how the study ended.
 
     Raises:
         StoppedError: a signal came.

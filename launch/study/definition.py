@@ -1,4 +1,4 @@
-"""What a study says: its recipe, its rows or grid, its scales, the published numbers, and the claims to judge."""
+"""The definition of a study: recipe, rows or grid, scales, published numbers, and claims to judge."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.study.reader import read_fields
 from thinwire.pipeline.errors import OptionsError
@@ -34,7 +35,7 @@ class Row:
     published: dict[Mode, float] = field(default_factory=dict)
     """The published scores, with compression off and on."""
     note: str = ""
-    """What must be known of the published numbers."""
+    """A note about the published numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +85,15 @@ class Study:
     """A study, as its YAML file describes it."""
 
     name: str = "unnamed"
-    """What the study is called."""
+    """Name of the study."""
     description: str = ""
-    """What it asks, in a sentence."""
+    """The question of the study, in a sentence."""
     source: str = ""
-    """Where the published numbers stand."""
+    """The source of the published numbers."""
     recipe: str
     """The recipe that all cells begin with: a packaged name, or the path of a YAML file."""
     options: Options = field(default_factory=dict)
-    """What all cells change in it."""
+    """Options that all cells change in the recipe."""
     score: str = "loss"
     """The score that the tables show: loss, accuracy, perplexity or matthews."""
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -104,7 +105,7 @@ class Study:
     scales: dict[str, Scale] = field(default_factory=dict)
     """Sizes by name; the first is taken where none is asked for."""
     claims: list[Claim] = field(default_factory=list)
-    """What is judged."""
+    """The claims to judge."""
 
     @property
     def all_rows(self) -> dict[str, Row]:
@@ -135,7 +136,7 @@ class Study:
 
 
 def packaged() -> dict[str, str]:
-    """The packaged studies: name -> what each asks."""
+    """The packaged studies: name -> question."""
     found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
     return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
 
@@ -147,7 +148,8 @@ def read_study(named: str) -> Study:
         return parse_study((PACKAGED / f"{named}.yaml").read_text(), named, named)
     if not path.is_file():
         raise OptionsError(
-            f"NAME must be a packaged study or the path of a YAML file, got {named!r}; known: {', '.join(packaged())}"
+            f"NAME must be a packaged study or the path of a YAML file, got {named!r}"
+            f"{did_you_mean(named, packaged())}; known: {', '.join(packaged())}"
         )
     try:
         text = path.read_text()
@@ -168,11 +170,11 @@ def parse_study(text: str, where: str, name: str) -> Study:
 
 
 def _mistakes(study: Study) -> list[str]:
-    """What does not fit together, a sentence each."""
+    """A sentence for each mistake."""
     rows = study.all_rows
     mistakes = [] if rows else ["rows or grid must name what is trained; give one of them"]
     mistakes += [
-        f"grid.{name} must hold a value at least, got none" for name, values in study.grid.items() if not values
+        f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values
     ]
     mistakes += _repeated("seeds", study.seeds)
     named = {
@@ -189,7 +191,7 @@ def _mistakes(study: Study) -> list[str]:
     ]
     for index, claim in enumerate(study.claims):
         if (claim.above is None) == (claim.below is None):
-            mistakes.append(f"claims.{index} must have above or below, and not both")
+            mistakes.append(f"claims.{index} must have above or below, but not both")
     for name, scale in study.scales.items():
         mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
     return mistakes

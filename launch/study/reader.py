@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from thinwire.errors.names import did_you_mean
 from thinwire.pipeline.errors import OptionsError
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "null"}
@@ -30,7 +31,8 @@ def _dataclass(kind: type[Any], values: Any, name: str, mistakes: list[str]) -> 
         return None
     for given in values:
         if given not in hints:
-            mistakes.append(f"there is no field {prefix}{given}; known: {', '.join(prefix + known for known in hints)}")
+            known = ", ".join(prefix + known for known in hints)
+            mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}; known: {known}")
     for field in fields(kind):
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             mistakes.append(f"{prefix}{field.name} is missing")

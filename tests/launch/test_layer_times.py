@@ -37,7 +37,7 @@ LAYERS = ["--model.name", "uneven_model:uneven", "--model.config", "{}", "--trai
 )
 def test_it_speaks_where_another_cut_would_be_much_faster(times, said):
     told = advice(times)
-    assert told is None if said is None else told.endswith(f"to cut there: --pipeline.layers {said}")
+    assert told is None if said is None else told.endswith(f"to use the best cut: --pipeline.layers {said}")
 
 
 def test_the_user_gets_the_line_before_training_and_the_line_mends_it(tmp_path, monkeypatch, capsys):
@@ -47,8 +47,8 @@ def test_the_user_gets_the_line_before_training_and_the_line_mends_it(tmp_path, 
     write_recipe(tmp_path)
     (tmp_path / "uneven_model.py").write_text(MODEL)
     assert cli.main(["simulate", "tiny.yaml", *LAYERS, "--output", "counted"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "to cut there" in line]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "to use the best cut" in line]
     assert line.startswith("stage 0 (layers 0 to ")
-    option, layers = line.partition("to cut there: ")[2].replace("'", "").split(maxsplit=1)
+    option, layers = line.partition("to use the best cut: ")[2].replace("'", "").split(maxsplit=1)
     assert cli.main(["simulate", "tiny.yaml", *LAYERS, option, layers, "--output", "even"]) == 0
-    assert "to cut there" not in capsys.readouterr().out
+    assert "to use the best cut" not in capsys.readouterr().out

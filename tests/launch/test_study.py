@@ -70,7 +70,7 @@ def test_parts_of_a_study_must_fit_together():
         parse_study(text, "mine.yaml", "mine")
     told = "\n".join(caught.value.mistakes)
     assert "claims.0.minus must name rows of the study, got 'nobody'; known: none, two bits" in told
-    assert "claims.0 must have above or below, and not both" in told
+    assert "claims.0 must have above or below, but not both" in told
     assert "seeds must hold each seed once, got [1, 1]" in told
     assert "scales.small.rows must name rows of the study, got 'three bits'" in told
 
@@ -266,7 +266,7 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert "2 cells in studies/mine/all: 2 already finished" in capsys.readouterr().out
     assert cli.main([*long, "--check", "--optimizer.lr", "0.1"]) == 0
     told = capsys.readouterr().out
-    assert "none, seed 0 begins anew, for these are not as they were: optimizer.lr" in told
+    assert "none, seed 0 begins anew, because these have changed: optimizer.lr" in told
     # 4. the report has the published numbers, ours, and the picture
     assert cli.main(["study", "report", "mine.yaml"]) == 0
     report = json.loads((folder / "report.json").read_text())
