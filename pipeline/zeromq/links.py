@@ -7,6 +7,9 @@ rest.
 
 from __future__ import annotations
 
+import errno
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +24,8 @@ from thinwire.pipeline.zeromq.loop import Loop, Socket, received
 from thinwire.pipeline.zeromq.messages import Pending
 from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, unpack_answer
 
+_LOOK = 0.5
+"""Seconds that a look at a port may take."""
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 
 
@@ -34,6 +39,8 @@ class Patience:
     """The longest silence. After it, a new connection replaces this one; so a piece must arrive within this time."""
     retry: float = 0.1
     """The pause before a failed connection is tried again; it grows to at most twenty times this value."""
+    gone: float = 3.0
+    """The time for which a host refuses connections before its process counts as ended: a living one listens."""
     farewell: float = 5.0
     """The time that a process waits at its end until its last packets are acknowledged."""
 
@@ -104,6 +111,7 @@ class Link:
         self._context, self._loop, self._endpoint, self._hello = context, loop, endpoint, hello
         self._keys, self._patience, self._failed = keys, patience, failed
         self._flow: Outflow[Packet] = Outflow()
+        self._refused: float | None = None  # since when nothing listens there
         self.reset()
 
     @property
@@ -157,10 +165,11 @@ class Link:
         for parts in received(self._monitor):
             event = parse_monitor_message([part.bytes for part in parts])["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.state = State.GREETING
+                self.state, self._refused = State.GREETING, None
                 self._socket.send(self._hello.pack(), zmq.NOBLOCK)
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
+                self._look_for_an_end()
             elif self.state is State.CONNECTING:
                 # ZeroMQ tries again, later each time
                 self._trouble = ": what answers there is no process with the same keys"
@@ -168,6 +177,19 @@ class Link:
                 self.close()
                 self.reset()
                 return
+
+    def _look_for_an_end(self) -> None:
+        """Give the process up if its host has refused connections for long enough. A host out of reach refuses none."""
+        host, _, port = self._endpoint.removeprefix("tcp://").rpartition(":")
+        with socket.socket() as probe:
+            probe.settimeout(_LOOK)
+            refused = probe.connect_ex((host, int(port))) == errno.ECONNREFUSED
+        if not refused:
+            self._refused = None
+        elif self._refused is None:
+            self._refused = time.monotonic()
+        elif time.monotonic() - self._refused > self._patience.gone:
+            self._failed("it does not listen any more, so it has ended")
 
     def _hear(self) -> None:
         """Handle an answer of the other process."""

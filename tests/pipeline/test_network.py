@@ -18,7 +18,7 @@ from thinwire.pipeline.zeromq.network import Address, Network  # noqa: E402
 from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Channel  # noqa: E402
 
 CHANNEL = Channel(1, 0)
-QUICK = Patience(heartbeat=0.1, silence=0.5, retry=0.02, farewell=2)
+QUICK = Patience(heartbeat=0.1, silence=0.5, retry=0.02, gone=0.5, farewell=2)
 KEYS = Keys.fresh()
 LONG = 60
 """Seconds after which a test gives up."""
@@ -244,6 +244,21 @@ def test_who_leaves_waits_until_the_others_have_all():
         two.networks[0].close()
         assert send.ended
         assert arrived(receive) == b"last words"
+
+
+def test_a_process_that_has_ended_is_told_long_before_the_time_out():
+    with ExitStack() as stack:
+        first, second = (Network(rank, KEYS, interface="127.0.0.1", patience=QUICK) for rank in range(2))
+        stack.callback(first.close)
+        first.meet({1: second.address})
+        second.meet({0: first.address})
+        assert first.send(1, CHANNEL, memoryview(b"are you there?")).wait(LONG)
+        receive = first.receive(1, CHANNEL, memoryview(bytearray(3)))
+        second.close()
+        assert receive.wait(LONG)
+        assert receive.error == "process 1 ended the exchange: it does not listen any more, so it has ended"
+        late = first.send(1, CHANNEL, memoryview(b"hello?"))
+        assert late.wait(LONG) and late.error == receive.error
 
 
 def test_nothing_listens_beyond_the_interface():
