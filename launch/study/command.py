@@ -10,6 +10,7 @@ on from its newest checkpoint. Any option of a recipe may follow: it is for all 
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,7 +79,9 @@ def _run(argv: Sequence[str]) -> int:
     with gathered_signals() as came, LiveView(study, jobs) as view:
         run_cells(cells, jobs, "train" if options.processes else "simulate", view, came)
     _conclude(cells, folder, bool(came))
-    print(f"{PROG} report {options.name} --scale {scale_name} --folder {folder} compares them")
+    where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
+    asked = [word for option, value in where.items() if value for word in (option, value)]
+    print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
     return OK
 
 
