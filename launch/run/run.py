@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -293,18 +293,21 @@ class Run:
             return
         summary |= {"running": False, "seconds": self._times.all, "saving_seconds": self._times.seconds["saving"]}
         with writing(self.recipe.folder):
-            self._log.close()
             save_summary(self.recipe.folder, summary)
-            save_traces(self.recipe.folder, traces)
-            save_picture(
-                self.recipe.folder / "loss.png",
-                self.recipe.name,
-                self.trainer.task.unit,
-                self._log.losses,
-                self._log.evaluations,
-            )
+        try:
+            self._save_pictures(self._log, traces)
+        except OutputError as error:  # the weights and numbers are saved, so the run has not failed
+            show_notes([f"the traces or the picture are left out: {error}"])
         show_summary(summary)
         show_slower_links(self.recipe, summary)
+
+    def _save_pictures(self, log: MetricsLog, traces: Sequence[StageTrace]) -> None:
+        """Write what only shows what the numbers say. OutputError if the disk is full."""
+        with writing(self.recipe.folder):
+            log.close()
+            save_traces(self.recipe.folder, traces)
+            picture = self.recipe.folder / "loss.png"
+            save_picture(picture, self.recipe.name, self.trainer.task.unit, log.losses, log.evaluations)
 
     def _gather_traces(self) -> list[StageTrace]:
         """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from safetensors.torch import load_file
 
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
+from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
@@ -173,3 +175,15 @@ def test_rows_of_channels_leave_evaluations_out_and_fill_silent_channels():
     ]
     assert rows[0]["full_share"] == 0.25
     assert rows[0]["bits_per_element"] == 8 * 100 / 100
+
+
+def test_a_disk_that_is_full_after_the_weights_costs_the_picture_alone(here, monkeypatch, capsys):
+    """A run whose weights and numbers were saved ended as one that had failed."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_module, "save_picture", full)
+    folder = ran("--output", "run").recipe.folder
+    assert "the traces or the picture are left out: run must have room" in " ".join(capsys.readouterr().out.split())
+    assert json.loads((folder / "summary.json").read_text())["running"] is False
