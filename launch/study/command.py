@@ -97,7 +97,7 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
-    add("--scale", metavar="S", help="a size that the study names: full, small, smoke (default: the first)")
+    add("--scale", metavar="S", help="a size that the study names, as small or full (default: the first)")
     add("--folder", type=Path, metavar="DIR", help="the folder of the cells (default: studies/NAME/SCALE)")
     add(
         "--jobs",
