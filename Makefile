@@ -18,7 +18,9 @@ quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small m
 	@echo "Then, for example: thinwire train quickstart --codec 'q(2)/q(6)' --output runs/two-bits"
 
 test: lint types browser ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
-	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest $(WORKERS) -m "not namespaces"
+	@# by themselves, because they measure how fast their links are
+	$(BIN)/pytest -m namespaces
 
 browser:
 	@sh tests/support/browser.sh

@@ -8,15 +8,11 @@ from support.needs import left_out
 
 
 def pytest_collection_modifyitems(items):
-    """Keep a file's tests on one worker, and all tests with network namespaces too: names of hosts are one machine's.
-
-    Files that start processes come first, so that no worker is left with the longest at the end.
-    """
+    """Keep a file's tests on one worker, and let files that start processes come first, for they take longest."""
     starts_processes = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: item.path not in starts_processes)
     for item in items:
-        shares_hosts = item.get_closest_marker("namespaces") is not None
-        item.add_marker(pytest.mark.xdist_group("namespaces" if shares_hosts else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(autouse=True, scope="session")
