@@ -77,7 +77,6 @@ def partition(
     )
     if boundary_costs is None:
         return cuts
-
     # most cuts tie if a link is the bottleneck, so the stages decide among them
     return _least_bottleneck(np.where(bottleneck <= least, compute, math.inf), num_stages)[1]
 

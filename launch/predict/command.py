@@ -97,16 +97,12 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")
-    add(
-        "--forward-ms",
-        type=positive,
-        help="milliseconds of one micro-batch forward on one stage (default: measured on this machine)",
-    )
-    add(
-        "--backward-ms",
-        type=positive,
-        help="milliseconds of one micro-batch backward on one stage (default: measured on this machine)",
-    )
+    for way in ("forward", "backward"):
+        add(
+            f"--{way}-ms",
+            type=positive,
+            help=f"milliseconds of one micro-batch {way} on one stage (default: measured on this machine)",
+        )
     add(
         "--bandwidth",
         type=_bandwidths,

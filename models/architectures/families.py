@@ -240,12 +240,6 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     config.use_cache = False
     skeleton = _skeleton(family, config)
     max_positions = _max_positions(family, config)
-    held = skeleton.get(family.blocks)
-    if not isinstance(held, nn.ModuleList):
-        raise ModelError(
-            f"{family.blocks} of {family.architecture} must be a list of blocks, got {type(held).__name__}"
-        )
-    blocks = [f"{family.blocks}.{index}" for index in range(len(held))]
     length = block_size or max_positions or 0
     attention = 2.0 * length * config.hidden_size
     checkpoint = None
@@ -262,7 +256,7 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
                 partial(family.block, skeleton, name, index),
                 _multiplications(skeleton, [name]) + attention,
             )
-            for index, name in enumerate(blocks)
+            for index, name in enumerate(_block_names(family, skeleton))
         ),
         LayerSpec("head", partial(CopiedChain, skeleton, family.head), _multiplications(skeleton, family.head)),
     )
@@ -287,6 +281,16 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
         tied=dict(family.tied) if always_tied else {},
         dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),
     )
+
+
+def _block_names(family: Family, skeleton: Skeleton) -> list[str]:
+    """The names of the model's blocks, in order. ModelError where the family names something else."""
+    held = skeleton.get(family.blocks)
+    if not isinstance(held, nn.ModuleList):
+        raise ModelError(
+            f"{family.blocks} of {family.architecture} must be a list of blocks, got {type(held).__name__}"
+        )
+    return [f"{family.blocks}.{index}" for index in range(len(held))]
 
 
 def _save_config(config: Any, source: str | None, folder: Path) -> None:
