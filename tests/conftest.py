@@ -1,4 +1,5 @@
 import datetime
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in starts_processes)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def answers_ctrl_c():
+    """A shell has what it starts in the background ignore SIGINT, and so would all that the tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
