@@ -22,7 +22,7 @@ from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import Blocks, Part
 from thinwire.compress.codecs.grid import Grid
 
-_PART = 1 << 18
+_PART = 1 << 20
 """Elements handled at a time, so that what is made of them stays in a cache."""
 
 
