@@ -21,7 +21,7 @@ from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth
-from thinwire.launch.shared.tables import Cell, Table, document, show
+from thinwire.launch.shared.tables import Table, Value, document, show
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.layers import stage_output_examples
@@ -120,7 +120,7 @@ def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted:
     if counted:
         columns = ["layer", "compute", "share", "weights, MB", "output, kB", "stage"]
         scale, total = 1.0, sum(cost.compute for cost in costs)
-        rows: list[list[Cell]] = [
+        rows: list[list[Value]] = [
             [cost.name, cost.compute * scale, cost.compute / total, cost.parameter_bytes / 1e6, cost.output_bytes / 1e3]
             for cost in costs
         ]
@@ -144,7 +144,7 @@ def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted:
 def _stages_table(title: str, cuts: Sequence[range], costs: Sequence[LayerCost], memory: Sequence[int] | None) -> Table:
     compute = [sum(costs[layer].compute for layer in cut) for cut in cuts]
     columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [stage, costs[cut.start].name, costs[cut.stop - 1].name, len(cut), compute[stage] / max(compute)]
         for stage, cut in enumerate(cuts)
     ]
@@ -160,7 +160,7 @@ def _boundaries_table(
     cuts: Sequence[range],
     codecs: Mapping[str, CompressionOptions],
 ) -> Table:
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [index, *(frame_bytes(outputs[cut.stop - 1], codec, index, channel) for codec in codecs.values())]
         for index, cut in enumerate(cuts[:-1])
     ]

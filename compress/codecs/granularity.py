@@ -32,7 +32,7 @@ _WHOLE_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class Stretch:
     """Elements of a tensor that follow each other, as [outer, count, inner]: those of some blocks, whole or not."""
 
     start: int
@@ -68,10 +68,10 @@ class Blocks:
 
     def view(self, x: Tensor) -> Tensor:
         """`x` as [outer, count, inner], padded with copies of its last element, which change no block's range."""
-        whole = Part(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
+        whole = Stretch(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
         return whole.view(x.reshape(-1))
 
-    def parts(self, size: int) -> Iterator[Part]:
+    def parts(self, size: int) -> Iterator[Stretch]:
         """Yield the tensor in parts of about `size` elements, a multiple of 8."""
         if not self.are_whole(size):
             yield from self._parts_of_blocks(size)
@@ -80,25 +80,25 @@ class Blocks:
         for first in range(0, self.count, step):
             blocks = slice(first, min(first + step, self.count))
             start, stop = (min(block * self.inner, self.numel) for block in (blocks.start, blocks.stop))
-            yield Part(start, stop, (1, blocks.stop - first, self.inner), blocks)
+            yield Stretch(start, stop, (1, blocks.stop - first, self.inner), blocks)
 
     def are_whole(self, size: int) -> bool:
         """Whether blocks are whole in parts of `size`: none lies in two."""
         return self.outer == 1 and (self.inner <= size or (self.count > 1 and self.inner % _WHOLE_BYTES > 0))
 
-    def _parts_of_blocks(self, size: int) -> Iterator[Part]:
+    def _parts_of_blocks(self, size: int) -> Iterator[Stretch]:
         """Yield parts of which each has elements of all blocks, or of one."""
         if self.outer > 1:
             row = self.count * self.inner
             step = _aligned(size, row)
             for first in range(0, self.outer, step):
                 outer = min(step, self.outer - first)
-                yield Part(first * row, (first + outer) * row, (outer, self.count, self.inner), slice(0, self.count))
+                yield Stretch(first * row, (first + outer) * row, (outer, self.count, self.inner), slice(0, self.count))
             return
         for block in range(self.count):
             for start in range(block * self.inner, min((block + 1) * self.inner, self.numel), size):
                 stop = min(start + size, (block + 1) * self.inner, self.numel)
-                yield Part(start, stop, (1, 1, stop - start), slice(block, block + 1))
+                yield Stretch(start, stop, (1, 1, stop - start), slice(block, block + 1))
 
     def spread(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """`values`, which broadcast to the view, as a tensor of `shape`, without the padding."""

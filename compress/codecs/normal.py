@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotated
+from thinwire.compress.codecs.rotation import Rotate, Rotated
 from thinwire.errors import attempt
-
-Rotate = Literal["hadamard"]
 
 LEVELS: Mapping[int, tuple[float, ...]] = MappingProxyType(
     {

@@ -19,14 +19,13 @@ from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotated
+from thinwire.compress.codecs.rotation import Rotate, Rotated
 from thinwire.errors import attempt
 
-Scale = Literal["absmax", "minmax"]
+ScaleRule = Literal["absmax", "minmax"]
 Round = Literal["nearest", "stochastic"]
-Rotate = Literal["hadamard"]
-Points = Literal["midrise", "midtread", "auto"]
-_GRIDS: Mapping[Points, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
+GridPoints = Literal["midrise", "midtread", "auto"]
+_GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
     {"midrise": AbsMaxGrid, "midtread": MidTreadGrid, "auto": AutoGrid}
 )
 _MOST_BITS_TO_CLIP = 5
@@ -50,7 +49,7 @@ class Quantize(Blockwise):
 
     bits: int
     """Bits a code, 1 to 8."""
-    scale: Scale = field(default="absmax", kw_only=True)
+    scale: ScaleRule = field(default="absmax", kw_only=True)
     """`absmax`: a grid from -max|x| to max|x|; `minmax`: from the least to the largest value."""
     per: Per | None = field(default=None, kw_only=True)
     """What shares one scale; `row` if neither this nor `group` is given."""
@@ -58,7 +57,7 @@ class Quantize(Blockwise):
     """Instead of `per`: how many consecutive elements share one scale."""
     round: Round = field(default="nearest", kw_only=True)
     """`stochastic`: up or down by chance, so that the expectation is the value itself."""
-    grid: Points = field(default="midrise", kw_only=True)
+    grid: GridPoints = field(default="midrise", kw_only=True)
     """`midrise`: no point is zero; `midtread`: zero is one; `auto`: for each block the one that loses less."""
     clip: Clip | None = field(default=None, kw_only=True)
     """The scale as a share of max|x|, or `mse` for the one that loses least; the few values beyond it are cut."""
@@ -71,10 +70,10 @@ class Quantize(Blockwise):
     def __post_init__(self) -> None:
         attempt(
             lambda: require_int(self, "bits", self.bits, 1, 8),
-            lambda: require_choice(self, "scale", self.scale, get_args(Scale)),
+            lambda: require_choice(self, "scale", self.scale, get_args(ScaleRule)),
             lambda: require_choice(self, "round", self.round, get_args(Round)),
             super().__post_init__,
-            lambda: require_choice(self, "grid", self.grid, get_args(Points)),
+            lambda: require_choice(self, "grid", self.grid, get_args(GridPoints)),
             self._check_clip,
             lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,

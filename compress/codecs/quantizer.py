@@ -19,7 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Key, tensor_bytes
 from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
-from thinwire.compress.codecs.granularity import Blocks, Part
+from thinwire.compress.codecs.granularity import Blocks, Stretch
 from thinwire.compress.codecs.grid import Grid
 
 _PART = 1 << 20
@@ -96,12 +96,12 @@ class GridQuantizer(Quantizer):
             if not in_place:
                 saturating_copy(values.view(-1)[:numel], flat[part.start : part.stop])
 
-    def _scales_place(self, part: Part) -> slice:
+    def _scales_place(self, part: Stretch) -> slice:
         """Where a part's scales lie in a payload."""
         size = self.grid.scale_bytes
         return slice(part.blocks.start * size, part.blocks.stop * size)
 
-    def _codes_place(self, part: Part) -> slice:
+    def _codes_place(self, part: Stretch) -> slice:
         """Where a part's codes lie among those of a payload."""
         return slice(packed_size(part.start, self.grid.bits), packed_size(part.stop, self.grid.bits))
 

@@ -18,6 +18,7 @@ elements.
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from thinwire.compress.codec import Key
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Wrapper
+
+Rotate = Literal["hadamard"]
+"""How `rotate` rotates the rows."""
 
 _SIGNS_OF = b"thinwire hadamard"
 _CHUNK = 2**17

@@ -11,27 +11,27 @@ import time
 
 from support.relay import Relay
 from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.network import Address, Network
-from thinwire.pipeline.zeromq.packets import Channel
+from thinwire.pipeline.zeromq.mesh import Address, Mesh
+from thinwire.pipeline.zeromq.packets import Stream
 
 DELAY, NBYTES, TURNS = 0.02, 8 << 20, 5
 
 
 def seconds(connections: int) -> float:
     """Median seconds of a message of 8 MiB."""
-    keys, channel, taken = Keys.fresh(), Channel(1, 0), []
-    first, second = (Network(rank, keys, interface="127.0.0.1", connections=connections) for rank in range(2))
+    keys, stream, taken = Keys.fresh(), Stream(1, 0), []
+    first, second = (Mesh(rank, keys, interface="127.0.0.1", connections=connections) for rank in range(2))
     relay = Relay(second.address.endpoint, DELAY)
     first.meet({1: Address(relay.endpoint, second.address.life)})
     second.meet({0: first.address})
     for _ in range(TURNS + 1):
-        pending = second.receive(0, channel, memoryview(bytearray(NBYTES)))
+        pending = second.receive(0, stream, memoryview(bytearray(NBYTES)))
         started = time.perf_counter()
-        first.send(1, channel, memoryview(bytes(NBYTES)))
+        first.send(1, stream, memoryview(bytes(NBYTES)))
         assert pending.wait(600)
         taken.append(time.perf_counter() - started)
-    for network in (first, second):
-        network.close()
+    for mesh in (first, second):
+        mesh.close()
     relay.close()
     return statistics.median(taken[1:])  # the first opens the connections
 

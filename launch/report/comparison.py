@@ -25,7 +25,7 @@ from thinwire.launch.report.numbers import (
 )
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.shared.tables import Cell, Table
+from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.replay import PredictedLink, step_seconds
 from thinwire.pipeline.errors import OptionsError
 
@@ -132,7 +132,7 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
         *(f"{word} {mode}, difference" for word, _ in measures for mode in MODES if baseline is not None),
         *("steps", "samples/s"),
     ]
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [
             *(name, codecs(run), *(_rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
             round(training_bytes(run.summary["channels"]) / 1e6, 2),
@@ -161,7 +161,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
     reference = groups[_but_for_seed(baseline)] if baseline is not None else None
     columns += [f"loss {mode}, difference of means" for mode in MODES if reference]
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for group in groups.values():
         means = {mode: _scores(group, mode) for mode in MODES}
         rows.append(
@@ -179,7 +179,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
 
 def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> Table:
     """Seconds of a step: measured, and predicted for each link."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for name, run in zip(names, runs, strict=True):
         steps = [step_seconds(run.fields["pipeline"], run.summary, link) for link in links]
         rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), *steps])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import rich.table
 
-Cell = str | int | float | bool | None
+Value = str | int | float | bool | None
 
 ALIGNED_RANGE = 1e4
 """If the largest number of a column is at most so many times the smallest, all have the same number of decimals."""
@@ -32,7 +32,7 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Value]]
     note: str = ""
     """A sentence that explains the table."""
 
@@ -111,7 +111,7 @@ def show(tables: Iterable[Table]) -> None:
         console.print(table.rich())
 
 
-def text_of(cell: Cell) -> str:
+def text_of(cell: Value) -> str:
     """A cell as text for people: four significant digits, and commas between thousands."""
     match cell:
         case None:
@@ -131,7 +131,7 @@ def _over_numbers(name: str, numbers: Sequence[str]) -> str:
     return "\n".join(wrap(name, width, break_long_words=False, break_on_hyphens=False))
 
 
-def _column_texts(cells: Sequence[Cell]) -> list[str]:
+def _column_texts(cells: Sequence[Value]) -> list[str]:
     fractions = [cell for cell in cells if isinstance(cell, float) and math.isfinite(cell) and cell]
     texts = [text_of(cell) for cell in fractions]
     if not fractions or any("e" in text for text in texts):
@@ -165,15 +165,15 @@ def read_document(text: str) -> tuple[str, list[Table]]:
     raise ValueError("a document of tables must have a title and a list of tables")
 
 
-def _is_number(cell: Cell) -> bool:
+def _is_number(cell: Value) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def _is_finite(cell: Cell) -> bool:
+def _is_finite(cell: Value) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool) and math.isfinite(cell)
 
 
-def _is_text(cell: Cell) -> bool:
+def _is_text(cell: Value) -> bool:
     return isinstance(cell, str)
 
 

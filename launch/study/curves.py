@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from thinwire.launch.study.definition import MODES, Row, Study
-from thinwire.launch.study.results import Points, Result, loss_curve, score_curve
+from thinwire.launch.study.results import CurvePoints, Result, loss_curve, score_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,19 +46,19 @@ def draw(study: Study, rows: Mapping[str, Row], results: Sequence[Result]) -> by
     return file.getvalue()
 
 
-def _line(axes: Axes, points: Points, label: str, style: Mapping[str, object], marker: str) -> None:
+def _line(axes: Axes, points: CurvePoints, label: str, style: Mapping[str, object], marker: str) -> None:
     if points:
         axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=3, linewidth=1.2, **style)  # type: ignore[arg-type]
 
 
-def _mean(curves: Sequence[Points]) -> Points:
+def _mean(curves: Sequence[CurvePoints]) -> CurvePoints:
     """The mean of several curves, at the steps that all of them have."""
     values = [dict(curve) for curve in curves]
     common = sorted(set.intersection(*(set(curve) for curve in values)))
     return [(step, fmean(curve[step] for curve in values)) for step in common]
 
 
-def _thinned(points: Points) -> Points:
+def _thinned(points: CurvePoints) -> CurvePoints:
     """Means of as many points as make the curve readable."""
     size = max(1, -(-len(points) // _POINTS))
     parts = [points[start : start + size] for start in range(0, len(points), size)]

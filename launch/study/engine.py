@@ -18,7 +18,7 @@ from thinwire.launch.study.check import Checked
 from thinwire.launch.study.progress import Found, begin, drop_checkpoints, is_finished, last_line, steps_done
 
 Status = Literal["waits", "runs", "finished", "failed", "kept"]
-Command = Literal["simulate", "train"]
+Runner = Literal["simulate", "train"]
 
 GRACE = 10.0
 """Seconds that cells get to end after SIGTERM."""
@@ -52,7 +52,7 @@ class View(Protocol):
 class _Job:
     """A cell's process."""
 
-    def __init__(self, progress: Progress, command: Command) -> None:
+    def __init__(self, progress: Progress, command: Runner) -> None:
         self.progress = progress
         checked = progress.checked
         folder = checked.cell.folder
@@ -95,7 +95,7 @@ class _Job:
 
 
 def run_cells(
-    cells: Sequence[Progress], jobs: int, command: Command, view: View, came: Sequence[signal.Signals]
+    cells: Sequence[Progress], jobs: int, command: Runner, view: View, came: Sequence[signal.Signals]
 ) -> None:
     """Run the cells that wait, `jobs` at once.
 

@@ -17,7 +17,7 @@ from typing import Literal
 from thinwire.launch.study.definition import Claim, Row, Side
 from thinwire.launch.study.results import Result
 
-Verdict = Literal["holds", "does not hold", "cannot tell"]
+Ruling = Literal["holds", "does not hold", "cannot tell"]
 
 RULE = (
     "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
@@ -34,7 +34,7 @@ class Judged:
     """A claim, and what the cells say to it."""
 
     claim: Claim
-    verdict: Verdict
+    verdict: Ruling
     seeds: tuple[int, ...]
     """Those that both sides have a score for."""
     mean: float | None
@@ -63,7 +63,7 @@ def bound_of(claim: Claim) -> tuple[float, int]:
     return claim.below, -1
 
 
-def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) -> Verdict:
+def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) -> Ruling:
     if mean is None or error is None:
         return "cannot tell"
     number, side = bound_of(claim)

@@ -31,7 +31,7 @@ PROG = "thinwire study report"
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """What a report says, before it is written in one form or another."""
 
     title: str
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> Report:
+def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyReport:
     """The report of a study, finished or not."""
     cells = cells_of(study, scale, folder)
     rows = rows_of(study, scale)
@@ -76,7 +76,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> Report:
     words += _circumstances(results)
     verdicts = dict(Counter(one.verdict for one in judged))
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
-    return Report(
+    return StudyReport(
         f"{study.name}, {scale_name}",
         words,
         tables,
@@ -128,7 +128,7 @@ def _claim_json(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _write(made: Report, folder: Path) -> None:
+def _write(made: StudyReport, folder: Path) -> None:
     """Write every form of a report. OptionsError where that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _write(made: Report, folder: Path) -> None:
         raise OptionsError(f"--out must name a folder that can be written, got {folder}: {error.strerror}") from error
 
 
-def _markdown(made: Report) -> str:
+def _markdown(made: StudyReport) -> str:
     picture = ["![Learning curves](curves.png)"] if made.curves else []
     return "\n\n".join([f"# {made.title}", *made.words, *map(_markdown_table, made.tables), *picture]) + "\n"
 
@@ -158,7 +158,7 @@ def _escaped(cell: str) -> str:
     return cell.replace("|", "\\|").replace("\n", " ")
 
 
-def _html(made: Report) -> str:
+def _html(made: StudyReport) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -13,7 +13,7 @@ from thinwire.launch.study.definition import MODES, Mode, Study
 from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 
-Points = list[tuple[float, float]]
+CurvePoints = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _why(folder: Path) -> str:
     return f"not finished: {done}{planned} steps are done{ended}"
 
 
-def score_curve(study: Study, cell: Cell, mode: Mode) -> Points:
+def score_curve(study: Study, cell: Cell, mode: Mode) -> CurvePoints:
     """The held-out score over optimizer steps."""
     factor = 100.0 if study.unit == "%" else 1.0
     lines = _lines(cell.folder / "evaluations.jsonl")
@@ -98,7 +98,7 @@ def score_curve(study: Study, cell: Cell, mode: Mode) -> Points:
     return [(float(step), factor * value) for step, value in scored if value is not None]
 
 
-def loss_curve(cell: Cell) -> Points:
+def loss_curve(cell: Cell) -> CurvePoints:
     """The training loss over optimizer steps."""
     lines = _lines(cell.folder / "metrics.jsonl")
     return [(float(line["step"] + 1), line["loss"]) for line in lines if line["loss"] is not None]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from thinwire.launch.shared.tables import Cell as Value
-from thinwire.launch.shared.tables import Table
+from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.study.definition import MODES, Mode, Row, Study
 from thinwire.launch.study.judge import RULE, Judged, bound_of
 from thinwire.launch.study.results import Missing, Result

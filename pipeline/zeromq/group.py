@@ -1,4 +1,4 @@
-"""The process group `zmq`: torch's point-to-point messages and the collectives that Thinwire uses, over a Network.
+"""The process group `zmq`: torch's point-to-point messages and the collectives that Thinwire uses, over a Mesh.
 
 A send is done when the other process has the message. Messages with one tag between two processes arrive complete, once
 and in order, as long as both processes live, even if connections break. If a process ends, or cannot be reached for
@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.pipeline.zeromq.mesh import Mesh
 from thinwire.pipeline.zeromq.messages import Pending
-from thinwire.pipeline.zeromq.network import Network
-from thinwire.pipeline.zeromq.packets import Channel
+from thinwire.pipeline.zeromq.packets import Stream
 
 BACKEND = "zmq"
 """The name of this kind of process group in torch."""
@@ -39,7 +39,7 @@ _FOLDS = (
 
 @dataclass(frozen=True)
 class _Wait:
-    """A transfer that is not done: its description, and the other process as a rank of the network."""
+    """A transfer that is not done: its description, and the other process as a rank of the mesh."""
 
     pending: Pending
     what: str
@@ -50,10 +50,10 @@ class GroupWork(dist.Work):
     """The transfers of one call of the group."""
 
     def __init__(
-        self, network: Network, waits: Sequence[_Wait], timeout: timedelta, finish: Callable[[], object] | None = None
+        self, mesh: Mesh, waits: Sequence[_Wait], timeout: timedelta, finish: Callable[[], object] | None = None
     ) -> None:
         super().__init__()
-        self._network, self._waits, self._timeout, self._finish = network, tuple(waits), timeout, finish
+        self._mesh, self._waits, self._timeout, self._finish = mesh, tuple(waits), timeout, finish
 
     def is_completed(self) -> bool:
         """Whether `wait` returns or raises without waiting."""
@@ -65,7 +65,7 @@ class GroupWork(dist.Work):
         deadline = time.monotonic() + allowed
         for wait in self._waits:
             if not wait.pending.wait(max(0.0, deadline - time.monotonic())):
-                between = self._network.describe(wait.peer)
+                between = self._mesh.describe(wait.peer)
                 raise RuntimeError(f"{wait.what} process {wait.peer} took longer than {allowed:g} s ({between})")
             if wait.pending.error is not None:
                 raise RuntimeError(f"{wait.what} process {wait.peer} failed: {wait.pending.error}")
@@ -76,18 +76,18 @@ class GroupWork(dist.Work):
 
 
 class Group(dist.ProcessGroup):
-    """A process group over a Network, which several groups may share.
+    """A process group over a Mesh, which several groups may share.
 
     Args:
-        network: the network of this process.
-        ranks: the ranks of the group's processes in the network, in the order of the group.
+        mesh: the mesh of this process.
+        ranks: the ranks of the group's processes in the mesh, in the order of the group.
         name: the name of the group, the same in all processes.
         timeout: the most seconds of a wait.
     """
 
-    def __init__(self, network: Network, ranks: Sequence[int], name: str, timeout: timedelta) -> None:
-        super().__init__(ranks.index(network.rank), len(ranks))
-        self.network, self._ranks, self._name, self._timeout = network, list(ranks), name, timeout
+    def __init__(self, mesh: Mesh, ranks: Sequence[int], name: str, timeout: timedelta) -> None:
+        super().__init__(ranks.index(mesh.rank), len(ranks))
+        self.mesh, self._ranks, self._name, self._timeout = mesh, list(ranks), name, timeout
 
     def getBackendName(self) -> str:
         """The name of the group's kind in torch."""
@@ -143,15 +143,15 @@ class Group(dist.ProcessGroup):
         return self.allgather([[torch.zeros_like(mine) for _ in range(self.size())]], [mine])
 
     def shutdown(self) -> None:
-        """Leave the network, also for all groups that share it."""
-        self.network.close()
+        """Leave the mesh, also for all groups that share it."""
+        self.mesh.close()
 
     @property
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
     def _work(self, waits: Sequence[_Wait], finish: Callable[[], object] | None = None) -> GroupWork:
-        return GroupWork(self.network, waits, self._timeout, finish)
+        return GroupWork(self.mesh, waits, self._timeout, finish)
 
     def _collect(self, gathered: list[Tensor], mine: Tensor, finish: Callable[[], object] | None = None) -> GroupWork:
         """Send this process's tensor to all others, and receive theirs."""
@@ -170,14 +170,14 @@ class Group(dist.ProcessGroup):
 
     def _sent(self, tensor: Tensor, dst: int, tag: int) -> _Wait:
         peer = self._ranks[dst]
-        return _Wait(self.network.send(peer, self._channel(tag), _bytes_of(tensor)), "sending to", peer)
+        return _Wait(self.mesh.send(peer, self._stream(tag), _bytes_of(tensor)), "sending to", peer)
 
     def _received(self, tensor: Tensor, src: int, tag: int) -> _Wait:
         peer = self._ranks[src]
-        return _Wait(self.network.receive(peer, self._channel(tag), _bytes_of(tensor)), "receiving from", peer)
+        return _Wait(self.mesh.receive(peer, self._stream(tag), _bytes_of(tensor)), "receiving from", peer)
 
-    def _channel(self, tag: int) -> Channel:
-        return Channel.of(self._name, tag)
+    def _stream(self, tag: int) -> Stream:
+        return Stream.of(self._name, tag)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

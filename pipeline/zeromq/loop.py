@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -13,6 +14,8 @@ import zmq
 
 Socket = zmq.Socket[bytes]
 Handler = Callable[[], None]
+_GLANCE = 0.05
+"""Seconds between two looks at whether the thread lives."""
 
 
 class Loop:
@@ -45,6 +48,13 @@ class Loop:
         self._asked.put(handler)
         with suppress(BlockingIOError):  # a full pipe wakes the thread too
             os.write(self._wake, b"\0")
+
+    def catch_up(self, seconds: float) -> None:
+        """Wait until all calls that were asked for are made, or the thread has ended, or for this time."""
+        done, deadline = threading.Event(), time.monotonic() + seconds
+        self.ask(done.set)
+        while not done.wait(_GLANCE) and self._thread.is_alive() and time.monotonic() < deadline:
+            pass
 
     def stop(self) -> None:
         """End the thread after this handler. Call it in the thread only."""

@@ -22,17 +22,17 @@ from thinwire.pipeline.backends import KEYS_VARIABLE
 from thinwire.pipeline.errors import MismatchError, OptionsError, WireError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.zeromq.connections import Patience
 from thinwire.pipeline.zeromq.group import BACKEND, Group
 from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.links import Patience
-from thinwire.pipeline.zeromq.network import Address, Network
+from thinwire.pipeline.zeromq.mesh import Address, Mesh
 
 _ENDPOINT = re.compile(r"tcp://\d{1,3}(\.\d{1,3}){3}:\d{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a group's network: `pg_options` of torch."""
+    """The settings of a group's mesh: `pg_options` of torch."""
 
     keys: Keys
     connections: int = 1
@@ -62,10 +62,10 @@ def register() -> None:
 def _create(options: Any, given: Settings | Group) -> Group:
     """This process's part of a new group; `options` are torch's description of the group."""
     if isinstance(given, Group):
-        return Group(given.network, options.global_ranks_in_group, options.group_id, options.timeout)
+        return Group(given.mesh, options.global_ranks_in_group, options.group_id, options.timeout)
     interface = _interface()
     try:
-        network = Network(
+        mesh = Mesh(
             options.group_rank,
             given.keys,
             interface=interface,
@@ -77,8 +77,8 @@ def _create(options: Any, given: Settings | Group) -> Group:
             f"GLOO_SOCKET_IFNAME must name a network interface of this machine with an IPv4 address, got {interface}: "
             f"{error.strerror}"
         ) from error
-    network.meet(_addresses(options.store, network, given.keys, options.group_size, options.timeout))
-    return Group(network, range(options.group_size), options.group_id, options.timeout)
+    mesh.meet(_addresses(options.store, mesh, given.keys, options.group_size, options.timeout))
+    return Group(mesh, range(options.group_size), options.group_id, options.timeout)
 
 
 def _interface() -> str:
@@ -86,17 +86,17 @@ def _interface() -> str:
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or "127.0.0.1"
 
 
-def _addresses(store: dist.Store, network: Network, keys: Keys, count: int, wait: timedelta) -> Mapping[int, Address]:
+def _addresses(store: dist.Store, mesh: Mesh, keys: Keys, count: int, wait: timedelta) -> Mapping[int, Address]:
     """Publish the address of this process, and give the addresses of all, by rank."""
     mine = {
-        "endpoint": network.address.endpoint,
-        "life": network.address.life.hex(),
+        "endpoint": mesh.address.endpoint,
+        "life": mesh.address.life.hex(),
         "keys": keys.fingerprint,
     }
-    store.set(str(network.rank), json.dumps(mine))
-    others = [rank for rank in range(count) if rank != network.rank]
+    store.set(str(mesh.rank), json.dumps(mine))
+    others = [rank for rank in range(count) if rank != mesh.rank]
     with reaching(
-        f"process {network.rank} was waiting for all {count} processes to say where they listen; each must have "
+        f"process {mesh.rank} was waiting for all {count} processes to say where they listen; each must have "
         f"wire.transport zmq"
     ):
         store.wait([str(rank) for rank in others], wait)

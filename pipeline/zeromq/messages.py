@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from thinwire.pipeline.zeromq.packets import Channel, Piece
+from thinwire.pipeline.zeromq.packets import Piece, Stream
 
 
 class Pending:
@@ -63,13 +63,13 @@ class Mailbox:
     """The messages from one process."""
 
     def __init__(self) -> None:
-        self._messages: dict[tuple[Channel, int], _Message] = defaultdict(_Message)
-        self._posted: dict[Channel, int] = defaultdict(int)
+        self._messages: dict[tuple[Stream, int], _Message] = defaultdict(_Message)
+        self._posted: dict[Stream, int] = defaultdict(int)
 
-    def post(self, channel: Channel, buffer: memoryview, pending: Pending) -> None:
-        """Receive the channel's next message that no receive waits for into `buffer`; it may be shorter."""
-        key = channel, self._posted[channel]
-        self._posted[channel] += 1
+    def post(self, stream: Stream, buffer: memoryview, pending: Pending) -> None:
+        """Receive the stream's next message that no receive waits for into `buffer`; it may be shorter."""
+        key = stream, self._posted[stream]
+        self._posted[stream] += 1
         message = self._messages[key]
         message.buffer, message.pending = buffer, pending
         early, message.early = message.early, []
@@ -79,8 +79,8 @@ class Mailbox:
 
     def take(self, piece: Piece, data: memoryview) -> None:
         """Store a piece. A piece that no receive can use any more is dropped."""
-        key = piece.channel, piece.number
-        if key in self._messages or piece.number >= self._posted[piece.channel]:
+        key = piece.stream, piece.number
+        if key in self._messages or piece.number >= self._posted[piece.stream]:
             self._messages[key].take(piece, data)
             self._forget(key)
 
@@ -91,7 +91,7 @@ class Mailbox:
                 message.pending.end(reason)
                 self._forget(key)
 
-    def _forget(self, key: tuple[Channel, int]) -> None:
+    def _forget(self, key: tuple[Stream, int]) -> None:
         pending = self._messages[key].pending
         if pending is not None and pending.ended:
             del self._messages[key]

@@ -31,15 +31,15 @@ _DATA = struct.Struct("<c7xQQqQQQ")
 _ACK = struct.Struct("<c7xQ")
 
 
-class Channel(NamedTuple):
-    """Messages of one channel are taken in the order of sending: a process group and a tag."""
+class Stream(NamedTuple):
+    """Messages of one stream are taken in the order of sending: a process group and a tag."""
 
     group: int
     tag: int
 
     @classmethod
-    def of(cls, group_name: str, tag: int) -> Channel:
-        """The channel of a tag in a process group."""
+    def of(cls, group_name: str, tag: int) -> Stream:
+        """The stream of a tag in a process group."""
         return cls(int.from_bytes(blake2b(group_name.encode(), digest_size=8).digest(), "little"), tag)
 
 
@@ -72,16 +72,16 @@ class Hello:
 
 @dataclass(frozen=True)
 class Piece:
-    """The place of a data packet's bytes: at `offset` of message `number` of a channel, which has `total` bytes."""
+    """The place of a data packet's bytes: at `offset` of message `number` of a stream, which has `total` bytes."""
 
-    channel: Channel
+    stream: Stream
     number: int
     offset: int
     total: int
 
     def pack(self, sequence: int) -> bytes:
         """The header of the packet with that number in its flow."""
-        return _DATA.pack(b"D", sequence, *self.channel, self.number, self.offset, self.total)
+        return _DATA.pack(b"D", sequence, *self.stream, self.number, self.offset, self.total)
 
     @classmethod
     def unpack(cls, header: bytes) -> tuple[int, Piece]:
@@ -89,13 +89,13 @@ class Piece:
         if len(header) != _DATA.size or header[:1] != b"D":
             raise WireError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
         _, sequence, group, tag, number, offset, total = _DATA.unpack(header)
-        return sequence, cls(Channel(group, tag), number, offset, total)
+        return sequence, cls(Stream(group, tag), number, offset, total)
 
 
-def pieces(channel: Channel, number: int, total: int) -> list[tuple[Piece, slice]]:
+def pieces(stream: Stream, number: int, total: int) -> list[tuple[Piece, slice]]:
     """The pieces of a message, each with its bytes; an empty message has one empty piece."""
     starts = range(0, total, PIECE_BYTES) if total else [0]
-    return [(Piece(channel, number, start, total), slice(start, min(start + PIECE_BYTES, total))) for start in starts]
+    return [(Piece(stream, number, start, total), slice(start, min(start + PIECE_BYTES, total))) for start in starts]
 
 
 def pack_ack(expected: int) -> bytes:

@@ -4,28 +4,28 @@ import pytest
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.zeromq.messages import Mailbox, Pending
-from thinwire.pipeline.zeromq.packets import PIECE_BYTES, Channel, Hello, Piece, pieces, unpack_answer
+from thinwire.pipeline.zeromq.packets import PIECE_BYTES, Hello, Piece, Stream, pieces, unpack_answer
 
-CHANNEL, OTHER = Channel(1, 0), Channel(1, 7)
+STREAM, OTHER = Stream(1, 0), Stream(1, 7)
 
 
 class Receive:
     """A posted receive."""
 
-    def __init__(self, mailbox, nbytes, channel=CHANNEL):
+    def __init__(self, mailbox, nbytes, stream=STREAM):
         self.buffer, self.pending = bytearray(nbytes), Pending()
-        mailbox.post(channel, memoryview(self.buffer), self.pending)
+        mailbox.post(stream, memoryview(self.buffer), self.pending)
 
 
-def piece(data, *, number=0, offset=0, total=None, channel=CHANNEL):
-    return Piece(channel, number, offset, len(data) if total is None else total), memoryview(data)
+def piece(data, *, number=0, offset=0, total=None, stream=STREAM):
+    return Piece(stream, number, offset, len(data) if total is None else total), memoryview(data)
 
 
-def test_messages_are_taken_in_the_order_of_their_channel():
+def test_messages_are_taken_in_the_order_of_their_stream():
     mailbox = Mailbox()
     first = Receive(mailbox, 3)
     mailbox.take(*piece(b"second", number=1))
-    mailbox.take(*piece(b"other", channel=OTHER))
+    mailbox.take(*piece(b"other", stream=OTHER))
     assert not first.pending.ended
     mailbox.take(*piece(b"one"))
     second, other = Receive(mailbox, 6), Receive(mailbox, 5, OTHER)
@@ -45,7 +45,7 @@ def test_pieces_make_a_message_in_any_order():
 
 def test_an_empty_message_is_one():
     mailbox = Mailbox()
-    [(only, part)] = pieces(CHANNEL, 0, 0)
+    [(only, part)] = pieces(STREAM, 0, 0)
     mailbox.take(only, memoryview(b"")[part])
     assert Receive(mailbox, 4).pending.ended
 
@@ -74,7 +74,7 @@ def test_pieces_that_fit_no_message_are_refused(wrong):
 
 
 def test_a_long_message_is_cut_without_a_gap():
-    cut = pieces(CHANNEL, 3, 2 * PIECE_BYTES + 1)
+    cut = pieces(STREAM, 3, 2 * PIECE_BYTES + 1)
     assert [(piece.offset, part) for piece, part in cut] == [
         (0, slice(0, PIECE_BYTES)),
         (PIECE_BYTES, slice(PIECE_BYTES, 2 * PIECE_BYTES)),
@@ -86,7 +86,7 @@ def test_a_long_message_is_cut_without_a_gap():
 def test_packets_are_read_as_they_were_written():
     hello = Hello(sender=3, receiver=1, connection=2, sender_life=b"s" * 16, receiver_life=b"r" * 16)
     assert Hello.unpack(hello.pack()) == hello
-    one = Piece(Channel.of("a group", -1), 5, 1 << 40, 1 << 41)
+    one = Piece(Stream.of("a group", -1), 5, 1 << 40, 1 << 41)
     assert Piece.unpack(one.pack(9)) == (9, one)
 
 

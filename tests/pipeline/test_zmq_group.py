@@ -102,7 +102,7 @@ def frames(rank, group):
     return got
 
 
-def test_it_carries_the_frames_of_a_channel():
+def test_it_carries_the_frames_of_a_stream():
     assert on_processes(frames, 2) == [[1000] * 4, [True] * 3]
 
 

@@ -16,9 +16,9 @@ from support.processes import run
 from support.relay import Relay
 from support.toy import train
 from thinwire.pipeline.zeromq import meeting
+from thinwire.pipeline.zeromq.connections import Patience
 from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.links import Patience
-from thinwire.pipeline.zeromq.network import Address, Network
+from thinwire.pipeline.zeromq.mesh import Address, Mesh
 
 pytestmark = pytest.mark.processes
 
@@ -32,8 +32,8 @@ OPTIONS = {
 PATIENCE = Patience(heartbeat=0.2, silence=1.0, retry=0.02)
 
 
-class Disturbed(Network):
-    """A network that the others reach through a relay, which a thread disturbs as long as the process lives."""
+class Disturbed(Mesh):
+    """A mesh that the others reach through a relay, which a thread disturbs as long as the process lives."""
 
     relay = None
     disturbances = 0
@@ -55,10 +55,10 @@ class Disturbed(Network):
             Disturbed.disturbances += 1
 
 
-def over_zmq(target, keys, folder, network, rank, *args):
+def over_zmq(target, keys, folder, mesh, rank, *args):
     """Call `target` where the only process group is one over ZeroMQ; and how often the connections were broken."""
     dist.destroy_process_group()
-    meeting.Network = network
+    meeting.Mesh = mesh
     meeting.register()
     dist.init_process_group(
         "zmq",
@@ -73,10 +73,10 @@ def over_zmq(target, keys, folder, network, rank, *args):
     return result, Disturbed.relay and Disturbed.relay.accepted
 
 
-def trained(options, network=Network):
+def trained(options, mesh=Mesh):
     """Losses and weights of a run on two processes, and how many connections its processes accepted."""
     with tempfile.TemporaryDirectory() as folder:
-        results = run(partial(over_zmq, train, Keys.fresh(), Path(folder), network), 2, options)
+        results = run(partial(over_zmq, train, Keys.fresh(), Path(folder), mesh), 2, options)
     losses = next(result[0] for result, _ in results if result[0] is not None)
     weights = {stage: state for result, _ in results for stage, state in result[1].items()}
     return losses, weights, [accepted for _, accepted in results]

@@ -23,13 +23,13 @@ from thinwire.compress import Codec, Feedback, parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch.bench.codecs.capture import capture
 from thinwire.launch.bench.codecs.page import page
-from thinwire.launch.bench.codecs.trial import FeedbackResult, Processor, Result, Speed, measure, measure_feedback
+from thinwire.launch.bench.codecs.trial import CodecResult, FeedbackResult, Processor, Speed, measure, measure_feedback
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores, environment
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.tables import Cell, document
+from thinwire.launch.shared.tables import Value, document
 from thinwire.pipeline.frames import CHANNELS
 
 PROG = "thinwire bench codecs"
@@ -107,7 +107,7 @@ def heading(name: str, messages: Sequence[Tensor], speeds: Sequence[Speed]) -> s
     return f"{name}: {len(messages)} of {shape}; memcpy {memcpy}"
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[CodecResult]) -> Table:
     """The results on one kind of data, for a terminal."""
     processors = [speed.processor for speed in results[0].speeds]
     rows = Table(box=SIMPLE_HEAD, padding=0)
@@ -154,15 +154,15 @@ def feedback_table(results: Sequence[FeedbackResult]) -> Table:
     return rows
 
 
-def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> list[tables.Table]:
+def documented(results: Sequence[CodecResult], feedback: Sequence[FeedbackResult]) -> list[tables.Table]:
     """All results with all digits, for JSON: one row for each kind of data (and each processor)."""
     speed_columns = ("with", "encode, GB/s", "decode, GB/s", "memcpy, GB/s", "encode of memcpy", "decode of memcpy")
-    qualities: list[list[Cell]] = [
+    qualities: list[list[Value]] = [
         [one.data, one.codec, one.quality.bits_per_element, one.quality.of_entropy, one.quality.snr_db]
         for one in results
     ]
-    speeds: list[list[Cell]] = [[one.data, one.codec, *_cells(speed)] for one in results for speed in one.speeds]
-    rules: list[list[Cell]] = [
+    speeds: list[list[Value]] = [[one.data, one.codec, *_cells(speed)] for one in results for speed in one.speeds]
+    rules: list[list[Value]] = [
         [one.data, one.method, one.bits_per_element, *_cells(speed), speed.own]
         for one in feedback
         for speed in one.speeds
@@ -175,7 +175,7 @@ def documented(results: Sequence[Result], feedback: Sequence[FeedbackResult]) ->
     return [table for table in shown if table.rows]
 
 
-def _cells(speed: Speed) -> list[Cell]:
+def _cells(speed: Speed) -> list[Value]:
     rates = (speed.encode, speed.decode)
     return [str(speed.processor), *rates, speed.memcpy, *(rate / speed.memcpy for rate in rates)]
 

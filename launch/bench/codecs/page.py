@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from thinwire.launch.bench.codecs.trial import FeedbackResult, Processor, Result, Speed
+from thinwire.launch.bench.codecs.trial import CodecResult, FeedbackResult, Processor, Speed
 
 
-def page(found: Mapping[str, Any], results: Sequence[Result], feedback: Sequence[FeedbackResult]) -> str:
+def page(found: Mapping[str, Any], results: Sequence[CodecResult], feedback: Sequence[FeedbackResult]) -> str:
     """The results as Markdown: the machine, the quality of each codec, and its speed on each processor."""
     parts = [_rows(_environment(found))]
     if results:
@@ -31,7 +31,7 @@ def _environment(found: Mapping[str, Any]) -> Iterator[list[str]]:
     yield ["GPU", machine["gpu"] or "none"]
 
 
-def _qualities(results: Sequence[Result]) -> Iterator[list[str]]:
+def _qualities(results: Sequence[CodecResult]) -> Iterator[list[str]]:
     by_codec = _grouped(results)
     data = list(dict.fromkeys(result.data for result in results))
     yield ["codec", "bits", "x bound", *(f"SNR, dB: {name}" for name in data)]
@@ -47,7 +47,7 @@ def _qualities(results: Sequence[Result]) -> Iterator[list[str]]:
         ]
 
 
-def _speeds(measured: Sequence[Result] | Sequence[FeedbackResult], processor: Processor) -> Iterator[list[str]]:
+def _speeds(measured: Sequence[CodecResult] | Sequence[FeedbackResult], processor: Processor) -> Iterator[list[str]]:
     data = list(dict.fromkeys(result.data for result in measured))
     columns = ["encode", "decode", *(["own"] if isinstance(measured[0], FeedbackResult) else [])]
     yield ["GB/s", *(f"{name}: {column}" for name in data for column in columns)]
@@ -59,7 +59,7 @@ def _speeds(measured: Sequence[Result] | Sequence[FeedbackResult], processor: Pr
     yield ["memcpy", *(cell for of_data in memcpy for cell in of_data)]
 
 
-def _cells(result: Result | FeedbackResult, processor: Processor) -> list[str]:
+def _cells(result: CodecResult | FeedbackResult, processor: Processor) -> list[str]:
     speed = _at(result, processor)
     rates = [f"{rate:.2f} ({rate / speed.memcpy:.0%})" for rate in (speed.encode, speed.decode)]
     if isinstance(result, FeedbackResult):
@@ -67,12 +67,12 @@ def _cells(result: Result | FeedbackResult, processor: Processor) -> list[str]:
     return rates
 
 
-def _at(result: Result | FeedbackResult, processor: Processor) -> Speed:
+def _at(result: CodecResult | FeedbackResult, processor: Processor) -> Speed:
     return next(speed for speed in result.speeds if speed.processor == processor)
 
 
 def _grouped(
-    measured: Sequence[Result] | Sequence[FeedbackResult],
+    measured: Sequence[CodecResult] | Sequence[FeedbackResult],
 ) -> dict[str, dict[str, Any]]:
     """Results by method, then by data."""
     grouped: dict[str, dict[str, Any]] = {}

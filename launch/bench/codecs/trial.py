@@ -64,7 +64,7 @@ class Quality:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CodecResult:
     """The quality and the speeds of one codec on one kind of data."""
 
     data: str
@@ -227,14 +227,14 @@ def feedback_speeds(
 
 def measure(
     codecs: Sequence[Codec], data: Mapping[str, Sequence[Tensor]], processors: Sequence[Processor], rounds: int
-) -> list[Result]:
+) -> list[CodecResult]:
     """Measure every codec on every kind of data and every processor."""
     _warm_allocator()
     results = []
     for name, messages in data.items():
         by_processor = [speeds(codecs, messages, processor, rounds) for processor in processors]
         results += [
-            Result(data=name, codec=str(codec), quality=quality(codec, messages), speeds=tuple(found))
+            CodecResult(data=name, codec=str(codec), quality=quality(codec, messages), speeds=tuple(found))
             for codec, *found in zip(codecs, *by_processor, strict=True)
         ]
     return results

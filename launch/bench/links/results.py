@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.shared.tables import Cell, Table, document
+from thinwire.launch.shared.tables import Table, Value, document
 from thinwire.launch.timing.published import THROUGHPUT
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
@@ -188,7 +188,7 @@ def _speeds(
     predicted: Sequence[Mapping[str, float]],
 ) -> Table:
     samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(REFERENCE)
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for (name, contest), limit, simulation in zip(results.items(), limits, predicted, strict=True):
         for contender in contest.contenders:
             seconds, least, guess = contest.seconds(contender), limit.get(contender), simulation.get(contender)
@@ -214,7 +214,7 @@ def _speeds(
 
 
 def _sections(results: Mapping[str, Contest]) -> Table:
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [name, contender, process, *(1e3 * spent[section] for section in SECTIONS), 1e3 * (total - sum(spent.values()))]
         for name, contest in results.items()
         for contender in contest.contenders
@@ -233,7 +233,7 @@ def _sections(results: Mapping[str, Contest]) -> Table:
 
 
 def _visits(results: Mapping[str, Contest], samples: int) -> Table:
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for name, contest in results.items():
         for contender in contest.contenders:
             if "aqsgd" in contender:
@@ -250,7 +250,7 @@ def _visits(results: Mapping[str, Contest], samples: int) -> Table:
 def _conditions(results: Mapping[str, Contest]) -> Table:
     stages = sorted({stage for stage, _ in next(iter(results.values())).compute()})
     columns = [f"stage {stage} {task}, ms" for stage in stages for task in _SHOWN_TASKS]
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for name, contest in results.items():
         links, compute = contest.links().values(), contest.compute()
         goodput, latency, duplex = (
@@ -268,7 +268,7 @@ def _conditions(results: Mapping[str, Contest]) -> Table:
 def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) -> Table:
     """The speed-ups of 2206.01299 beside ours, at the same ratios of wire to compute."""
     ours = {"q(4)/q(8)": "fw4 bw8", "q(3)/q(6)": "fw3 bw6"}
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for network, contest in zip(ratios, contests, strict=bool(ratios)):
         for contender in contest.contenders:
             published = THROUGHPUT[network]

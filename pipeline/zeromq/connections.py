@@ -77,7 +77,7 @@ class Packet:
     message: Sending
 
 
-class State(Enum):
+class Standing(Enum):
     """The states of a connection, in words."""
 
     CONNECTING = "not connected"
@@ -85,7 +85,7 @@ class State(Enum):
     READY = "connected"
 
 
-class Link:
+class Connection:
     """One connection to a process, and the flow of packets over it and all its successors.
 
     Args:
@@ -122,11 +122,11 @@ class Link:
     @property
     def description(self) -> str:
         """The state of the connection, in words."""
-        return f"{self.state.value} to {self._endpoint}{self._trouble if self.state is State.CONNECTING else ''}"
+        return f"{self.state.value} to {self._endpoint}{self._trouble if self.state is Standing.CONNECTING else ''}"
 
     def reset(self) -> None:
         """Begin the first connection, or another one."""
-        self.state, self._trouble = State.CONNECTING, ""
+        self.state, self._trouble = Standing.CONNECTING, ""
         self._socket = bounded(self._context.socket(zmq.DEALER))
         self._patience.watch(self._socket)
         self._keys.prove(self._socket)
@@ -146,7 +146,7 @@ class Link:
     def send(self, packet: Packet) -> None:
         """Send a packet, at once or as soon as there is a connection."""
         sequence = self._flow.add(packet)
-        if self.state is State.READY:
+        if self.state is Standing.READY:
             self._transmit(sequence, packet)
 
     def fail(self, reason: str) -> None:
@@ -165,12 +165,12 @@ class Link:
         for parts in received(self._monitor):
             event = parse_monitor_message([part.bytes for part in parts])["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.state, self._refused = State.GREETING, None
+                self.state, self._refused = Standing.GREETING, None
                 self._socket.send(self._hello.pack(), zmq.NOBLOCK)
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
-            elif self.state is State.CONNECTING:
+            elif self.state is Standing.CONNECTING:
                 # ZeroMQ tries again, later each time
                 self._trouble = ": what answers there is no process with the same keys"
             else:
@@ -213,8 +213,8 @@ class Link:
             packet.message.left -= 1
             if packet.message.left == 0:
                 packet.message.pending.end()
-        if self.state is State.GREETING:
-            self.state = State.READY
+        if self.state is Standing.GREETING:
+            self.state = Standing.READY
             for sequence, packet in self._flow.kept():
                 self._transmit(sequence, packet)
 

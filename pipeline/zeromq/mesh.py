@@ -1,4 +1,4 @@
-"""The connections of one process to all others of its run: one socket that listens, and links to other processes."""
+"""The connections of one process to all others of its run: one socket that listens, and sockets that send."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from functools import partial
 import zmq
 
 from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.zeromq.connections import Connection, Packet, Patience, Sending, bounded
 from thinwire.pipeline.zeromq.flows import Inflow
 from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.links import Link, Packet, Patience, Sending, bounded
 from thinwire.pipeline.zeromq.loop import Loop, received
 from thinwire.pipeline.zeromq.messages import Mailbox, Pending
-from thinwire.pipeline.zeromq.packets import Channel, Hello, Piece, pack_ack, pack_refusal, pieces
+from thinwire.pipeline.zeromq.packets import Hello, Piece, Stream, pack_ack, pack_refusal, pieces
 
 _ZAP = "inproc://zeromq.zap.01"
 """The endpoint at which ZeroMQ asks who may connect (its RFC 27)."""
@@ -37,10 +37,10 @@ class Address:
 class _Peer:
     """Another process."""
 
-    links: list[Link] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
     """The connections to it, once something is sent."""
-    sent: dict[Channel, int] = field(default_factory=lambda: defaultdict(int))
-    """Messages sent to it, by channel."""
+    sent: dict[Stream, int] = field(default_factory=lambda: defaultdict(int))
+    """Messages sent to it, by stream."""
     inflows: dict[int, Inflow] = field(default_factory=lambda: defaultdict(Inflow))
     """The packets from it, by the number of its connection."""
     mailbox: Mailbox = field(default_factory=Mailbox)
@@ -48,8 +48,8 @@ class _Peer:
     """The reason why no message can be exchanged with it any more."""
 
 
-class Network:
-    """Sends messages to other processes and receives theirs: complete, once, and in the order of each channel.
+class Mesh:
+    """Sends messages to other processes and receives theirs: complete, once, and in the order of each stream.
 
     Args:
         rank: the rank of this process.
@@ -74,7 +74,7 @@ class Network:
         self._broken: str | None = None
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._loop = Loop("thinwire network", self._break, self._end)
+        self._loop = Loop("thinwire mesh", self._break, self._end)
         # before the inbox: it admits nobody while there is no door to ask at
         self._door = self._context.socket(zmq.ROUTER)
         self._door.bind(_ZAP)
@@ -93,23 +93,23 @@ class Network:
         """Take the addresses of other processes. A connection is made when something is sent."""
         self._loop.ask(partial(self._meet, addresses))
 
-    def send(self, peer: int, channel: Channel, data: memoryview) -> Pending:
+    def send(self, peer: int, stream: Stream, data: memoryview) -> Pending:
         """Send a message. It is done when the other process has it; do not change `data` before."""
         pending = Pending()
-        self._loop.ask(partial(self._send, peer, channel, data, pending))
+        self._loop.ask(partial(self._send, peer, stream, data, pending))
         return pending
 
-    def receive(self, peer: int, channel: Channel, buffer: memoryview) -> Pending:
-        """Receive the next message of a channel into `buffer`; it may be shorter."""
+    def receive(self, peer: int, stream: Stream, buffer: memoryview) -> Pending:
+        """Receive the next message of a stream into `buffer`; it may be shorter."""
         pending = Pending()
-        self._loop.ask(partial(self._post, peer, channel, buffer, pending))
+        self._loop.ask(partial(self._post, peer, stream, buffer, pending))
         return pending
 
     def describe(self, peer: int) -> str:
         """The state of the connections with another process, in words."""
-        links = [link.description for link in self._peers[peer].links]
+        connections = [connection.description for connection in self._peers[peer].connections]
         here = "connected" if any(process == peer for process, _ in list(self._senders.values())) else "no connection"
-        return "; ".join([*links, f"{here} from there"])
+        return "; ".join([*connections, f"{here} from there"])
 
     def close(self) -> None:
         """Leave when the other processes have all sent messages, or after the farewell time."""
@@ -117,42 +117,44 @@ class Network:
             return
         self._closed = True
         deadline = time.monotonic() + self._patience.farewell
-        while time.monotonic() < deadline and any(not link.is_empty for link in self._links()):
+        # first, because a message that was just sent may not be in its connection yet
+        self._loop.catch_up(self._patience.farewell)
+        while time.monotonic() < deadline and any(not connection.is_empty for connection in self._open()):
             time.sleep(0.005)
         self._loop.ask(self._loop.stop)
         self._loop.join()
 
-    def _links(self) -> list[Link]:
-        return [link for peer in list(self._peers.values()) for link in peer.links]
+    def _open(self) -> list[Connection]:
+        return [connection for peer in list(self._peers.values()) for connection in peer.connections]
 
     def _meet(self, addresses: Mapping[int, Address]) -> None:
         self._addresses.update(addresses)
         early, self._early = self._early, []
         self._acknowledge(self._greet(came, hello) for came, hello in early)
 
-    def _send(self, peer: int, channel: Channel, data: memoryview, pending: Pending) -> None:
+    def _send(self, peer: int, stream: Stream, data: memoryview, pending: Pending) -> None:
         known = self._peers[peer]
         if (reason := self._broken or known.failed) is not None:
             pending.end(reason)
             return
-        if not known.links:
-            known.links = [self._link(peer, number) for number in range(self._connections)]
-        cut = pieces(channel, known.sent[channel], len(data))
-        known.sent[channel] += 1
+        if not known.connections:
+            known.connections = [self._connect(peer, number) for number in range(self._connections)]
+        cut = pieces(stream, known.sent[stream], len(data))
+        known.sent[stream] += 1
         message = Sending(len(cut), pending)
         for index, (piece, part) in enumerate(cut):
-            known.links[index % self._connections].send(Packet(piece, data[part], message))
+            known.connections[index % self._connections].send(Packet(piece, data[part], message))
 
-    def _post(self, peer: int, channel: Channel, buffer: memoryview, pending: Pending) -> None:
+    def _post(self, peer: int, stream: Stream, buffer: memoryview, pending: Pending) -> None:
         known = self._peers[peer]
-        known.mailbox.post(channel, buffer, pending)
+        known.mailbox.post(stream, buffer, pending)
         if (reason := self._broken or known.failed) is not None:
             known.mailbox.fail(reason)
 
-    def _link(self, peer: int, number: int) -> Link:
+    def _connect(self, peer: int, number: int) -> Connection:
         there = self._addresses[peer]
         hello = Hello(self.rank, peer, number, self.address.life, there.life)
-        return Link(
+        return Connection(
             self._context, self._loop, there.endpoint, hello, self._keys, self._patience, partial(self._fail, peer)
         )
 
@@ -215,20 +217,20 @@ class Network:
         """End all exchange with a process."""
         known = self._peers[peer]
         known.failed = known.failed or f"process {peer} ended the exchange: {reason}"
-        for link in known.links:
-            link.fail(known.failed)
+        for connection in known.connections:
+            connection.fail(known.failed)
         known.mailbox.fail(known.failed)
 
     def _break(self, error: BaseException) -> None:
         """End all transfers, because this thread must end."""
-        self._broken = f"the network of process {self.rank} failed: {type(error).__name__}: {error}"
+        self._broken = f"the exchange of process {self.rank} failed: {type(error).__name__}: {error}"
         for peer in list(self._peers):
             self._fail(peer, self._broken)
 
     def _end(self) -> None:
         """Close all sockets, after the last acknowledgements are sent."""
-        for link in self._links():
-            link.close()
+        for connection in self._open():
+            connection.close()
         self._inbox.linger = _LAST_WORDS
         self._inbox.close()
         self._door.close()
