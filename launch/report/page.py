@@ -13,6 +13,7 @@ from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed
 from thinwire.launch.report.plots import Curve, curves, timeline
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.report.timeline import transfers
+from thinwire.launch.shared import pages
 from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.tracing.tracer import StageTrace
@@ -37,19 +38,11 @@ class Share:
 
 def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: Comparison | None = None) -> str:
     """The page as HTML; `comparison` compares the same runs."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=PackageLoader("thinwire.launch.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = Markup  # from thinwire.launch.report.plots, which escapes all text
     names = [run.summary["name"] for run in runs] + [document.title for document in documents]
-    return environment.get_template("report.html").render(
+    return pages.render(
+        "thinwire.launch.report",
+        "report.html",
+        brand="Thinwire report",
         title=", ".join(dict.fromkeys(names)),
         runs=[_view(run) for run in runs],
         comparison=comparison,

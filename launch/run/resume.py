@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.fields import WITHOUT_EFFECT, dotted, is_among
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import (
@@ -27,15 +28,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
 _MAY_CHANGE = (
-    "name",
-    "description",
-    "output",
-    "save_every",
-    "wait_for_space",
-    "checkpoint.",
-    "wire.",
-    "debug.",
-    "compression.store_folder",
+    *WITHOUT_EFFECT,
     "optimizer.lr",
     "optimizer.schedule",
     "optimizer.warmup_steps",
@@ -165,7 +158,7 @@ def checkpoint_folder(recipe: Recipe) -> Path:
 
 def header(prepared: Prepared) -> dict[str, Any]:
     """The facts about a run in a manifest, as JSON values: its recipe, its data, and its cut."""
-    fields = _dotted(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
+    fields = dotted(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
     header: dict[str, Any] = json.loads(
         json.dumps({"fields": fields, "cuts": [[cut.start, cut.stop] for cut in prepared.cuts]})
     )
@@ -227,18 +220,5 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
     return {
         name: (saved.get(name), wanted.get(name))
         for name in sorted(saved.keys() | wanted.keys())
-        if saved.get(name) != wanted.get(name) and not _may_change(name)
+        if saved.get(name) != wanted.get(name) and not is_among(name, _MAY_CHANGE)
     }
-
-
-def _may_change(name: str) -> bool:
-    return any(name.startswith(free) if free.endswith(".") else name == free for free in _MAY_CHANGE)
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of nested groups by dotted name. Values deeper than one group, such as `boundaries`, stay whole."""
-    dotted: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = value if isinstance(value, Mapping) and prefix == "" else None
-        dotted |= {f"{prefix}{name}": value} if inner is None else _dotted(inner, f"{name}.")
-    return dotted

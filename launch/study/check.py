@@ -20,25 +20,13 @@ from typing import Any, TypeVar
 from thinwire.errors import ThinwireError
 from thinwire.launch.run import forks, recipe
 from thinwire.launch.run.assembly import prepare
+from thinwire.launch.run.fields import WITHOUT_EFFECT, dotted, is_among
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import FailedError, ended
 from thinwire.launch.study.cells import Cell
 from thinwire.models.data.load import load
 from thinwire.models.data.samples import Data
 from thinwire.pipeline.errors import OptionsError
-
-_FREE = (
-    "name",
-    "description",
-    "output",
-    "save_every",
-    "wait_for_space",
-    "checkpoint.",
-    "debug.",
-    "wire.",
-    "compression.store_folder",
-)
-"""Fields of a recipe that change nothing in a cell's numbers; a name that ends with a dot is a whole group."""
 
 _CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
 """The packages whose code decides a cell's numbers."""
@@ -123,20 +111,11 @@ def code_digest() -> str:
 
 
 def _origin(wanted: Recipe, data: Data) -> dict[str, Any]:
-    dotted: dict[str, Any] = {}
-    for name, value in asdict(wanted).items():
-        dotted |= (
-            {f"{name}.{inner}": part for inner, part in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    kept = {name: value for name, value in dotted.items() if not _is_free(name)}
+    kept = {name: value for name, value in dotted(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
     held_out = data.held_out.digest if data.held_out is not None else None
     origin = {**kept, "data": [data.training.digest, held_out], "code": code_digest()}
     values: dict[str, Any] = json.loads(json.dumps(origin))
     return values
-
-
-def _is_free(name: str) -> bool:
-    return any(name.startswith(free) if free.endswith(".") else name == free for free in _FREE)
 
 
 class _Once:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.launch.run.weights import write_whole
+from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.tables import Table, document, show
@@ -159,14 +160,7 @@ def _escaped(cell: str) -> str:
 
 
 def _html(made: StudyReport) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("thinwire.launch.study", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     picture = base64.b64encode(made.curves).decode()
-    return environment.get_template("study.html").render(made=made, picture=picture)
+    return pages.render(
+        "thinwire.launch.study", "study.html", brand="Thinwire study", title=made.title, made=made, picture=picture
+    )
