@@ -21,7 +21,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.run.spelling import dotted, unknown_options
+from thinwire.launch.run.fields import names_of, unknown_options
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.progress import tell
 from thinwire.models.data.options import DataOptions
@@ -240,7 +240,7 @@ def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list
 def _sentence(error: ArgumentError, prog: str) -> str:
     """The message of jsonargparse, in plainer words."""
     text = " ".join(str(error).split())
-    if unknown := unknown_options(text, tuple(dotted(Recipe))):
+    if unknown := unknown_options(text, tuple(names_of(Recipe))):
         return f"{unknown}; see {prog} --help"
     misfit = re.fullmatch(r'Parser key "([\w.]+)": .*Expected an? .*(?:Got|Given) value: (.*)', text)
     if misfit is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.run.fields import WITHOUT_EFFECT, dotted, is_among
+from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import (
@@ -158,7 +158,7 @@ def checkpoint_folder(recipe: Recipe) -> Path:
 
 def header(prepared: Prepared) -> dict[str, Any]:
     """The facts about a run in a manifest, as JSON values: its recipe, its data, and its cut."""
-    fields = dotted(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
+    fields = values_of(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
     header: dict[str, Any] = json.loads(
         json.dumps({"fields": fields, "cuts": [[cut.start, cut.stop] for cut in prepared.cuts]})
     )

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from thinwire.errors import ThinwireError
 from thinwire.launch.run import forks, recipe
 from thinwire.launch.run.assembly import prepare
-from thinwire.launch.run.fields import WITHOUT_EFFECT, dotted, is_among
+from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import FailedError, ended
 from thinwire.launch.study.cells import Cell
@@ -111,7 +111,7 @@ def code_digest() -> str:
 
 
 def _origin(wanted: Recipe, data: Data) -> dict[str, Any]:
-    kept = {name: value for name, value in dotted(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
+    kept = {name: value for name, value in values_of(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
     held_out = data.held_out.digest if data.held_out is not None else None
     origin = {**kept, "data": [data.training.digest, held_out], "code": code_digest()}
     values: dict[str, Any] = json.loads(json.dumps(origin))
