@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
-INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
+# without compiling: Python compiles what is imported when it is imported, a quarter of the files
+INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --editable
 WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.own_code import add_module
 from support.pages import DOCS, blocks, files
-from support.torchrun import said
+from support.typed import typed
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def follow(tmp_path):
         for name, text in files(section).items():
             (tmp_path / name).write_text(text)
         known = surroundings(tmp_path / "site")
-        return "".join(said(["sh", "-ec", block], tmp_path, **known) for block in blocks(section, "sh"))
+        return "".join(typed(block, tmp_path, **known) for block in blocks(section, "sh"))
 
     return followed
 

@@ -253,7 +253,7 @@ def summaries(folder):
 @pytest.mark.processes
 def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     # 1. stopped in the middle of the first cell, after a checkpoint
-    long = ["study", "mine.yaml", "--jobs", "1", "--training.steps", "100", "--checkpoint.every", "10 steps"]
+    long = ["study", "mine.yaml", "--jobs", "1", "--training.steps", "40", "--checkpoint.every", "10 steps"]
     folder = here / "studies/mine/all"
     cell = folder / "cells/none/seed-0"
     with started([*THINWIRE, *long], here) as study:

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 # one clean process imports torch once, and every test process is a fork of it
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.pipelining", "thinwire.pipeline.stage", "thinwire.models.layers"])
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    ["torch.distributed.pipelining", "thinwire.launch.run.run", "thinwire.models.architectures.families"]
+)
 
 
 def run(target, world_size, *args, timeout=120):
@@ -30,9 +32,9 @@ def run(target, world_size, *args, timeout=120):
 def outcomes_of(target, world_size, *args, timeout=120):
     """As `run`, but rank -> (whether it returned, its value or its traceback); killed processes are missing."""
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            _context.Process(target=_main, args=(target, rank, world_size, folder, sender, args), daemon=True)
+            context.Process(target=_main, args=(target, rank, world_size, folder, sender, args), daemon=True)
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process in processes:
