@@ -14,24 +14,20 @@ first.
 At K/T = 90, 80, 50, 30, 20, 10, 5 and 2 % an index costs 0.58, 1.06, 2.00, 3.33, 4.25, 5.25, 6.25 and 7.56 bits; its
 entropy H(K/T) / (K/T) is 0.52, 0.90, 2.00, 2.94, 3.61, 4.69, 5.73 and 7.07.
 
-On a CPU NumPy does the work: its partition is 20 times as fast as torch's topk, and it packs bits 20 times as fast as
-bits.py. On other devices torch does it. Both give the same indices and bytes.
+On a CPU NumPy does the work: it selects and packs bits 20 times as fast as torch (selection.py) and bits.py. On other
+devices torch does it. Both give the same indices and bytes.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.bits import pack, packed_size, unpack
+from thinwire.compress.codecs.selection import places_of_largest
 
-_BLOCK = 1 << 17
-"""Elements handled at a time. A larger copy does not fit the cache, and takes memory that the system may clear and take
-back each time, which costs more than the partition."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -130,81 +126,10 @@ def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
     if samples == 0 or k in (0, n):
         return torch.arange(samples * k, device=integers.device).view(samples, k)
     if _for_numpy(integers):
-        return _largest_by_partition(integers.numpy(), mask, k)
+        return torch.from_numpy(places_of_largest(integers.numpy(), mask, k))
     order = (integers & mask).sort(dim=1, descending=True, stable=True).indices
     first = torch.arange(0, samples * n, n, device=integers.device).unsqueeze(1)
     return order[:, :k].sort(dim=1).values.add_(first)
-
-
-def _largest_by_partition(rows: NDArray[Any], mask: int, k: int) -> Tensor:
-    samples, n = rows.shape
-    padded, kept = _padded(samples, n, k)
-    least = np.empty((samples, 1), np.promote_types(rows.dtype, np.int32))
-    for block in _blocks(samples, n):
-        masked = np.empty(rows[block].shape, least.dtype)
-        np.bitwise_and(rows[block], mask, out=masked)
-        least[block] = _least_kept(masked, k)  # this changes their order
-        np.greater_equal(np.bitwise_and(rows[block], mask, out=masked), least[block], out=kept[block])
-    indices = np.flatnonzero(padded)
-    indices = indices[: len(indices) - (padded.size - kept.size)]
-    if len(indices) > samples * k:
-        indices = _without_last_equals(indices, rows, mask, least, k)
-    return torch.from_numpy(indices).view(samples, k)
-
-
-def _without_last_equals(
-    indices: NDArray[np.int64], rows: NDArray[Any], mask: int, least: NDArray[Any], k: int
-) -> NDArray[np.int64]:
-    """`indices` of the values at or above `least` [N, 1], cut to k a row: the last of those equal to `least` go."""
-    samples, n = rows.shape
-    ends = np.searchsorted(indices, n * np.arange(1, samples + 1))
-    counts = np.diff(ends, prepend=0)
-    equal = (rows.reshape(-1)[indices] & mask) == np.repeat(least, counts)
-    # torch's, because it is eight times as fast as NumPy's
-    rank = torch.from_numpy(equal).cumsum(0).numpy()
-    allowed = rank[ends - 1] - (counts - k)
-    kept: NDArray[np.int64] = indices[~equal | (rank <= np.repeat(allowed, counts))]
-    return kept
-
-
-def _blocks(samples: int, n: int) -> Iterator[slice]:
-    """Yield the rows to handle at a time, of `samples` with `n` elements each."""
-    step = max(1, _BLOCK // n)
-    for start in range(0, samples, step):
-        yield slice(start, min(start + step, samples))
-
-
-def _least_kept(rows: NDArray[Any], k: int) -> NDArray[Any]:
-    """The k-th largest of each row: [N, 1]. Changes the order in `rows`."""
-    n = rows.shape[1]
-    if repetitive(rows):
-        rows.sort(axis=1)
-    else:
-        rows.partition(n - k, axis=1)
-    return rows[:, n - k, None]
-
-
-def repetitive(rows: NDArray[Any]) -> bool:
-    """Whether one value makes up a quarter of a sample of `rows`, and so perhaps half of a row.
-
-    On such a row, for example with the zeros after a ReLU, NumPy's partition takes 40 times as long, more than sorting:
-    its vectorised form makes no progress with a pivot that is the smallest value.
-    """
-    sample = np.sort(rows.reshape(-1)[:: rows.size // 1024 + 1])
-    quarter = len(sample) // 4
-    return bool((sample[quarter:] == sample[: len(sample) - quarter]).any())
-
-
-def _padded(samples: int, n: int, k: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """A mask [N, n] for k ones a row, and the longer array it is a view of: the rest are ones.
-
-    If at most a tenth are ones, NumPy searches for them with a method for sparse arrays. At a tenth that takes three
-    times as long, so the rest keeps the share above it.
-    """
-    size, ones = samples * n, samples * k
-    padded = np.empty(size + max(0, (size - 10 * ones) // 9 + 1), np.bool_)
-    padded[size:] = True
-    return padded, padded[:size].reshape(samples, n)
 
 
 def _low_width(count: int, total: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.codec_helpers import FLOATING, assert_identical, few, gaussian
 from support.pages import defined
 from thinwire.compress import CodecError
-from thinwire.compress.codecs import indices
+from thinwire.compress.codecs import indices, selection
 from thinwire.compress.codecs.indices import (
     indices_size,
     largest,
@@ -20,9 +20,9 @@ from thinwire.compress.codecs.indices import (
     magnitude_bits,
     pack_indices,
     random_indices,
-    repetitive,
     unpack_indices,
 )
+from thinwire.compress.codecs.selection import repetitive
 
 
 @pytest.fixture(params=["numpy", "torch"])
@@ -222,6 +222,34 @@ def test_largest_where_one_value_is_much_of_a_row(path, share, k):
     magnitude[:, torch.rand(4000, generator=torch.Generator().manual_seed(1)) < share] = 0
     magnitude[1] = magnitude[1].clamp(min=magnitude_bits(torch.tensor(0.7)).item())
     assert_identical(largest(magnitude, k), first_by_sorting(magnitude, k))
+
+
+def long_rows():
+    """Rows of which a sample tells little, or the wrong thing, about the rest."""
+    n = 20_000
+    gaussian_row, place = gaussian(1, n), torch.arange(n)
+    sampled = place % (n // 2500 | 1) == 0
+    return {
+        "gaussian": gaussian_row,
+        "bf16": gaussian_row.bfloat16(),
+        "after a ReLU": gaussian_row.relu(),
+        "mostly zeros": torch.where(place % 50 == 3, gaussian_row, 0.0),
+        "constant": torch.full((1, n), -2.0),
+        "ascending": place[None] / n,
+        "large where sampled": torch.where(sampled, 100 + gaussian_row, gaussian_row),
+        "small where sampled": torch.where(sampled, 0.0, gaussian_row),
+        "NaN": torch.where(place % 3 == 0, torch.nan, gaussian_row),
+    }
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("row", long_rows())
+@pytest.mark.parametrize("k", [1, 200, 2000, 15_000])
+def test_long_rows_are_selected_alike_whether_partition_is_slow_or_not(row, k, slow, monkeypatch):
+    monkeypatch.setattr(selection, "partition_is_slow", lambda: slow)
+    x = long_rows()[row]
+    order = magnitude_bits(x).sort(dim=1, descending=True, stable=True).indices[:, :k]
+    assert_identical(largest_magnitudes(x, k), order.sort(1).values)
 
 
 @pytest.mark.slow
