@@ -21,10 +21,11 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, check_unused, held
 
+    check_unused(wanted)  # before the data is read
     prepared = prepare(wanted)
     check_folders(wanted)
     with held(wanted.folder), working():
-        check_unused(wanted)
+        check_unused(wanted)  # again: no other run can begin there now
         simulate(prepared)
     return OK
 

@@ -44,11 +44,13 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, check_unused, held
 
+    if not is_stage:
+        check_unused(wanted)  # before the data is read
     prepared = prepare(wanted)
     check_folders(wanted)
     if not is_stage:
         with held(wanted.folder) as descriptor:
-            check_unused(wanted)
+            check_unused(wanted)  # again: no other run can begin there now
             launch(prepared, argv, descriptor)
         return OK
     from thinwire.launch.run.worker import work

@@ -157,6 +157,14 @@ def test_a_run_does_not_replace_another_unless_it_is_told_to(tmp_path, capsys):
     assert cli.main(["simulate", str(tmp_path / "recipe.yaml")]) == 2, "a recipe does not say once and for all"
 
 
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_a_run_is_refused_before_its_data_are_read(tmp_path, capsys, command):
+    (tmp_path / "summary.json").touch()
+    data = ["--data.name", str(tmp_path / "missing.txt"), "--output", str(tmp_path)]
+    assert cli.main([command, "gpt2-tiny", *data]) == 2
+    assert capsys.readouterr().err.startswith("output must name a folder without a run")
+
+
 def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "recipe.yaml").touch()
