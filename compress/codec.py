@@ -125,6 +125,18 @@ class Codec(Described):
     """Whether a message starts from the last one in its place: the caller keeps `next_shared` for it."""
 
     @property
+    def varies(self) -> bool:
+        """Whether a payload may be shorter than `nbytes`."""
+        return False
+
+    def used(self, payload: Tensor) -> int:
+        """How many bytes of a payload [nbytes] are sent; decoding reads no others.
+
+        Raises CodecError if the payload says something impossible.
+        """
+        return len(payload)
+
+    @property
     def codec(self) -> "Codec":
         """Itself; for feedback, the codec inside."""
         return self
@@ -168,7 +180,7 @@ class Codec(Described):
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The exact size in bytes of a tensor's payload; both ends know it in advance.
+        """The exact size in bytes of a tensor's payload, or the largest if it `varies`; both ends know it in advance.
 
         Raises CodecError if the codec does not take the dtype.
         """

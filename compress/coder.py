@@ -112,6 +112,15 @@ class Coder:
         return MessagePlan(microbatch, rows, opening, full_bytes, nbytes, slots, store, writes, shared)
 
     @property
+    def varies(self) -> bool:
+        """Whether a payload may be shorter than its plan."""
+        return self._codec.varies
+
+    def used(self, payload: Tensor, plan: MessagePlan) -> int:
+        """How many bytes of a payload [plan.nbytes] are sent."""
+        return plan.full_bytes + (self._codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
+
+    @property
     def capacity(self) -> int:
         """Bytes of the largest possible payload."""
         coded = self._coded_sizes

@@ -168,6 +168,16 @@ def _output(carried: _Carried) -> str | None:
     return None if _same(out, carried.decoded) else "another tensor where the memory held other values"
 
 
+def _unused(carried: _Carried) -> str | None:
+    used = carried.codec.used(carried.payload)
+    if used != len(carried.payload) and not (carried.codec.varies and 0 <= used < len(carried.payload)):
+        return f"{used} of {len(carried.payload)} bytes are used"
+    payload = carried.payload.clone()
+    payload[used:] = 0xA5
+    again = _decoded(carried.codec, payload, carried.x)
+    return None if _same(again, carried.decoded) else "other bytes are read"
+
+
 def _error(carried: _Carried) -> str | None:
     x, decoded = carried.x, carried.decoded
     bound = call_method(carried.codec, "error_bound", x)
@@ -223,6 +233,7 @@ _RULES: Mapping[str, Callable[[_Carried], str | None]] = {
     "must encode a tensor of any strides alike": _strides,
     "must draw random numbers from the key alone": _randomness,
     "must fill the decoded tensor from the payload alone": _output,
+    "must decode from the bytes that are used": _unused,
     "must keep its error_bound": _error,
     "must decode damaged bytes to something, or raise CodecError": _damage,
     "must refuse a payload of another length": _length,

@@ -22,9 +22,9 @@ from torch import Tensor
 from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.coder import Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.channel import Channel, Layout, lay_out
+from thinwire.pipeline.channel import Channel, Layout, aligned, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import ChannelName, check, departure, seal
+from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.passes import phase_of
@@ -38,6 +38,7 @@ class FramePlan:
 
     messages: tuple[MessagePlan, ...]
     layout: Layout
+    """Where payloads lie. If some vary, each begins where the one before it really ends, and this is the most."""
 
 
 Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
@@ -60,8 +61,8 @@ class ChannelEnd:
         messages = tuple(coder.plan(microbatch) for coder in self.coders)
         return FramePlan(messages, lay_out([message.nbytes for message in messages]))
 
-    def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan) -> None:
-        """Count one frame."""
+    def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
+        """Count one frame of `nbytes`."""
         channel = self.channel
         coded = [
             message.rows
@@ -70,7 +71,7 @@ class ChannelEnd:
         ]
         traffic = Traffic(
             frames=1,
-            bytes=plan.layout.nbytes,
+            bytes=nbytes,
             uncompressed=channel.uncompressed,
             elements=channel.compressed_elements,
             rows=sum(rows.num_full + rows.num_coded for rows in coded),
@@ -135,25 +136,25 @@ class Sender(ChannelEnd):
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         with self._meter.section("encode", work=work), torch.no_grad():
-            # 1. Refuse wrong tensors first, before anything is counted or changed.
+            # 1. Refuse wrong tensors first, before anything is changed.
             self._check(tensors, what)
             if self._observer is not None:
                 self._observer(channel, microbatch, tensors)
             # 2. Plan before a buffer changes: the other end plans from the same slots, as the last message
             #    of these rows left them.
             plan = self.plan(microbatch)
-            self.count(self._meter.sent, microbatch, plan)
             # 3. Encode, then seal: the checksum in the header covers the payloads.
             frame = self._transport.take()
-            encoded = self._encode(frame, microbatch, plan, tensors)
+            encoded, nbytes = self._encode(frame, microbatch, plan, tensors)
+            self.count(self._meter.sent, microbatch, plan, nbytes)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
             departed = time.perf_counter_ns()
-            header = replace(channel.header(microbatch, plan.layout), nones=nones, departed=departed)
+            header = replace(channel.header(microbatch, nbytes), nones=nones, departed=departed)
             seal(header, frame, payload=self._options.checksum)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
-            self._meter.depart(work, plan.layout.nbytes)
+            self._meter.depart(work, nbytes)
             self._transport.send(
-                frame, plan.layout.nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
+                frame, nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
             )
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
@@ -161,14 +162,19 @@ class Sender(ChannelEnd):
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
-    ) -> list[tuple[Encoder, Encoded]]:
-        """Write every payload into the frame; the messages that are still to be settled."""
-        parts = zip(self._encoders, tensors, plan.messages, plan.layout.ranges, strict=True)
-        return [
-            (encoder, encoder.encode(tensor.detach(), frame[start:stop], self.channel.key(microbatch, index), message))
-            for index, (encoder, tensor, message, (start, stop)) in enumerate(parts)
-            if tensor is not None
-        ]
+    ) -> tuple[list[tuple[Encoder, Encoded]], int]:
+        """Write every payload into the frame; the messages that are still to be settled, and the frame's length."""
+        messages, stop = [], HEADER_BYTES
+        for index, (encoder, tensor, message) in enumerate(zip(self._encoders, tensors, plan.messages, strict=True)):
+            start = aligned(stop)
+            payload = frame[start : start + message.nbytes]
+            stop = start + message.nbytes
+            if tensor is not None:
+                key = self.channel.key(microbatch, index)
+                messages.append((encoder, encoder.encode(tensor.detach(), payload, key, message)))
+                # the next payload may overwrite what this one does not use
+                stop = start + encoder.used(payload, message)
+        return messages, stop
 
     def flush(self) -> None:
         """Wait until all sent frames have left."""
@@ -237,27 +243,49 @@ class Receiver(ChannelEnd):
         with self._meter.section("decode", work=work), torch.no_grad():
             # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
-            self.count(self._meter.received, microbatch, plan)
             # 3. Check before decoding: a wrong frame must not change a buffer.
+            varies = any(decoder.varies for decoder in self._decoders)
+            planned = channel.header(microbatch, plan.layout.nbytes)
             try:
-                header = check(channel.header(microbatch, plan.layout), frame, payload=self._options.checksum)
-            except WireError as error:
+                header = check(planned, frame, payload=self._options.checksum, shorter=varies)
+                payloads = self._payloads(frame, header, plan)
+                self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
+                # 4. Decode, which updates the buffers of feedback.
+                tensors = self._decode(payloads, microbatch, plan)
+            except (CodecError, WireError) as error:
                 raise self._refused(what, error) from error
-            # 4. Decode, which updates the buffers of feedback.
-            tensors: list[Tensor | None] = []
-            parts = zip(channel.examples, self._decoders, plan.messages, plan.layout.ranges, strict=True)
-            for index, (example, decoder, message, (start, stop)) in enumerate(parts):
-                if header.nones >> index & 1:
-                    tensors.append(None)
-                    continue
-                tensor = torch.empty(example.shape, dtype=example.dtype)
-                try:
-                    decoder.decode(frame[start:stop], tensor, channel.key(microbatch, index), message)
-                except CodecError as error:
-                    raise self._refused(what, error) from error
-                tensors.append(tensor)
             # 5. Give the frame back last: the next receive may overwrite it.
             self._transport.give(frame)
+        return tensors
+
+    def _payloads(self, frame: Tensor, header: Header, plan: FramePlan) -> list[Tensor | None]:
+        """The payloads in a frame, each with room for the longest; None for a tensor that is None.
+
+        Raises WireError if they do not end where the header says.
+        """
+        payloads: list[Tensor | None] = []
+        stop = HEADER_BYTES
+        for index, (decoder, message) in enumerate(zip(self._decoders, plan.messages, strict=True)):
+            start = aligned(stop)
+            payload = frame[start : start + message.nbytes]
+            is_none = header.nones >> index & 1
+            stop = start + (message.nbytes if is_none else decoder.used(payload, message))
+            payloads.append(None if is_none else payload)
+        if stop != HEADER_BYTES + header.length:
+            raise WireError(f"the frame has {HEADER_BYTES + header.length} bytes, but its payloads end at {stop}")
+        return payloads
+
+    def _decode(
+        self, payloads: Sequence[Tensor | None], microbatch: Microbatch, plan: FramePlan
+    ) -> tuple[Tensor | None, ...]:
+        """Decode payloads into fresh tensors."""
+        tensors: list[Tensor | None] = []
+        parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
+        for index, (example, decoder, message, payload) in enumerate(parts):
+            tensor = None if payload is None else torch.empty(example.shape, dtype=example.dtype)
+            if payload is not None and tensor is not None:
+                decoder.decode(payload, tensor, self.channel.key(microbatch, index), message)
+            tensors.append(tensor)
         return tuple(tensors)
 
     def _refused(self, what: str, error: Exception) -> WireError:

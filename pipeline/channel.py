@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinwire.compress import Key, Method, Microbatch, parse
 from thinwire.compress.codec import size_of
+from thinwire.compress.sent import sent_share
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header
 from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.tracing.spans import Work
@@ -26,7 +27,10 @@ AS_IT_IS = parse("none")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where payloads lie in a frame: the byte range of each, and the frame's length."""
+    """Where payloads lie in a frame: the byte range of each, and the frame's length.
+
+    If payloads vary, this is the longest frame.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     nbytes: int
@@ -74,15 +78,15 @@ class Channel:
         """Elements of the tensors that go through the method."""
         return sum(example.numel() for example in self.examples if example.requires_grad)
 
-    def header(self, microbatch: Microbatch, layout: Layout) -> Header:
-        """The planned header of one micro-batch's frame."""
+    def header(self, microbatch: Microbatch, nbytes: int) -> Header:
+        """The header of one micro-batch's frame of `nbytes`."""
         return Header(
             phase=phase_of(microbatch.kind),
             channel=self.name,
             boundary=self.boundary,
             microbatch=microbatch.index,
             step=microbatch.step,
-            length=layout.nbytes - HEADER_BYTES,
+            length=nbytes - HEADER_BYTES,
         )
 
     def key(self, microbatch: Microbatch, tensor: int) -> Key:
@@ -118,14 +122,21 @@ def lay_out(sizes: Sequence[int]) -> Layout:
     """Place payloads of these sizes one after the other behind the header, each at a multiple of 16 bytes."""
     ranges, stop = [], HEADER_BYTES
     for size in sizes:
-        start = math.ceil(stop / ALIGNMENT) * ALIGNMENT
+        start = aligned(stop)
         stop = start + size
         ranges.append((start, stop))
     return Layout(tuple(ranges), stop)
 
 
+def aligned(stop: int) -> int:
+    """Where a payload begins, if the one before it ends at `stop`."""
+    return math.ceil(stop / ALIGNMENT) * ALIGNMENT
+
+
 def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
     """Bytes of one frame, header and padding included, once feedback has visited every row.
+
+    Of a codec whose payloads vary, the bytes that Gaussian data take.
 
     Args:
         examples: the meta tensors that cross; those that need no gradient go as they are.
@@ -145,5 +156,5 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
 
 @lru_cache(maxsize=4096)
 def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    codec = method.codec.bound_to(activations.codec)
-    return size_of(codec, shape, torch.float32 if method.feedback else dtype)
+    codec, coded = method.codec.bound_to(activations.codec), torch.float32 if method.feedback else dtype
+    return round(sent_share(codec, shape, coded) * size_of(codec, shape, coded))

@@ -45,7 +45,10 @@ _DEPARTED = slice(48, 56)
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The header of a frame. Both ends know every field except `nones`, `departed` and `crc32` in advance."""
+    """The header of a frame. Both ends know every field except `nones`, `departed` and `crc32` in advance.
+
+    Of a codec whose payloads vary they know only the largest `length`.
+    """
 
     phase: Phase
     channel: ChannelName
@@ -116,14 +119,18 @@ def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
     replace(header, crc32=checksum(frame[: HEADER_BYTES + header.length], payload=payload)).write(frame)
 
 
-def check(planned: Header, frame: Tensor, *, payload: bool) -> Header:
+def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = False) -> Header:
     """The header of `frame` if it is the planned one; WireError listing every differing field otherwise.
+
+    If `shorter` is true, the plan has the largest length, and a smaller one is right too.
 
     `frame` may be longer than the sent one: a receive buffer holds the largest frame of its channel. Both ends agreed
     whether the checksum covers the payload; the frame cannot change that.
     """
     got = Header.read(frame)
     sender_only = {"nones", "departed", "crc32"}
+    if shorter and got.length <= planned.length:
+        sender_only.add("length")
     wrong = [
         f"{name} {value} where {asdict(planned)[name]} was planned"
         for name, value in asdict(got).items()

@@ -1,17 +1,22 @@
-"""Codecs that send a code for each element and a scale for each block, and the two options that define a block."""
+"""Codecs that send a code for each element and a scale for each block, and the options that they share."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import prod
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, Key, require_floating
+from thinwire.compress.codec import Codec, Key, require_choice, require_floating
 from thinwire.compress.codecs.bits import entropy_with_codes
+from thinwire.compress.codecs.entropy import EntropyCoded, length_of
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
+from thinwire.compress.codecs.huffman import check_installed
 from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
+
+Code = Literal["entropy"]
 
 
 class Blockwise(Codec):
@@ -21,14 +26,31 @@ class Blockwise(Codec):
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None
     """Instead of `per`: how many consecutive elements share one scale."""
+    code: Code | None
+    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", resolve_per(self, self.per, self.group))
+        if self.code is not None:
+            require_choice(self, "code", self.code, get_args(Code))
+            check_installed(self.name)
+
+    @property
+    def varies(self) -> bool:
+        """Whether codes take fewer bits if they are frequent."""
+        return self.code is not None
+
+    def used(self, payload: Tensor) -> int:
+        """How many bytes of a payload are sent."""
+        return length_of(payload) if self.varies and len(payload) else len(payload)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of all scales and of the packed codes, and of outliers; 0 for a tensor without elements."""
+        """The size of all scales and of the packed codes, and of outliers; 0 for a tensor without elements.
+
+        With `code` this is the most, and four bytes more.
+        """
         require_floating(self, dtype)
-        return self._quantizer.nbytes(shape) if prod(shape) else 0
+        return self._complete.nbytes(shape) if prod(shape) else 0
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""
@@ -36,6 +58,9 @@ class Blockwise(Codec):
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of the codes, and the full size of the rest."""
+        coder = self._complete
+        if isinstance(coder, EntropyCoded):
+            payload = coder.plain(payload, prod(shape))
         return entropy_with_codes(payload, self._grid.bits, prod(shape))
 
     @property
@@ -47,11 +72,17 @@ class Blockwise(Codec):
     def _quantizer(self) -> Quantizer:
         return GridQuantizer(self._grid, self._blocks)
 
+    @property
+    def _complete(self) -> Quantizer:
+        """The quantizer, with its codes coded if asked for."""
+        quantizer = self._quantizer
+        return quantizer if self.code is None else EntropyCoded(quantizer, self._grid.bits)
+
     def _blocks(self, shape: Sequence[int]) -> Blocks:
         return blocks_for(self.per, self.group, shape)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        self._quantizer.encode(x, out, key)
+        self._complete.encode(x, out, key)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        self._quantizer.decode(payload, out)
+        self._complete.decode(payload, out)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Words, require_int
-from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.blockwise import Blockwise, Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
 from thinwire.errors import attempt
@@ -44,6 +44,8 @@ class Dither(Blockwise):
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
     """Instead of `per`: how many consecutive elements share one scale."""
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         attempt(lambda: require_int(self, "bits", self.bits, 2, 8), super().__post_init__)

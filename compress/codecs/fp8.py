@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.blockwise import Blockwise, Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
 
@@ -36,6 +36,8 @@ class Float8(Blockwise):
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
     """Instead of `per`: how many consecutive elements share one scale."""
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     @property
     def _grid(self) -> Grid:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Words
+from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
 from thinwire.compress.codecs.clip import MIDRISE, least_square_scale, mean_magnitude
 
@@ -37,6 +37,21 @@ class Grid(ABC):
     """The size of one block's scale in a payload."""
     scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
     """The type of a scale's numbers, of which there are one or more."""
+    scales_are_apart: ClassVar[bool] = True
+    """Whether the bytes of a block's scale depend on no other block."""
+
+    def scales_size(self, count: int) -> int:
+        """Bytes of the scales of `count` blocks."""
+        return count * self.scale_bytes
+
+    def pack_scales(self, scales: Tensor) -> Tensor:
+        """The bytes of `scales`, as `measure` returns them."""
+        return tensor_bytes(scales)
+
+    def unpack_scales(self, packed: Tensor, count: int) -> Tensor:
+        """The scales of `count` blocks in bytes that `pack_scales` wrote."""
+        # Copied, because a payload's bytes may not be aligned for their type.
+        return packed.clone().view(self.scale_dtype).view(count, -1)
 
     @property
     def last(self) -> int:
@@ -162,7 +177,7 @@ class MinMaxGrid(Grid):
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest point, 0 to 2**bits - 1."""
-        lowest, extent = scales[:, :1], scales[:, 1:]
+        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
         steps = (values - lowest).div_(extent.masked_fill(extent == 0, 1.0)).mul_(self.last)
         if noise is not None:
             steps.add_(noise).clamp_(0, self.last)
@@ -175,16 +190,32 @@ class MinMaxGrid(Grid):
 
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Multiply by the range and add the least value."""
-        lowest, extent = scales[:, :1], scales[:, 1:]
+        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
         levels.mul_(extent).add_(lowest)
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, and the largest magnitude."""
-        lowest, extent = scales[:, :1], scales[:, 1:]
+        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
         largest = torch.maximum(lowest.abs(), (lowest + extent).abs())
         step = extent / self.last
         addition = rounding_bound(largest, torch.float32)
         return (step if self.stochastic else step / 2) + float32_slack(extent) + addition, largest
+
+
+class ShortMinMaxGrid(MinMaxGrid):
+    """The same points, with a scale of half the size: the least value and the range as bf16, rounded to hold all.
+
+    So the first and the last point may lie up to 0.8 % of the largest magnitude outside. No value does.
+    """
+
+    scale_bytes = 4
+    scale_dtype = torch.bfloat16
+
+    def measure(self, values: Tensor) -> Tensor:
+        """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""
+        least = values.amin(_OVER_BLOCK)
+        lowest = -_rounded_up(-least)
+        return torch.stack([lowest, _rounded_up(values.amax(_OVER_BLOCK) - lowest.float())], 1)
 
 
 class PointGrid(Grid):
@@ -221,9 +252,14 @@ def largest_magnitude(values: Tensor) -> Tensor:
 
 def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
     """`x`, float32 and not negative, rounded up to bf16; 0 if that is below `smallest`."""
-    nearest = x.bfloat16()
-    above = torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
+    above = _rounded_up(x)
     return above.masked_fill_(above < smallest, 0.0)
+
+
+def _rounded_up(x: Tensor) -> Tensor:
+    """`x`, float32, as the next bf16 that is not below."""
+    nearest = x.bfloat16()
+    return torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
 
 
 def float32_slack(magnitude: Tensor) -> Tensor:

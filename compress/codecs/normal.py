@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import require_choice, require_int
-from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.blockwise import Blockwise, Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -63,6 +63,8 @@ class NormalLevels(Blockwise):
     """Instead of `per`: how many consecutive elements share one scale."""
     rotate: Rotate | None = field(default=None, kw_only=True)
     """`hadamard`: rotate each row before, and back after, so that it is about Gaussian."""
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         attempt(

@@ -4,7 +4,8 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes
 minmax        float32 min, float32 max-min
 
-The options clip, grid, rotate and outliers are in clip.py, grid_with_zero.py, rotation.py and outliers.py.
+The options clip, grid, scale_bits, rotate and outliers are in clip.py, grid_with_zero.py, byte_scales.py, rotation.py
+and outliers.py.
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 from thinwire.compress.codec import CodecError, require_choice, require_int
-from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.blockwise import Blockwise, Code
+from thinwire.compress.codecs.byte_scales import ByteScaledGrid
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -29,6 +31,8 @@ _GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
     {"midrise": AbsMaxGrid, "midtread": MidTreadGrid, "auto": AutoGrid}
 )
 _MOST_BITS_TO_CLIP = 5
+_SCALE_BITS: Mapping[ScaleRule, tuple[int, int]] = MappingProxyType({"absmax": (16, 8), "minmax": (64, 32)})
+"""The bits of a scale that can be asked for, the default first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,11 +65,15 @@ class Quantize(Blockwise):
     """`midrise`: no point is zero; `midtread`: zero is one; `auto`: for each block the one that loses less."""
     clip: Clip | None = field(default=None, kw_only=True)
     """The scale as a share of max|x|, or `mse` for the one that loses least; the few values beyond it are cut."""
+    scale_bits: int | None = field(default=None, kw_only=True)
+    """Bits of a block's scale: 16 or 8 for absmax, 64 or 32 for minmax. The first is the default."""
 
     rotate: Rotate | None = field(default=None, kw_only=True)
     """`hadamard`: rotate each row before, and back after, so that outliers are spread over it."""
     outliers: float | None = field(default=None, kw_only=True)
     """The share of each row's elements, the largest, that is sent apart in bf16, so that the rest has finer steps."""
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         attempt(
@@ -75,6 +83,7 @@ class Quantize(Blockwise):
             super().__post_init__,
             lambda: require_choice(self, "grid", self.grid, get_args(GridPoints)),
             self._check_clip,
+            self._check_scale_bits,
             lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,
         )
@@ -88,6 +97,16 @@ class Quantize(Blockwise):
         if self.outliers is not None and (type(self.outliers) is not float or not 0 < self.outliers <= 0.5):
             raise CodecError(f"q's outliers must be a share above 0 and at most 0.5, got {self.outliers!r}")
 
+    def _check_scale_bits(self) -> None:
+        allowed = _SCALE_BITS.get(self.scale, ())
+        if self.scale_bits is None or not allowed:
+            return
+        if type(self.scale_bits) is not int or self.scale_bits not in allowed:
+            choices = " or ".join(map(str, allowed))
+            raise CodecError(f'q\'s scale_bits must be {choices} for scale="{self.scale}", got {self.scale_bits!r}')
+        if self.scale_bits == 8 and self.grid != "midrise":
+            raise CodecError(f'q\'s scale_bits=8 is for grid="midrise", got grid="{self.grid}"')
+
     def _check_clip(self) -> None:
         if self.clip == "mse":
             if self.bits in range(_MOST_BITS_TO_CLIP + 1, 9):
@@ -97,9 +116,12 @@ class Quantize(Blockwise):
 
     @property
     def _grid(self) -> Grid:
+        stochastic = self.round == "stochastic"
         if self.scale == "minmax":
-            return MinMaxGrid(self.bits, self.round == "stochastic")
-        return _GRIDS[self.grid](self.bits, self.round == "stochastic", self.clip)
+            return (ShortMinMaxGrid if self.scale_bits == 32 else MinMaxGrid)(self.bits, stochastic)
+        if self.scale_bits == 8:
+            return ByteScaledGrid(self.bits, stochastic, self.clip)
+        return _GRIDS[self.grid](self.bits, stochastic, self.clip)
 
     @property
     def _quantizer(self) -> Quantizer:

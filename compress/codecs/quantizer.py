@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key, tensor_bytes
+from thinwire.compress.codec import Key
 from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import Blocks, Stretch
@@ -56,26 +56,32 @@ class GridQuantizer(Quantizer):
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The size of all scales and of the packed codes."""
-        return self._scales_size(self.blocks(shape)) + packed_size(prod(shape), self.grid.bits)
+        return self.grid.scales_size(self.blocks(shape).count) + packed_size(prod(shape), self.grid.bits)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The grid's largest error, plus the rounding of the tensor's dtype."""
         blocks = self.blocks(x.shape)
         values = blocks.view(x.float())
-        error, largest = self.grid.bound(values, self.grid.measure(values))
+        error, largest = self.grid.bound(values, self._sent(self.grid.measure(values)))
         return blocks.spread(error + rounding_bound(largest, x.dtype), x.shape)
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
         blocks, grid, flat = self.blocks(x.shape), self.grid, x.reshape(-1)
-        whole = blocks.are_whole(_PART)
-        scales = grid.measure(blocks.view(x.float())) if not whole else torch.empty(0)
+        by_part = grid.scales_are_apart and blocks.are_whole(_PART)
+        scales_size = grid.scales_size(blocks.count)
+        scales = torch.empty(0)
+        if not by_part:
+            out[:scales_size] = grid.pack_scales(grid.measure(blocks.view(x.float())))
+            scales = grid.unpack_scales(out[:scales_size], blocks.count)
         words = key.words(x.device) if grid.stochastic else None
-        scales_size = self._scales_size(blocks)
         for part in blocks.parts(_PART):
             values = part.view(flat).float()
-            of_part = grid.measure(values) if whole else scales[part.blocks]
-            out[self._scales_place(part)] = tensor_bytes(of_part)
+            if by_part:
+                of_part = grid.measure(values)
+                out[self._scales_place(part)] = grid.pack_scales(of_part)
+            else:
+                of_part = scales[part.blocks]
             codes = grid.codes(values, of_part, None if words is None else grid.noise(values, words))
             codes = codes.view(-1)[: part.stop - part.start]
             pack(codes, grid.bits, out[scales_size:][self._codes_place(part)])
@@ -83,10 +89,8 @@ class GridQuantizer(Quantizer):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
         blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
-        size = self._scales_size(blocks)
-        # Copied, because a payload's bytes may not be aligned for their type.
-        scales = torch.empty(size, dtype=torch.uint8, device=out.device).copy_(payload[:size])
-        scales = scales.view(grid.scale_dtype).view(blocks.count, -1)
+        size = grid.scales_size(blocks.count)
+        scales = grid.unpack_scales(payload[:size], blocks.count)
         levels = _levels(grid, out.device)
         for part in blocks.parts(_PART):
             numel, in_place = part.stop - part.start, out.dtype == torch.float32 and not part.is_padded
@@ -96,6 +100,10 @@ class GridQuantizer(Quantizer):
             if not in_place:
                 saturating_copy(values.view(-1)[:numel], flat[part.start : part.stop])
 
+    def _sent(self, scales: Tensor) -> Tensor:
+        """Scales as they arrive."""
+        return self.grid.unpack_scales(self.grid.pack_scales(scales), len(scales))
+
     def _scales_place(self, part: Stretch) -> slice:
         """Where a part's scales lie in a payload."""
         size = self.grid.scale_bytes
@@ -104,9 +112,6 @@ class GridQuantizer(Quantizer):
     def _codes_place(self, part: Stretch) -> slice:
         """Where a part's codes lie among those of a payload."""
         return slice(packed_size(part.start, self.grid.bits), packed_size(part.stop, self.grid.bits))
-
-    def _scales_size(self, blocks: Blocks) -> int:
-        return blocks.count * self.grid.scale_bytes
 
 
 @cache

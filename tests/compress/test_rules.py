@@ -1,5 +1,7 @@
 """`check` finds each rule that a codec breaks, and none that it keeps."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from support.own_code import add_module
@@ -8,6 +10,7 @@ from thinwire.compress import CodecError, ContractError, check, parse
 KEEPS = ["none", "fp16", "bf16", "fp8", "q(1)", "q(4)", 'q(3, scale="minmax", per="channel")', "q(4, group=5)"]
 KEEPS += ['q(4, rotate="hadamard")', "q(4, outliers=0.05)", 'q(4, round="stochastic")', "dither(4)"]
 KEEPS += ["topk(0.1)", "topk(0.3)", 'topk(0.1, values="q(4)")', "randk(0.1)", "lowrank(2)"]
+KEEPS += ['q(4, code="entropy")', 'fp8(code="entropy")'] if find_spec("zstandard") else []
 
 SIGN = '''
 from dataclasses import dataclass
@@ -53,6 +56,12 @@ BROKEN = {
     def _encode(self, x, out, key, shared): super()._encode(x, out[2:], key, shared); out[:2] = 0
     def _decode(self, payload, out, key, shared): super()._decode(payload[2:], out, key, shared)""",
         "Own must send 0 bytes of a tensor without elements: 2 bytes for float32 [0]",
+    ),
+    "bytes beyond those used": (
+        """
+    varies = True
+    def used(self, payload): return len(payload) // 2""",
+        "Own must decode from the bytes that are used: other bytes are read for float32",
     ),
     "bytes left out": (
         """

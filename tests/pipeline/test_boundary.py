@@ -1,4 +1,6 @@
 import math
+from dataclasses import replace
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -6,9 +8,9 @@ import torch
 
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline import boundary, meters
+from thinwire.pipeline import boundary, frames, meters
 from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
-from thinwire.pipeline.channel import Channel, lay_out
+from thinwire.pipeline.channel import Channel, frame_length, lay_out
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
 from thinwire.pipeline.meters import Meter
@@ -226,3 +228,54 @@ def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypat
     clock.now = 2.0
     receiver.receive(which())
     assert {name: spent for name, spent in meter.seconds.items() if spent} == pytest.approx(parts)
+
+
+CODED = 'q(4, code="entropy")'
+needs_zstandard = pytest.mark.skipif(not find_spec("zstandard"), reason="needs zstandard")
+
+
+@needs_zstandard
+@pytest.mark.parametrize("codec", [CODED, f"ef21({CODED})", f"ef({CODED})"])
+def test_frames_of_an_entropy_coder_are_as_short_as_their_payloads_and_both_ends_count_the_same(codec):
+    described = channel(example(64, 256), example(3, dtype=torch.int64, gradient=False), example(64, 256), codec=codec)
+    plain = channel(*described.examples, codec=codec.replace(', code="entropy"', ""))
+    (sender, receiver, meter, link), (other, its_receiver, _, _) = ends(described), ends(plain)
+    for step in range(3):
+        tensors = (torch.randn(64, 256), torch.arange(3), torch.randn(64, 256))
+        sender.send(which(step=step), tensors)
+        length = HEADER_BYTES + Header.read(link._frames[0]).length
+        got = receiver.receive(which(step=step))
+        other.send(which(step=step), tensors)
+        for mine, theirs in zip(got, its_receiver.receive(which(step=step)), strict=True):
+            assert torch.equal(mine, theirs)
+        assert length < 0.95 * sender.plan(which(step=step)).layout.nbytes
+    assert meter.sent == meter.received
+    assert sender.digests() == receiver.digests() == other.digests()
+
+
+@needs_zstandard
+def test_a_frame_whose_payloads_end_elsewhere_changes_no_buffer():
+    described = channel(example(64, 256), codec=f"ef21({CODED})")
+    sender, receiver, _, link = ends(described)
+    sender.send(which(), (torch.randn(64, 256),))
+    receiver.receive(which())
+    before = receiver.digests()
+    sender.send(which(step=1), (torch.randn(64, 256),))
+    frame = link._frames[0]
+    header = Header.read(frame)
+    frames.seal(replace(header, length=header.length - 8), frame, payload=True)
+    with pytest.raises(WireError, match=r"the frame has \d+ bytes, but its payloads end at \d+"):
+        receiver.receive(which(step=1))
+    assert receiver.digests() == before
+
+
+@needs_zstandard
+def test_predictions_count_what_gaussian_data_take():
+    described = channel(example(64, 256), codec=CODED)
+    sender, _, meter, _ = ends(described)
+    sender.send(which(), (torch.randn(64, 256),))
+    planned = sender.plan(which()).layout.nbytes
+    counted = frame_length(described.examples, described.method, described.method)
+    assert counted < 0.95 * planned
+    assert counted == pytest.approx(meter.total.bytes, rel=0.01)
+    assert frame_length(described.examples, parse("q(4)"), parse("q(4)")) == planned - 4

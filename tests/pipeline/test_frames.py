@@ -165,3 +165,12 @@ def test_without_protected_payloads_the_header_is_protected_still():
     frame[16] ^= 1
     with pytest.raises(WireError, match="step"):
         check(PLANNED, frame, payload=False)
+
+
+def test_a_frame_may_be_shorter_only_where_its_codec_says_so():
+    frame = frame_of(changed(length=PLANNED.length - 8))
+    assert check(PLANNED, frame, payload=True, shorter=True).length == PLANNED.length - 8
+    with pytest.raises(WireError, match=f"length {PLANNED.length - 8} where {PLANNED.length} was planned"):
+        check(PLANNED, frame, payload=True)
+    with pytest.raises(WireError, match=f"length {PLANNED.length + 8} where {PLANNED.length} was planned"):
+        check(PLANNED, frame_of(changed(length=PLANNED.length + 8)), payload=True, shorter=True)

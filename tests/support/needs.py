@@ -13,6 +13,7 @@ CURES = {
     r"docker": "Docker with compose; install docker and its compose plugin",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"pyzmq": "pyzmq; install it with pip install 'thinwire[zmq]'",
+    r"zstandard": "zstandard; install it with pip install 'thinwire[entropy]'",
     r"taskset": "taskset; install util-linux",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"shtab": "shtab; install it with pip install 'thinwire[completion]'",

@@ -138,12 +138,18 @@ class FeedbackTrial:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all payloads of one visit."""
-        return sum(len(payload) for payload in self._payloads[0])
+        """Bytes of all payloads of one visit, as they are sent."""
+        return sum(
+            encoder.used(payload, encoder.plan(microbatch))
+            for encoder, payload, microbatch in zip(
+                self._encoders, self._last_payloads, self._microbatches, strict=True
+            )
+        )
 
     def encode(self) -> None:
         """Do all work of the sender for every message."""
         visit, payloads = self._next("encode")
+        self._last_payloads = payloads
         for index, (encoder, microbatch) in enumerate(zip(self._encoders, self._microbatches, strict=True)):
             message, plan = self._visits[visit][index], encoder.plan(microbatch)
             encoder.settle(encoder.encode(message, payloads[index], _key(index), plan))
@@ -180,7 +186,7 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     trial = Trial(codec, messages)
     trial.encode()
     trial.decode()
-    bits = sum(8 * payload.numel() for payload in trial.payloads)
+    bits = sum(8 * codec.used(payload) for payload in trial.payloads)
     bound = sum(
         codec.entropy_bits(payload, message.shape) for message, payload in zip(messages, trial.payloads, strict=True)
     )

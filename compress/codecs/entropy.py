@@ -1,0 +1,113 @@
+"""The option code="entropy": codes that occur often take fewer bits, so a payload may be shorter than `nbytes`.
+
+payload     | T, uint32 | all of the payload without this option, but its codes | the codes, coded |
+
+T counts all bytes that are sent. The rest, up to `nbytes`, is zeros here and has no meaning there. Where coding makes
+the codes no shorter, they are packed as without this option, and T is `nbytes`.
+
+Symbols are bytes: as many codes as fill one, 1, 2 or 4 bits each; two of 3 bits; else one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import CodecError, Key
+from thinwire.compress.codecs.bits import pack, packed_size, unpack
+from thinwire.compress.codecs.huffman import huffman, unhuffman
+from thinwire.compress.codecs.quantizer import Quantizer
+
+LENGTH_BYTES = 4
+_PAIRED = 3
+"""The width of codes that are coded two by two."""
+
+
+def put_length(length: int, out: Tensor) -> None:
+    """Write how many bytes of a payload are sent, and zeros beyond them."""
+    out[:LENGTH_BYTES] = torch.tensor(list(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
+    out[length:] = 0
+
+
+def length_of(payload: Tensor) -> int:
+    """How many bytes of a payload are sent; CodecError if it says something impossible."""
+    length = int.from_bytes(bytes(payload[:LENGTH_BYTES].tolist()), "little")
+    if not LENGTH_BYTES <= length <= len(payload):
+        raise CodecError(f"a payload's length must be from {LENGTH_BYTES} to {len(payload)}, got {length}")
+    return length
+
+
+@dataclass(frozen=True)
+class EntropyCoded(Quantizer):
+    """A quantizer whose codes, at the end of its payload, are coded by how often they occur."""
+
+    inner: Quantizer
+    bits: int
+    """Bits of a code."""
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The most bytes of a payload."""
+        return LENGTH_BYTES + self.inner.nbytes(shape)
+
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
+        """Write the length, then the inner payload, with its codes coded if that is shorter."""
+        plain = torch.empty(len(out) - LENGTH_BYTES, dtype=torch.uint8, device=x.device)
+        self.inner.encode(x, plain, key)
+        head, codes = self._split(plain, x.numel())
+        coded = huffman(_symbols(codes.cpu(), self.bits, x.numel()))
+        tail = coded if len(coded) < len(codes) else codes
+        start = LENGTH_BYTES + len(head)
+        out[LENGTH_BYTES:start] = head
+        out[start : start + len(tail)] = tail
+        put_length(start + len(tail), out)
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the inner quantizer's decoded tensor into `out`."""
+        self.inner.decode(self.plain(payload, out.numel()), out)
+
+    def plain(self, payload: Tensor, n: int) -> Tensor:
+        """The inner payload, of `n` codes; CodecError if these bytes are no payload."""
+        length, plain = length_of(payload), payload[LENGTH_BYTES:]
+        if length == len(payload):
+            return plain
+        head, _ = self._split(plain, n)
+        coded = payload[LENGTH_BYTES + len(head) : length]
+        return torch.cat([head, _codes(coded.cpu(), self.bits, n).to(head.device)])
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """The inner quantizer's bound: coding loses nothing."""
+        return self.inner.error_bound(x)
+
+    def _split(self, plain: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The inner payload without its codes, and the packed codes."""
+        size = len(plain) - packed_size(n, self.bits)
+        return plain[:size], plain[size:]
+
+
+def _symbols(packed: Tensor, bits: int, n: int) -> Tensor:
+    """The symbols of `n` packed codes: uint8."""
+    if 8 % bits == 0:
+        return packed
+    codes = unpack(packed, bits, n)
+    if bits != _PAIRED:
+        return codes
+    codes = torch.nn.functional.pad(codes, (0, n % 2))
+    return codes[::2] | codes[1::2] << _PAIRED
+
+
+def _codes(coded: Tensor, bits: int, n: int) -> Tensor:
+    """The packed codes whose symbols these bytes code."""
+    if 8 % bits == 0:
+        return unhuffman(coded, packed_size(n, bits))
+    if bits == _PAIRED:
+        pairs = unhuffman(coded, (n + 1) // 2)
+        codes = torch.stack([pairs, pairs >> _PAIRED], 1).view(-1)[:n]
+    else:
+        codes = unhuffman(coded, n)
+    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8)
+    # Masked: bits beyond a code's own would change its neighbours.
+    pack(codes.bitwise_and((1 << bits) - 1), bits, packed)
+    return packed

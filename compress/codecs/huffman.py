@@ -1,0 +1,77 @@
+"""Huffman coding of bytes, by zstandard: what is frequent takes fewer bits.
+
+Measured on packed codes of q(2), q(4) and q(8), a core of a Xeon that copies 4.3 GB/s, in MB/s of codes:
+
+    library                         codes         decodes       size over entropy
+    zstandard                       410 to 500    530 to 640    1.01 to 1.02
+    python-isal, level 1            190 to 440    180 to 250    1.01 to 1.02
+    zlib, Huffman only              50 to 58      106 to 113    1.01
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import CodecError
+
+if TYPE_CHECKING:
+    import zstandard
+
+
+def check_installed(name: str) -> None:
+    """Raise CodecError, which names the codec, if zstandard is not installed."""
+    try:
+        import zstandard  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CodecError(
+            f'{name}\'s code="entropy" needs zstandard, which is not installed; run pip install "thinwire[entropy]"'
+        ) from error
+
+
+def huffman(symbols: Tensor) -> Tensor:
+    """The coded bytes, uint8 [any length], of `symbols`: uint8 [n], n at least 1, on a CPU."""
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(compression_params=_parameters())
+    return torch.frombuffer(bytearray(compressor.compress(symbols.contiguous().numpy().data)), dtype=torch.uint8)
+
+
+def unhuffman(coded: Tensor, n: int) -> Tensor:
+    """The `n` symbols, uint8 [n], that `huffman` coded; CodecError if these bytes are not such a code."""
+    import zstandard
+
+    data = coded.contiguous().numpy().data
+    try:
+        # A size in the frame's header is not ours, and would be allocated unseen.
+        if zstandard.frame_content_size(data) != -1:
+            raise CodecError("a payload's coded symbols must not give their own size")
+        symbols = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompress(data, max_output_size=n)
+    except zstandard.ZstdError as error:
+        raise CodecError(f"a payload's coded symbols cannot be decoded: {error}") from None
+    if len(symbols) != n:
+        raise CodecError(f"a payload must hold {n} coded symbols, got {len(symbols)}")
+    return torch.frombuffer(bytearray(symbols), dtype=torch.uint8)
+
+
+_WINDOW = 1 << 27
+"""The largest window that a frame may ask for; zstandard's own limit."""
+
+
+@cache
+def _parameters() -> zstandard.ZstdCompressionParameters:
+    import zstandard
+
+    # Equal strings are not looked for: codes are close to random, and Huffman's stage is what counts.
+    return zstandard.ZstdCompressionParameters(
+        window_log=17,
+        hash_log=6,
+        chain_log=6,
+        search_log=1,
+        min_match=7,
+        strategy=zstandard.STRATEGY_FAST,
+        write_content_size=0,
+    )

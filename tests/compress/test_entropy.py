@@ -1,0 +1,121 @@
+"""The option code="entropy": the same values in fewer bytes, never more than planned, and no harm from wrong bytes."""
+
+import sys
+
+import pytest
+import torch
+
+from support.codec_contract import assert_contract, documented
+from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip
+from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.quantize import Quantize
+
+zstandard = pytest.importorskip("zstandard")
+
+CODED = [f'q({bits}, code="entropy")' for bits in range(1, 9)]
+CODED += [
+    'nf(3, code="entropy")',
+    'fp8(code="entropy")',
+    'dither(4, code="entropy")',
+    'q(2, per="channel", code="entropy")',
+]
+CODED += ['q(4, rotate="hadamard", outliers=0.01, code="entropy")', 'q(3, scale="minmax", group=5, code="entropy")']
+
+
+def plain(expression):
+    return parse(expression.replace('(code="entropy")', "").replace(', code="entropy"', ""))
+
+
+@pytest.mark.parametrize("expression", CODED)
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (33, 257)])
+def test_values_are_those_without_the_option(expression, shape):
+    x, codec = gaussian(*shape), parse(expression)
+    assert str(codec) == expression
+    assert codec.nbytes(x.shape, x.dtype) == plain(expression).nbytes(x.shape, x.dtype) + 4
+    assert_identical(assert_contract(codec, x, offset=3), roundtrip(plain(expression), x))
+
+
+@pytest.mark.parametrize("expression", CODED)
+def test_nothing_beyond_the_used_bytes_is_read(expression):
+    x, codec = gaussian(40, 512), parse(expression)
+    payload = encode(codec, x)
+    decoded, used = roundtrip(codec, x), codec.used(payload)
+    payload[used:] = 0xA5
+    again = torch.empty_like(x)
+    codec.decode(payload, again, KEY)
+    assert_identical(again, decoded)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
+def test_a_payload_is_near_its_entropy(bits):
+    x, codec = gaussian(128, 1024), Quantize(bits, code="entropy")
+    payload = encode(codec, x)
+    bound = codec.entropy_bits(payload, x.shape) / 8
+    assert bound == pytest.approx(Quantize(bits).entropy_bits(encode(Quantize(bits), x), x.shape) / 8)
+    assert bound <= codec.used(payload) <= 1.03 * bound, codec.used(payload) / bound
+    assert codec.used(payload) < 0.95 * len(payload)
+
+
+def test_codes_that_are_all_as_frequent_take_four_bytes_more():
+    x = torch.linspace(-1, 1, 4096)[torch.randperm(4096, generator=torch.Generator().manual_seed(0))].view(1, -1)
+    payload = encode(Quantize(8, code="entropy"), x)
+    assert Quantize(8, code="entropy").used(payload) == len(payload) == len(encode(Quantize(8), x)) + 4
+
+
+def test_a_codec_without_the_option_uses_all_bytes():
+    for expression in ("none", "q(4)", "topk(0.1)", "lowrank(1)"):
+        codec = parse(expression)
+        assert not codec.varies and codec.used(encode(codec, gaussian(4, 8))) == codec.nbytes((4, 8), torch.float32)
+    assert parse("aqsgd(q(4))").inner.varies is False and parse('aqsgd(q(4, code="entropy"))').inner.varies
+
+
+@pytest.mark.parametrize("expression", CODED)
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_is_a_sentence(expression, seed):
+    codec, x = parse(expression), gaussian(16, 64)
+    payload, out = encode(codec, x), torch.empty_like(x)
+    noise = torch.randint(0, 256, (len(payload),), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    for damaged in (noise, torch.cat([payload[:4], noise[4:]]), torch.zeros_like(payload)):
+        try:
+            codec.decode(damaged, out, KEY)
+        except CodecError as error:
+            assert "payload" in str(error)
+
+
+def test_a_length_beyond_the_payload_is_refused():
+    payload = encode('q(4, code="entropy")', gaussian(8, 64))
+    payload[3] = 1
+    with pytest.raises(CodecError, match=f"a payload's length must be from 4 to {len(payload)}, got 16777"):
+        parse('q(4, code="entropy")').used(payload)
+
+
+def test_codes_that_claim_another_size_are_refused_before_they_take_memory():
+    x, codec = gaussian(8, 512), parse('q(4, code="entropy")')
+    bomb = torch.frombuffer(bytearray(zstandard.compress(bytes(1 << 24))), dtype=torch.uint8)
+    short = torch.frombuffer(
+        bytearray(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100))), dtype=torch.uint8
+    )
+    for symbols, sentence in ((bomb, "must not give their own size"), (short, "must hold 2048 coded symbols, got 100")):
+        payload, start = encode(codec, x), 4 + 2 * 8
+        payload[start : start + len(symbols)] = symbols
+        length = start + len(symbols)
+        payload[:4] = torch.tensor([length & 255, length >> 8, 0, 0], dtype=torch.uint8)
+        with pytest.raises(CodecError, match=sentence):
+            codec.decode(payload, torch.empty_like(x), KEY)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_the_decoder_in_the_documentation_gets_the_same_bytes(bits):
+    x, codec = gaussian(16, 256), Quantize(bits, code="entropy")
+    uncoded = documented("uncoded")
+    assert uncoded(bytes(encode(codec, x).tolist()), bits, x.numel(), 2 * 16) == bytes(
+        encode(Quantize(bits), x).tolist()
+    )
+
+
+def test_without_the_library_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(CodecError, match=r'q\'s code="entropy" needs zstandard, .* pip install "thinwire\[entropy\]"'):
+        parse('q(4, code="entropy")')
+    with pytest.raises(CodecError, match='q\'s code must be one of "entropy", got "huffman"'):
+        Quantize(4, code="huffman")
