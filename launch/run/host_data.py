@@ -2,7 +2,7 @@
 
 Under torchrun each process is a new interpreter, and so are the stages of a launcher that may not be forked. The first
 process that needs the data reads it and writes the file; the others wait for it. All of them map the same pages. The
-file lies in a private folder of the launcher or of torchrun, and goes as soon as all processes have it open.
+file is in a private folder of the launcher or of torchrun. It is removed once all processes have opened it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cells of a study: one run for each row and seed.
 
-FOLDER/cells/ROW/seed-N/    the folder of a run, as any other
-  cell.json                 what made it: fields of the recipe, data, code, machine
+FOLDER/cells/ROW/seed-N/    the folder of a run, like any other
+  cell.json                 what it was made from: fields of the recipe, data, code, machine
   log.txt                   what the run printed
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from thinwire.launch.study.definition import Row, Scale, Study
 
 CHECKPOINTS = ("--checkpoint.every", "1 epoch", "--checkpoint.keep", "1")
-"""How often a cell writes a checkpoint where the study does not say it."""
+"""When a cell writes a checkpoint, if the study does not say it."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Cell:
     seed: int
     folder: Path
     arguments: tuple[str, ...]
-    """The arguments of `thinwire simulate` or `thinwire train` that make it."""
+    """The arguments of `thinwire simulate` or `thinwire train`."""
     asked: tuple[str, ...]
-    """Those of them that the study asks for; they come first."""
+    """The arguments that the study gives; they come first."""
 
     @property
     def name(self) -> str:
-        """What it is called in tables and messages."""
+        """Its name in tables and messages."""
         return f"{self.row}, seed {self.seed}"
 
 
@@ -50,7 +50,7 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
     Args:
         study: the study.
         scale: its scale.
-        folder: where the cells of this scale lie.
+        folder: the folder of the cells of this scale.
         given: options of the command line, for every cell; they come last and override the study's.
     """
     base = scale.recipe or study.recipe
@@ -69,7 +69,7 @@ def _cell(row: str, seed: int, folder: Path, asked: Sequence[str], given: Sequen
 
 
 def _slug(row: str) -> str:
-    """A row's name as a folder's; a few characters of its hash keep names apart that differ in signs alone."""
+    """A folder's name for a row. A few characters of a hash tell rows apart whose names differ only in signs."""
     plain = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-.")[:60]
     digest = hashlib.sha256(row.encode()).hexdigest()[:4]
     return plain if re.sub(r"[ ,]+", "-", row.lower()) == plain else f"{plain}-{digest}"

@@ -1,4 +1,4 @@
-"""Runs cells: so many at once, each in a process of its own, until all have ended or a signal comes."""
+"""Runs cells, several at once, each in its own process, until all have ended or a signal comes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Progress:
 
 
 class View(Protocol):
-    """What shows the cells."""
+    """Shows the cells while they run."""
 
     def update(self, cells: Sequence[Progress]) -> None:
         """Show how far all cells are."""
@@ -103,8 +103,8 @@ def run_cells(
         cells: all cells; brought up to date.
         jobs: how many run at once.
         command: whether a cell is one process or one for each stage.
-        view: is shown the cells all the time.
-        came: signals that this process got so far; the first one stops the cells.
+        view: shows the cells, again and again.
+        came: the signals that this process has got; the first one stops the cells.
     """
     waiting = [progress for progress in cells if progress.status == "waits"]
     running: list[_Job] = []

@@ -1,9 +1,9 @@
-"""Whether a claim holds: paired differences over seeds, against their own spread.
+"""Decides whether a claim holds, by differences of scores over seeds and their spread.
 
-The two scores of a claim are subtracted seed by seed, so that what a seed does to both cancels. The mean of the n
+The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
-mean + t * error < x; otherwise nobody can tell. t is Student's, one-sided at 95 %, with n - 1 degrees of freedom. One
-seed tells nothing.
+mean + t * error < x; otherwise nobody can tell. t is Student's, one-sided at 95 %, with n - 1 degrees of freedom. With
+one seed nobody can tell.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.79
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, and what the cells say to it."""
+    """A claim, and the result of the cells for it."""
 
     claim: Claim
     verdict: Ruling
     seeds: tuple[int, ...]
-    """Those that both sides have a score for."""
+    """The seeds for which both sides have a score."""
     mean: float | None
-    """Of the differences; None without any."""
+    """The mean difference; None if there is no difference."""
     error: float | None
     """The standard error of the mean; None for fewer than two seeds."""
     published: float | None
@@ -46,7 +46,7 @@ class Judged:
 
 
 def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row]) -> Judged:
-    """What the cells say to a claim."""
+    """Judge a claim by the scores of the cells."""
     of, minus = _by_seed(claim.of, results), _by_seed(claim.minus, results)
     seeds = tuple(sorted(of.keys() & minus.keys()))
     differences = [of[seed] - minus[seed] for seed in seeds]

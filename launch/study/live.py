@@ -24,10 +24,10 @@ _ORDER: tuple[Status, ...] = ("failed", "runs", "waits", "finished", "kept")
 
 
 class LiveView:
-    """What a person sees of a study.
+    """Shows a study to a person while it runs.
 
     Args:
-        study: names the score.
+        study: the study, which names the score.
         jobs: how many cells run at once.
         clock: tells seconds.
     """

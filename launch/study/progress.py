@@ -1,4 +1,4 @@
-"""How far a cell is, read from its folder: nothing is asked of the process that runs it."""
+"""How far a cell is, read from its folder. The process that runs the cell is not asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.launch.run.weights import write_whole
 from thinwire.launch.study.check import Checked
 
 State = Literal["finished", "goes on", "begins", "begins anew"]
-"""What becomes of a cell: it is kept, resumed, begun, or begun again because its origin is another one."""
+"""What a study does with a cell: keep it, resume it, begin it, or begin it again because its origin has changed."""
 
 _TAIL = 4096
 """Bytes at the end of a log that hold its last line."""
@@ -22,15 +22,15 @@ _TAIL = 4096
 
 @dataclass(frozen=True)
 class Found:
-    """What a cell's folder holds."""
+    """The state of a cell by its folder."""
 
     state: State
     changed: tuple[str, ...] = ()
-    """Where the origin is another one: the names of the fields that differ."""
+    """The names of the fields of the origin that have changed."""
 
 
 def find(checked: Checked, *, any_code: bool) -> Found:
-    """What becomes of a cell; `any_code` keeps what another version of the code has made."""
+    """The state of a cell; `any_code` keeps cells that another version of the code has made."""
     folder = checked.cell.folder
     saved = read_json(folder / "cell.json").get("origin")
     if saved is None:
@@ -46,13 +46,13 @@ def find(checked: Checked, *, any_code: bool) -> Found:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run has taken all its steps and said so."""
+    """Whether a run has taken all its steps and its summary says so."""
     summary = read_json(folder / "summary.json")
     return bool(summary) and not summary["running"] and summary["steps"] == summary["planned_steps"]
 
 
 def begin(checked: Checked, beside: Mapping[str, Any]) -> None:
-    """Note the origin of a cell in its folder, with what else must be known of it."""
+    """Write the origin of a cell, and the values of `beside`, into its folder."""
     folder = checked.cell.folder
     folder.mkdir(parents=True, exist_ok=True)
     said = {"row": checked.cell.row, "seed": checked.cell.seed, "origin": checked.origin, **beside}
@@ -60,7 +60,7 @@ def begin(checked: Checked, beside: Mapping[str, Any]) -> None:
 
 
 def drop_checkpoints(folder: Path) -> None:
-    """Remove what only an unfinished cell needs."""
+    """Remove the checkpoints of a finished cell."""
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""What finished cells left: scores, bits on the wire, and curves."""
+"""The results of finished cells: scores, bits on the wire, and curves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Result:
     seconds: float
     digest: str
     made: Mapping[str, Any]
-    """What cell.json says."""
+    """The values of cell.json."""
 
 
 @dataclass(frozen=True)
