@@ -12,6 +12,7 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType, UnionType
@@ -116,6 +117,7 @@ def packaged_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
 
 
+@cache
 def make_parser(prog: str) -> ArgumentParser:
     """A parser with an option for every field of a recipe, under its dotted name."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
