@@ -95,14 +95,21 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
-    def save(self, step: int, collect: Callable[[], Mapping[int, StageState]]) -> None:
+    def save(
+        self, step: int, collect: Callable[[], Mapping[int, StageState]], logged: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until the checkpoint before is complete, copy the state of the stages, and write it during training.
+
+        Args:
+            step: optimizer steps done.
+            collect: copies the state of the stages.
+            logged: waits until other files that the checkpoint needs are on their disks; called on another thread.
 
         Raises:
             CheckpointError: the checkpoint before could not be written.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(step, collect()), name=f"checkpoint {step}")
+        self._thread = threading.Thread(target=self._run, args=(step, collect(), logged), name=f"checkpoint {step}")
         self._thread.start()
 
     def wait(self) -> None:
@@ -140,8 +147,9 @@ class Checkpoints:
                 _remove(path / _MANIFEST)
                 self._delete(path)
 
-    def _run(self, step: int, states: Mapping[int, StageState]) -> None:
+    def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None]) -> None:
         try:
+            logged()
             self._write(step, states)
         except Exception as error:
             self._failure = error

@@ -32,7 +32,7 @@ from thinwire.pipeline.errors import OptionsError
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
 """Fields that change nothing in the training: the names of a run, and its folder."""
-HARMLESS = ("save_every", "wait_for_space", "checkpoint.", "wire.", "debug.")
+HARMLESS = ("save_every", "wait_for_space", "rotate_logs", "checkpoint.", "wire.", "debug.")
 """Beginnings of the fields that no loss depends on."""
 COMPRESSION = "compression."
 SEED = "training.seed"

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from thinwire.launch.report.timeline import read_traces
+from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.tracer import StageTrace
@@ -84,7 +85,10 @@ def _read_run(folder: Path) -> RunFiles:
             return None
 
     summary, recipe = part("summary.json", json.loads), part("recipe.yaml", str)
-    steps, evaluations = part("metrics.jsonl", _json_lines), part("evaluations.jsonl", _json_lines, missing=[])
+    steps, evaluations = (
+        [line for piece in pieces(folder / name) for line in part(piece.name, _json_lines, missing) or ()]
+        for name, missing in (("metrics.jsonl", None), ("evaluations.jsonl", []))
+    )
     wanted = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
     if isinstance(summary, Mapping) and (lacking := [name for name in wanted if name not in summary]):
         mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")

@@ -22,6 +22,7 @@ from pathlib import Path
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.launch.run.heartbeat.silence import sentence
+from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.parent import STOPPED
 from thinwire.launch.shared.exit_codes import StoppedError, ended
 from thinwire.models.errors import ModelError
@@ -29,7 +30,16 @@ from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteEr
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
-_LASTING = (CodecError, StoreError, ModelError, OptionsError, MismatchError, NonFiniteError, CheckpointError)
+_LASTING = (
+    CodecError,
+    StoreError,
+    ModelError,
+    OptionsError,
+    MismatchError,
+    NonFiniteError,
+    CheckpointError,
+    OutputError,
+)
 """Errors that a restart cannot solve."""
 
 _KINDS = {PeerError: "peer", StoppedError: "saved"}

@@ -19,6 +19,7 @@ WITHOUT_EFFECT = (
     "output",
     "save_every",
     "wait_for_space",
+    "rotate_logs",
     "checkpoint.",
     "wire.",
     "debug.",

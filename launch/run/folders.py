@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.weights import newest, remove_leftovers
@@ -76,9 +77,7 @@ def held(folder: Path) -> Iterator[int]:
 
 def _holds_run(folder: Path) -> bool:
     """Whether the folder has results of a run. A run that failed before its first step has none."""
-    metrics = folder / "metrics.jsonl"
-    steps = metrics.is_file() and metrics.stat().st_size > 0
-    return steps or (folder / "summary.json").is_file() or newest(folder) is not None
+    return not is_empty(folder / "metrics.jsonl") or (folder / "summary.json").is_file() or newest(folder) is not None
 
 
 def _replacing_by_smoke(folder: Path) -> str | None:

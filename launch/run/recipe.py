@@ -7,6 +7,7 @@ gathered here and raised together, before any process group starts.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from argparse import ArgumentError
@@ -64,6 +65,9 @@ class Recipe:
     """Steps between saves of the weights; 0 saves only at the end."""
     wait_for_space: float = 3600.0
     """Seconds that a run waits for space if a disk is full at a save, with its weights in memory; 0 stops at once."""
+    rotate_logs: float = 64.0
+    """Megabytes that metrics.jsonl, and each file of TensorBoard's curves, may have before a new one begins; 0 for no
+    limit. Older lines stay in metrics-00001.jsonl and so on."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
@@ -87,6 +91,8 @@ class Recipe:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
         if not 0 <= self.wait_for_space <= MOST_WAITING:
             mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
+        if not 0 <= self.rotate_logs < math.inf:
+            mistakes.append(f"rotate_logs must be a number of megabytes, or 0, got {self.rotate_logs}")
         unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
         if unknown:
             mistakes.append(

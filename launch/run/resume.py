@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,16 @@ _MAY_CHANGE = (
     "pipeline.layers",
 )
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the run itself gives a checkpoint, besides the state of its stages."""
+
+    values: Mapping[str, Any]
+    """JSON values."""
+    logged: Callable[[], None]
+    """Waits until the log of the run is on its disk; called once, while training goes on."""
 
 
 class Resumption:
@@ -107,12 +117,12 @@ class Resumption:
             self._trainer.resume_model(self._checkpoints.folder, self._manifest)
             self._checkpoints.discard_after(-1)
 
-    def save(self, done: int, said: Mapping[str, Any]) -> None:
-        """Write a checkpoint while training goes on; `said` holds the values of the run itself, as JSON values."""
+    def save(self, done: int, said: Said) -> None:
+        """Write a checkpoint while training goes on."""
         self._last_saved = done
-        self._checkpoints.save(done, lambda: self._collect(said))
+        self._checkpoints.save(done, lambda: self._collect(said.values), said.logged)
 
-    def finish(self, done: int, said: Mapping[str, Any]) -> None:
+    def finish(self, done: int, said: Said) -> None:
         """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
         if self._options.wanted and self._last_saved != done:
             self.save(done, said)
@@ -123,7 +133,7 @@ class Resumption:
         self._asked_to_stop = self._options.wanted
         return self._asked_to_stop
 
-    def stop_if_asked(self, done: int, said: Callable[[], Mapping[str, Any]]) -> None:
+    def stop_if_asked(self, done: int, said: Callable[[], Said]) -> None:
         """Where any process was asked to stop, write a checkpoint in all of them and stop; collective.
 
         Raises:

@@ -48,13 +48,15 @@ class Room:
         """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""
         check_space(self._everyone(self._stores()))
 
-    def wait(self, trouble: str | None) -> bool:
-        """Wait until the weights fit on every disk. False if the run has waited as long as it may. Collective.
+    def wait(self, trouble: str | None, unwritten: int) -> bool:
+        """Wait until weights and metrics fit on every disk. False if the run has waited as long as it may. Collective.
 
-        `trouble` is a sentence that says why this process cannot write its weights; None if it can.
+        Args:
+            trouble: a sentence that says what this process cannot write, and why; None if it can.
+            unwritten: bytes of metrics that are not written yet.
         """
         folder = self._recipe.folder.absolute() / "weights"
-        nbytes = self._weight_bytes()
+        nbytes = self._weight_bytes() + unwritten
         if trouble is not None and self._rounds:
             print(
                 f"{trouble}\nThe weights stay in memory, and the run waits {self._rounds * POLL_SECONDS:.0f} s: free "
@@ -67,7 +69,8 @@ class Room:
             # count rounds, not seconds: every process must take the same number of rounds
             self._rounds -= 1
             time.sleep(POLL_SECONDS)
-            if not shortages(self._everyone(self._weights(1))):
+            metrics = needs_of("metrics", [(unwritten, self._recipe.folder / "new")])
+            if not shortages(self._everyone([*metrics, *self._weights(1)])):
                 return True
         return False
 

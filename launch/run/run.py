@@ -16,9 +16,9 @@ from thinwire.compress import parse
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.layer_times import uneven_cut
+from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.outputs import (
-    MetricsLog,
     OutputError,
     save_picture,
     save_recipe,
@@ -27,7 +27,7 @@ from thinwire.launch.run.outputs import (
     writing,
 )
 from thinwire.launch.run.recipe import dump
-from thinwire.launch.run.resume import Resumption
+from thinwire.launch.run.resume import Resumption, Said
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import module_of, stage_report, summarize
@@ -63,7 +63,9 @@ class Run:
         self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()
         self._times = Times(self._resumption.saved.get("seconds", {}))
-        self._log = MetricsLog(self.recipe.folder, self._resumption.first) if self.trainer.has_last else None
+        self._log: MetricsLog | None = None
+        if self.trainer.has_last:
+            self._log = MetricsLog(self.recipe.folder, self._resumption.first, self.recipe.rotate_logs)
         self._done: int | None = None
 
     @property
@@ -122,8 +124,9 @@ class Run:
         if self._automatic is not None:
             self._automatic.end_step()
         if self._log is not None:
-            with writing(self.recipe.folder):
-                self._log.step(record)
+            self._log.step(record)
+            if news := self._log.news():
+                self._line.say(news)
             self._line.step(record)
         if self.recipe.training.evaluates_after(done, self._steps_per_epoch):
             self._evaluate(done)
@@ -154,15 +157,16 @@ class Run:
         if self._automatic is not None and saved:
             self._automatic.load_state_dict(saved["measured"])
 
-    def _said(self) -> dict[str, Any]:
-        """The values of the run itself for a checkpoint, as JSON values. The log is on its disk when this returns."""
-        if self._log is not None:
-            self._log.sync()
-        return {
+    def _said(self) -> Said:
+        """What the run itself gives a checkpoint."""
+        with writing(self.recipe.folder):
+            logged = self._log.written() if self._log is not None else lambda: None
+        values = {
             "seconds": self._times.state_dict(),
             "choices": [asdict(choice) for choice in self._choices],
             "measured": [] if self._automatic is None else self._automatic.state_dict(),
         }
+        return Said(values, logged)
 
     def _choose(self, automatic: Automatic, done: int) -> None:
         """After the last measured step, give automatic channels their codecs. Before it, go on measuring."""
@@ -223,8 +227,7 @@ class Run:
         with self._times.spent_on("evaluation"):
             scores = evaluate(self.trainer, self._held_out, lambda: evaluation_batches(count, size), mask_padding)
         if self._log is not None and scores is not None:
-            with writing(self.recipe.folder):
-                self._log.evaluation(done, scores)
+            self._log.evaluation(done, scores)
             self._line.evaluation(done, scores)
 
     def _save(self, done: int) -> dict[str, Any] | None:
@@ -241,7 +244,7 @@ class Run:
         mine = self._write_set(saving, summary)
         while trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
             saving.discard()
-            if not self._room.wait(mine):
+            if not self._room.wait(mine, 0 if self._log is None else self._log.waiting):
                 raise OutputError(trouble)
             mine = self._write_set(saving, summary)
         with writing(self.recipe.folder):
@@ -251,7 +254,12 @@ class Run:
         return summary
 
     def _write_set(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
-        """Write the weights of this process's stages, and its summary; the reason in a sentence if that fails."""
+        """Write the metrics, the weights of this process's stages, and its summary; the reason if that fails."""
+        try:
+            if self._log is not None:
+                self._log.sync()
+        except OSError as error:
+            return f"the metrics cannot be saved in {self.recipe.folder}: {error.strerror or error}; free some space"
         for stage in self.trainer.stages:
             try:
                 saving.write(stage.stage_index, module_of(stage).full_state())
@@ -281,7 +289,7 @@ class Run:
             done=done,
             codec_of=lambda boundary, channel: str(self._wire.compression.method(boundary, channel)),
             times=self._times,
-            losses=self._log.losses,
+            train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choices,
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
+from thinwire.launch.run.logs.files import read_lines
 from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, weight_file
@@ -173,10 +174,7 @@ class SavedCheckpoint:
     @property
     def held_out(self) -> dict[str, Any]:
         """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
-        path = self.run / "evaluations.jsonl"
-        lines = (
-            [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-        )
+        lines = read_lines(self.run / "evaluations.jsonl")
         found: dict[str, Any] = next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
         return {name: scores for name, scores in found.items() if name != "step"}
 

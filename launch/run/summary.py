@@ -46,7 +46,7 @@ def summarize(
     done: int,
     codec_of: Callable[[int, ChannelName], str],
     times: Times,
-    losses: Sequence[tuple[int, float]],
+    train_loss: float | None,
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
 ) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def summarize(
         done: the number of steps done.
         codec_of: (boundary, channel) -> the expression of its codec.
         times: the seconds of the run so far.
-        losses: (step, training loss).
+        train_loss: the training loss of the last step.
         evaluations: (steps done, scores by compression).
         choices: the choices of auto.
     """
@@ -73,7 +73,7 @@ def summarize(
         "planned_steps": recipe.training.steps,
         "seconds": times.all,
         **{f"{purpose}_seconds": seconds for purpose, seconds in times.seconds.items()},
-        "train_loss": losses[-1][1] if losses else None,
+        "train_loss": train_loss,
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.run.weights import write_whole
 from thinwire.launch.study.check import Checked
 
@@ -66,7 +67,7 @@ def drop_checkpoints(folder: Path) -> None:
 
 def steps_done(folder: Path) -> int:
     """Optimizer steps that a run has logged so far."""
-    line = last_line(folder / "metrics.jsonl")
+    line = next((line for piece in reversed(pieces(folder / "metrics.jsonl")) if (line := last_line(piece))), "")
     try:
         return int(json.loads(line)["step"]) + 1 if line else 0
     except (ValueError, KeyError):  # a line that is being written

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.launch.run.logs.files import read_lines
 from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import MODES, Mode, Study
 from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done
@@ -93,16 +93,12 @@ def _why(folder: Path) -> str:
 def score_curve(study: Study, cell: Cell, mode: Mode) -> CurvePoints:
     """The held-out score over optimizer steps."""
     factor = 100.0 if study.unit == "%" else 1.0
-    lines = _lines(cell.folder / "evaluations.jsonl")
+    lines = read_lines(cell.folder / "evaluations.jsonl")
     scored = [(line["step"], line.get(mode, {}).get(study.score)) for line in lines]
     return [(float(step), factor * value) for step, value in scored if value is not None]
 
 
 def loss_curve(cell: Cell) -> CurvePoints:
     """The training loss over optimizer steps."""
-    lines = _lines(cell.folder / "metrics.jsonl")
+    lines = read_lines(cell.folder / "metrics.jsonl")
     return [(float(line["step"] + 1), line["loss"]) for line in lines if line["loss"] is not None]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

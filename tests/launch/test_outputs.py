@@ -1,31 +1,217 @@
-"""The files that a run writes, when they cannot be written."""
+"""The logs of a run: numbered files when they are large, and what a full disk does to them."""
 
-import shutil
-import threading
+import errno
+import json
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from thinwire.launch.run.outputs import MetricsLog
+from support.recipe_runs import SHORT, TINY
+from support.small_disk import mounted
+from support.tiny_run import ran, write_recipe
+from thinwire.launch import cli
+from thinwire.launch.report.reading import read
+from thinwire.launch.run import room
+from thinwire.launch.run.logs import files
+from thinwire.launch.run.logs.files import LogFile, keep_lines, number, pieces, read_lines
+from thinwire.launch.run.logs.metrics import MetricsLog
+from thinwire.launch.run.room import Room
+from thinwire.launch.study.progress import steps_done
+from thinwire.pipeline.trainer import StepRecord
 
 
-def test_an_error_of_tensorboard_is_raised_to_the_run_without_a_traceback(tmp_path, monkeypatch):
-    """On a full disk, a traceback of the thread that writes points stood before the sentence of the run."""
-    printed = []
-    monkeypatch.setattr(threading, "excepthook", printed.append)
-    log = MetricsLog(tmp_path)
-    shutil.rmtree(tmp_path / "tensorboard")
-    log.recipe("name: x")
-    with pytest.raises(FileNotFoundError, match="tensorboard"):
+def entry(step):
+    return (json.dumps({"step": step}) + "\n").encode()
+
+
+def filled(path, steps, limit=30):
+    """A log of lines of 12 bytes, two to a file."""
+    log = LogFile(path, limit, number)
+    for step in steps:
+        log.add(entry(step))
+    log.close()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_large_log_is_closed_and_numbered(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    filled(path, range(5))
+    assert names(tmp_path) == ["metrics-00001.jsonl", "metrics-00002.jsonl", "metrics.jsonl"]
+    assert [piece.read_bytes() for piece in pieces(path)] == [
+        entry(0) + entry(1),
+        entry(2) + entry(3),
+        entry(4),
+    ]
+    filled(path, [5, 6])
+    assert [line["step"] for line in read_lines(path)] == list(range(7))
+    assert names(tmp_path)[2] == "metrics-00003.jsonl"
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_lines_that_stay_are_kept_over_all_files(tmp_path, first):
+    path = tmp_path / "metrics.jsonl"
+    filled(path, range(7))
+    with path.open("a") as file:
+        file.write('{"step": 7')
+    kept = keep_lines(path, lambda line: line["step"] < first)
+    assert [line["step"] for line in kept] == [line["step"] for line in read_lines(path)] == list(range(first))
+    assert all(piece == path or piece.stat().st_size for piece in pieces(path))
+    filled(path, range(first, 9))
+    assert [line["step"] for line in read_lines(path)] == list(range(9))
+
+
+class Full:
+    """A disk that takes some bytes more, a part of an entry too."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, content):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self.file.write(content[: self.room])
+        self.room -= taken
+        return taken
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_entries_without_room_wait_in_order_and_no_part_of_one_is_written(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = LogFile(path, 0, number)
+    log._file = Full(log._file, 20)
+    for step in range(4):
+        log.add(entry(step))
+    assert path.read_bytes() == entry(0)
+    assert log.waiting == 3 * len(entry(0))
+    with pytest.raises(OSError, match="No space left"):
+        log.sync()
+    log._file.room = 10**6
+    log.add(entry(4))
+    assert log.waiting == 0
+    assert path.read_bytes() == b"".join(map(entry, range(5)))
+
+
+def test_a_next_file_that_cannot_begin_is_tried_again(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    log = LogFile(path, 12, number, lambda: b"\n")
+    real, refusals = files.Path.open, [OSError(errno.ENOSPC, "No space left on device")] * 2
+
+    def full(*arguments, **named):
+        if refusals:
+            raise refusals.pop()
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(files.Path, "open", full)
+    for step in range(4):
+        log.add(entry(step))
+    log.close()
+    assert [line["step"] for line in read_lines(path)] == list(range(4))
+    assert not refusals and len(pieces(path)) == 4
+
+
+def record(step):
+    return StepRecord(
+        step=step,
+        epoch=0,
+        loss=1.0 + step,
+        lr=0.1,
+        grad_norm=None,
+        seconds=0.5,
+        samples=8,
+        sections={"compute": 0.1},
+        bytes=100,
+        uncompressed=400,
+    )
+
+
+def test_tensorboard_reads_the_files_of_one_run_as_one(tmp_path):
+    for first, last in ((0, 6), (4, 9)):
+        log = MetricsLog(tmp_path, first, limit=0.001)
+        log.recipe("name: x")
+        for step in range(first, last):
+            log.step(record(step))
         log.close()
-    assert printed == []
-    other = threading.Thread(target=lambda: 1 / 0)
-    other.start()
-    other.join()
-    assert [failed.exc_type for failed in printed] == [ZeroDivisionError]
+    assert len(names(tmp_path / "tensorboard")) > 2
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    points = [(point.step, point.value) for point in events.Scalars("train/loss")]
+    assert points == [(step, 1.0 + step) for step in range(9)]
+    assert "recipe/text_summary" in events.Tags()["tensors"]
+    assert log.losses == points
 
 
-def test_a_log_that_is_closed_leaves_no_trace_in_threads(tmp_path, monkeypatch):
-    hook = print
-    monkeypatch.setattr(threading, "excepthook", hook)
-    MetricsLog(tmp_path).close()
-    assert threading.excepthook is hook
+@pytest.mark.slow
+def test_a_run_with_numbered_logs_goes_on_and_is_reported_as_any_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    same = ["--training.evaluate_every", "1 steps", "--optimizer.schedule", "constant"]
+    options = ["--rotate_logs", "0.001", "--checkpoint.every", "2 steps", *same]
+    ran("--output", "run", "--training.steps", "5", *options)
+    folder = ran("--output", "run", "--training.steps", "9", *options).recipe.folder
+    assert len(pieces(folder / "metrics.jsonl")) > 2
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == list(range(9))
+    assert steps_done(folder) == 9
+    whole = ran("--output", "whole", "--training.steps", "9", *same).recipe.folder
+    (one, other), _ = read([folder, whole])
+    assert [line["loss"] for line in one.steps] == [line["loss"] for line in other.steps]
+    assert one.evaluations == other.evaluations
+    assert one.summary["train_loss"] == other.summary["train_loss"] == one.steps[-1]["loss"]
+
+
+def fill(disk):
+    """Take all room of a small disk; the file that takes it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    return ballast
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_while_training_holds_up_neither_steps_nor_their_numbers(tmp_path, monkeypatch, capsys):
+    """A line of metrics that did not fit ended the run."""
+    options = [*TINY["gpt2-tiny"], *SHORT, "--training.steps", "6", "--wait_for_space", "1"]
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(Room, "check", lambda room: None)
+    step, ballast = MetricsLog.step, []
+
+    def filling(log, record):
+        if record.step == 1:
+            ballast.append(fill(disk))
+        step(log, record)
+
+    monkeypatch.setattr(MetricsLog, "step", filling)
+    monkeypatch.setattr(room.time, "sleep", lambda seconds: ballast[0].unlink(missing_ok=True))
+    with mounted(tmp_path / "disk", "size=32m") as disk:
+        assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 0
+        said = capsys.readouterr()
+        assert "is full: the metrics stay in memory and training goes on" in said.out
+        assert "the metrics cannot be saved in" in said.err and "Traceback" not in said.err
+        assert [line["step"] for line in read_lines(disk / "metrics.jsonl")] == list(range(6))
+        assert json.loads((disk / "summary.json").read_text())["running"] is False
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_needs_metrics_on_a_full_disk_ends_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Room, "check", lambda room: None)
+    step = MetricsLog.step
+
+    def filling(log, record):
+        if record.step == 0:
+            fill(disk)
+        step(log, record)
+
+    monkeypatch.setattr(MetricsLog, "step", filling)
+    with mounted(tmp_path / "disk", "size=32m") as disk:
+        options = [*TINY["gpt2-tiny"], *SHORT, "--training.steps", "6", "--checkpoint.every", "4 steps"]
+        assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 1
+        said = capsys.readouterr().err
+        assert "must have room for the files of the run" in said and "Traceback" not in said

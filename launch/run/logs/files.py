@@ -1,0 +1,175 @@
+"""Files that only grow. A full disk holds nothing up, and a large file is closed and numbered.
+
+    metrics-00001.jsonl    closed, the oldest lines
+    metrics-00002.jsonl    closed
+    metrics.jsonl          the newest lines
+
+A closed file does not change while the run goes on. Entries that the disk has no room for stay in memory, in order,
+until it has. No file holds a part of an entry.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.run.weights import write_whole
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+"""Errors of a disk that is full, over its quota, or read-only."""
+
+
+class LogFile:
+    """A file that grows by whole entries.
+
+    Args:
+        path: the file. If it exists, it grows from its end.
+        limit: bytes that a file may have before the next one begins; 0 for no limit.
+        follow: makes room for the next file, and returns its path; the argument is the path of the one that is full.
+        begin: what every file begins with.
+    """
+
+    def __init__(
+        self, path: Path, limit: int, follow: Callable[[Path], Path], begin: Callable[[], bytes] = bytes
+    ) -> None:
+        self._path, self._limit, self._follow, self._begin = path, limit, follow, begin
+        self._file = path.open("ab", buffering=0)
+        self._size = self._file.tell()
+        self._empty = 0  # the size of a file with no entries
+        self._torn = False
+        self._waiting: deque[bytes] = deque()
+        if not self._size:
+            self._empty = len(header := begin())
+            self.add(header)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the disk has had no room for so far."""
+        return sum(map(len, self._waiting))
+
+    def add(self, entry: bytes) -> None:
+        """Add an entry; if the disk is full, the entry waits in memory."""
+        self._waiting.append(entry)
+        try:
+            self.write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+
+    def written(self) -> Callable[[], None]:
+        """Write what waits. What is returned waits until the disk has it; call it once, on any thread.
+
+        Raises:
+            OSError: there is no room.
+        """
+        self.write()
+        return partial(_sync_and_close, os.dup(self._file.fileno()))
+
+    def sync(self) -> None:
+        """Write what waits, and wait until every entry is on the disk. OSError if there is no room for them."""
+        self.written()()
+
+    def close(self) -> None:
+        """Write what waits, and close the file. OSError if there is no room."""
+        with self._file:
+            self.sync()
+
+    def write(self) -> None:
+        """Write what waits. OSError if there is no room for it."""
+        while self._waiting:
+            if self._limit and self._size > self._empty and self._size + len(self._waiting[0]) > self._limit:
+                self._begin_next()
+            self._append(self._waiting[0])
+            self._waiting.popleft()
+
+    def _begin_next(self) -> None:
+        os.fsync(self._file.fileno())
+        self._path = self._follow(self._path)
+        fresh = self._path.open("ab", buffering=0)
+        self._file.close()
+        self._waiting.appendleft(header := self._begin())
+        self._file, self._size, self._empty = fresh, 0, len(header)
+
+    def _append(self, entry: bytes) -> None:
+        self._mend()
+        left = memoryview(entry)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._torn = True
+            self._mend()
+            raise
+        self._size += len(entry)
+
+    def _mend(self) -> None:
+        """Cut off the part of an entry."""
+        if self._torn:
+            self._file.truncate(self._size)
+            self._torn = False
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def number(path: Path) -> Path:
+    """Give a full file its number; its own path is that of the next file."""
+    with suppress(FileNotFoundError):  # it has its number, but the disk had no room for the next file
+        path.rename(next(place for index in count(1) if not (place := _numbered(path, index)).exists()))
+    return path
+
+
+def pieces(path: Path) -> list[Path]:
+    """The files of a log, the oldest first; the last one is the path itself, even where nothing is there."""
+    numbered = sorted(path.parent.glob(f"{path.stem}-[0-9]*{path.suffix}"))
+    return [*numbered, path] if path.exists() or not numbered else numbered
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a log has no lines."""
+    return not any(piece.is_file() and piece.stat().st_size for piece in pieces(path))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The values of all whole lines of a log of JSON; none if there is no log."""
+    return [values for piece in pieces(path) if piece.exists() for _, values in _parsed(piece.read_text())]
+
+
+def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Remove the last lines of a log of JSON; the values of the lines that stay.
+
+    The newest file is written again, even where all its lines stay: the end of a line may be missing.
+    """
+    kept: list[dict[str, Any]] = []
+    for piece in reversed(pieces(path)):
+        lines = list(_parsed(piece.read_text())) if piece.exists() else []
+        staying = [(line, values) for line, values in lines if stays(values)]
+        if piece == path or 0 < len(staying) < len(lines):
+            write_whole(piece, "".join(f"{line}\n" for line, _ in staying))  # a kill from here on loses no line
+        elif not staying:
+            piece.unlink()
+        kept = [values for _, values in staying] + kept
+    return kept
+
+
+def _parsed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The whole lines of a text, and their values."""
+    for line in text.splitlines():
+        with suppress(ValueError):  # only a part of the last line was written
+            yield line, dict(json.loads(line))
+
+
+def _numbered(path: Path, index: int) -> Path:
+    return path.with_stem(f"{path.stem}-{index:05d}")

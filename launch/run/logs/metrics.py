@@ -1,0 +1,159 @@
+"""The log of a run: one line of JSON, and points of TensorBoard's curves, for every step and every evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from thinwire.launch.run.logs.curves import Curves
+from thinwire.launch.run.logs.files import LogFile, keep_lines, number
+from thinwire.pipeline.evaluation import Compression, Score
+from thinwire.pipeline.trainer import StepRecord
+
+MEGABYTE = 1_000_000
+
+
+class MetricsLog:
+    """The log of a run.
+
+    A full disk does not stop it: what cannot be written stays in memory until it can.
+
+    Args:
+        folder: that of the run.
+        first: the step that the run goes on from; the lines of the steps before it stay.
+        limit: megabytes that a file may have before the next one begins; 0 for no limit.
+    """
+
+    def __init__(self, folder: Path, first: int = 0, limit: float = 0.0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not first:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
+        self._folder, nbytes = folder, int(limit * MEGABYTE)
+        steps = keep_lines(folder / "metrics.jsonl", lambda line: line["step"] < first)
+        evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= first)
+        self._lines = LogFile(folder / "metrics.jsonl", nbytes, number)
+        self._evaluation_lines = LogFile(folder / "evaluations.jsonl", nbytes, number)
+        self._curves = Curves(folder / "tensorboard", nbytes, first)
+        self._files = (self._lines, self._evaluation_lines, self._curves.file)
+        self._waited = False
+        # 16 bytes a step: a run may have millions
+        self._steps = array("q", [line["step"] for line in steps])
+        self._losses = array("d", [_with_nan(line["loss"]) for line in steps])
+        self.evaluations: list[tuple[int, dict[Compression, Score]]] = [
+            (line["step"], {kind: _score(line[kind]) for kind in get_args(Compression)}) for line in evaluations
+        ]
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """(step, training loss) of every step."""
+        return list(zip(self._steps, self._losses, strict=True))
+
+    @property
+    def last_loss(self) -> float | None:
+        """The training loss of the last step; None before the first."""
+        return self._losses[-1] if self._losses else None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the disk has had no room for so far."""
+        return sum(file.waiting for file in self._files)
+
+    def news(self) -> str | None:
+        """A sentence when the disk begins to lack room, and when it has room again; else None."""
+        waited, self._waited = self._waited, self.waiting > 0
+        if self._waited and not waited:
+            return (
+                f"the disk of {self._folder} is full: the metrics stay in memory and training goes on; free some space "
+                f"before the next save or checkpoint, which needs it"
+            )
+        if waited and not self._waited:
+            return f"the disk of {self._folder} has room again, and all metrics are on it"
+        return None
+
+    def recipe(self, text: str) -> None:
+        """Add the recipe to TensorBoard, as YAML."""
+        self._curves.text("recipe", f"```yaml\n{text}```")
+
+    def step(self, record: StepRecord) -> None:
+        """Log a training step."""
+        values = asdict(record)
+        self._lines.add(_line(values))
+        points = {f"train/{name}": values[name] for name in ("loss", "lr", "grad_norm") if values[name] is not None}
+        points |= {
+            "train/samples_per_second": record.samples / record.seconds,
+            "train/seconds": record.seconds,
+            "bytes/frames": record.bytes,
+            "bytes/tensors in them": record.uncompressed,
+        }
+        for name, seconds in record.sections.items():
+            points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
+        self._curves.add(record.step, points)
+        if record.loss is not None:
+            self._steps.append(record.step)
+            self._losses.append(record.loss)
+
+    def evaluation(self, step: int, scores: dict[Compression, Score]) -> None:
+        """Log an evaluation after `step` steps."""
+        self.evaluations.append((step, scores))
+        values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
+        self._evaluation_lines.add(_line({"step": step} | values))
+        points = {
+            f"held-out/{name} compression {mode}": value
+            for mode, score in scores.items()
+            for name, value in {"loss": score.loss, **score.metrics}.items()
+        }
+        self._curves.add(step, points)
+
+    def written(self) -> Callable[[], None]:
+        """Write what waits. What is returned waits until the disk has every line; call it once, on any thread.
+
+        Raises:
+            OSError: there is no room.
+        """
+        waits = self._lines.written(), self._evaluation_lines.written()
+        self._curves.file.write()
+
+        def wait() -> None:
+            for one in waits:
+                one()
+
+        return wait
+
+    def sync(self) -> None:
+        """Write what waits, and wait until the disk has every line. OSError if there is no room."""
+        self.written()()
+
+    def close(self) -> None:
+        """Write what waits, and close the files. OSError if there is no room."""
+        for file in self._files:
+            file.close()
+
+
+def without_nan(value: Any) -> Any:
+    """The value with null for NaN and infinity, because JSON has neither."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(without_nan(values)) + "\n").encode()
+
+
+def _score(values: Mapping[str, Any]) -> Score:
+    """The score in a line of evaluations.jsonl."""
+    metrics = {name: _with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
+    return Score(_with_nan(values["loss"]), values["num_targets"], metrics)
+
+
+def _with_nan(value: float | None) -> float:
+    """The number, or NaN for the null that `without_nan` wrote."""
+    return math.nan if value is None else value
