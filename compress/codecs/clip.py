@@ -15,6 +15,7 @@ At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 _OVER_BLOCK = (0, 2)
 _POOLED = 8
-_STEPS = 4
+_STEPS = 3
 _GAUSSIAN_BELOW = 1.16
 
 MIDRISE: Mapping[int, float] = MappingProxyType({2: 0.385, 3: 0.509, 4: 0.637, 5: 0.751})
@@ -33,30 +34,53 @@ MIDTREAD: Mapping[int, float] = MappingProxyType({1: 0.724, 2: 0.277, 3: 0.409, 
 """The same for a grid with zero, whose best scale is 1.22, 2.10, 2.41, 2.71 and 3.02 standard deviations."""
 
 
-def least_square_scale(values: Tensor, bits: int, gaussian: Mapping[int, float]) -> Tensor:
-    """The scale of each block of `values` [outer, count, inner] that loses least: float32 [count, 1].
+@dataclass(frozen=True)
+class Maxima:
+    """The largest of each 8 magnitudes of blocks, in units of their largest."""
+
+    values: Tensor
+    """float32 [some, count, some]."""
+    largest: Tensor
+    """max|x| of each block, [1, count, 1]."""
+    size: int
+    """Elements of a block."""
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Maxima":
+        """Those of `values` [outer, count, inner]."""
+        maxima = _maxima(values.abs())
+        largest = maxima.amax(_OVER_BLOCK, keepdim=True)
+        # in units of the largest no sum overflows
+        maxima.div_(largest.masked_fill(largest == 0, 1.0))
+        return cls(maxima, largest, values.shape[0] * values.shape[2])
+
+
+def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float]) -> Tensor:
+    """The scale of each block that loses least: float32 [count, 1].
 
     At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
     """
-    maxima = _maxima(values.abs())
-    largest = maxima.amax(_OVER_BLOCK, keepdim=True)
-    maxima = maxima / largest.masked_fill(largest == 0, 1.0)  # so that no sum overflows
-    mean, square = maxima.mean(_OVER_BLOCK, keepdim=True), maxima.square().mean(_OVER_BLOCK, keepdim=True)
+    values = maxima.values
+    mean, square = values.mean(_OVER_BLOCK, keepdim=True), values.square().mean(_OVER_BLOCK, keepdim=True)
     factor = torch.where(square < _GAUSSIAN_BELOW * mean.square(), gaussian.get(bits, 1.0), 1.0)
-    slope = factor * (values.shape[0] * values.shape[2] / (3 * 4.0**bits))
-    scale: Tensor = torch.zeros_like(mean)
+    slope = factor * (maxima.size / (3 * 4.0**bits))
+    number = values.shape[0] * values.shape[2]
+    scale = mean * (number / (number + slope))  # the first step, from 0
     for _ in range(_STEPS):
-        beyond = (maxima - scale).clamp_(min=0)
-        count = torch.count_nonzero(beyond, _OVER_BLOCK).view(scale.shape)
-        scale = scale + (beyond.sum(_OVER_BLOCK, keepdim=True) - slope * scale) / (count + slope)
-    return (scale.clamp_(max=1) * largest).view(-1, 1)
+        beyond = (values - scale).clamp_(min=0)
+        total = beyond.sum(_OVER_BLOCK, keepdim=True)
+        count = beyond.sign_().sum(_OVER_BLOCK, keepdim=True)
+        scale = scale + (total - slope * scale) / (count + slope)
+    return (scale.clamp_(max=1) * maxima.largest).view(-1, 1)
 
 
 def mean_magnitude(values: Tensor) -> Tensor:
     """The mean of |x| of each block of `values` [outer, count, inner]: float32 [count, 1]."""
-    total = torch.linalg.vector_norm(values, 1, _OVER_BLOCK, dtype=torch.float64)
-    mean: Tensor = total / (values.shape[0] * values.shape[2])
-    return mean.float().unsqueeze(1)
+    # the largest first taken as the unit, so that no sum overflows
+    magnitudes = values.abs()
+    largest = magnitudes.amax(_OVER_BLOCK, keepdim=True)
+    mean: Tensor = magnitudes.div_(largest.masked_fill(largest == 0, 1.0)).mean(_OVER_BLOCK, keepdim=True)
+    return (mean * largest).view(-1, 1)
 
 
 def _maxima(magnitudes: Tensor) -> Tensor:
@@ -66,4 +90,5 @@ def _maxima(magnitudes: Tensor) -> Tensor:
     if not size:
         return magnitudes
     eights, rest = magnitudes.tensor_split([_POOLED * size], dim)
-    return torch.cat([eights.unflatten(dim, (_POOLED, size)).amax(dim), rest], dim)
+    maxima = eights.unflatten(dim, (_POOLED, size)).amax(dim)
+    return torch.cat([maxima, rest], dim) if rest.shape[dim] else maxima

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, least_square_scale, mean_magnitude
-from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, largest_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Maxima, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
 _OVER_BLOCK = (0, 2)
 _SAMPLE = 128
@@ -40,7 +40,8 @@ class MidTreadGrid(Grid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
-        return self._signed(bfloat16_above(self._scale(values), _SMALLEST_SCALE), values)
+        ends = Ends.of(values)
+        return ends.signed(bfloat16_above(self._scale(values, ends.largest), _SMALLEST_SCALE))
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest point, counted from the scale down."""
@@ -70,25 +71,17 @@ class MidTreadGrid(Grid):
         error = torch.maximum(cut + largest * margin, step * (1 + margin) / 2) + float32_slack(largest)
         return error.clamp(min=_SMALLEST_SCALE)
 
-    def _scale(self, values: Tensor) -> Tensor:
+    def _scale(self, values: Tensor, largest: Tensor) -> Tensor:
         if self.clip == "mse":
-            return least_square_scale(values, self.bits, MIDTREAD)
-        largest = largest_magnitude(values)
+            return least_square_scale(Maxima.of(values), self.bits, MIDTREAD)
         return largest if self.clip is None else largest * self.clip
-
-    def _signed(self, magnitudes: Tensor, values: Tensor) -> Tensor:
-        """Scales with the sign of each block's largest magnitude."""
-        positive = values.amax(_OVER_BLOCK) >= values.amin(_OVER_BLOCK).neg_()
-        return torch.where(positive.unsqueeze(1), magnitudes, -magnitudes)
 
     def _steps(self, scales: Tensor) -> Tensor:
         return scales.float() * 2.0 ** (1 - self.bits)
 
     def _counted(self, steps: Tensor) -> Tensor:
         """Codes of values in steps of the grid; overwrites them."""
-        counted = steps.round_().clamp_(1 - self.half, self.half).neg_().add_(self.half)
-        # Masked: NaN becomes any integer, and must not change the codes of another block.
-        return counted.to(torch.uint8).bitwise_and_(self.last)
+        return signed_codes(steps.round_().clamp_(1 - self.half, self.half).neg_(), self.half)
 
 
 @dataclass(frozen=True)
@@ -104,11 +97,15 @@ class AutoGrid(MidTreadGrid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
-        tread = self._signed(_even(bfloat16_above(self._scale(values), _SMALLEST_SCALE)), values)
-        rise = tread.abs()
+        ends = Ends.of(values)
         if self.clip == "mse":
-            exact = 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(values, self.bits, MIDRISE)
-            rise = _even(bfloat16_above(exact, _SMALLEST_SCALE))
+            maxima = Maxima.of(values)
+            exact = least_square_scale(maxima, self.bits, MIDTREAD)
+            risen = 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(maxima, self.bits, MIDRISE)
+        else:
+            exact = risen = self._scale(values, ends.largest)
+        tread = ends.signed(_even(bfloat16_above(exact, _SMALLEST_SCALE)))
+        rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
         rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
         sample = _sample(values)
         better = self._lost(sample, rise) < self._lost(sample, tread)
@@ -152,6 +149,28 @@ class AutoGrid(MidTreadGrid):
         return lost.unsqueeze(1)
 
 
+@dataclass(frozen=True)
+class Ends:
+    """The least and the largest value of each block, [count, 1]."""
+
+    least: Tensor
+    most: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Ends":
+        """Those of `values` [outer, count, inner]."""
+        return cls(values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1))
+
+    @property
+    def largest(self) -> Tensor:
+        """max|x| of each block; NaN if the block has one."""
+        return torch.maximum(self.most, -self.least)
+
+    def signed(self, magnitudes: Tensor) -> Tensor:
+        """Magnitudes with the sign of each block's largest."""
+        return torch.where(self.most >= -self.least, magnitudes, -magnitudes)
+
+
 def _even(scales: Tensor) -> Tensor:
     """bf16 `scales`, not negative, rounded up to those whose lowest bit is 0; infinity for NaN too."""
     even = scales.view(torch.int16).add(1).bitwise_and_(-2).view(torch.bfloat16)
@@ -162,4 +181,5 @@ def _sample(values: Tensor) -> Tensor:
     """About 128 elements of each block, evenly spaced."""
     outer, _, inner = values.shape
     along_inner = min(inner, _SAMPLE)
-    return values[:: max(1, outer * along_inner // _SAMPLE), :, :: max(1, inner // _SAMPLE)]
+    # torch works on elements far apart one by one, so they are brought together once
+    return values[:: max(1, outer * along_inner // _SAMPLE), :, :: max(1, inner // _SAMPLE)].contiguous()

@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.compress.codec import require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise, Code
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import Grid, PointGrid
+from thinwire.compress.codecs.grid import Grid, PointGrid, signed_codes
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.rotation import Rotate, Rotated
 from thinwire.errors import attempt
@@ -34,11 +34,16 @@ LEVELS: Mapping[int, tuple[float, ...]] = MappingProxyType(
 """The positive levels by bits; the others are the same with a minus."""
 
 _BENDS: Mapping[int, tuple[float, float]] = MappingProxyType(
-    {1: (1.0, 0.0), 2: (1 / 0.981599, 0.0), 3: (2.03796, 0.134), 4: (3.93884, 0.141)}
+    {1: (1.0, 0.0), 2: (1 / 0.981599, 0.0), 3: (2.028472, 0.0594638), 4: (3.891176, 0.0578591)}
 )
-"""a and c by bits, for a * t / sqrt(1 + c * t**2) to be an integer about halfway between two levels."""
+"""a and c by bits: a * t / (1 + c * t**2) is an integer where t is halfway between two levels, within 0.2 % of t."""
+_TURN = 3.0
+"""Beyond this it would grow no more; it has passed the last of those integers."""
 
 _SMALLEST_SCALE = 2.0**-118
+_OVER_BLOCK = (0, 2)
+_MOST_IN_FLOAT32 = 1 << 16
+_LEAST_NORM, _LARGEST_NORM = 2.0**-45, 2.0**60
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,9 +94,13 @@ class NormalGrid(PointGrid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The root mean square of each block, as bf16: [count, 1]."""
-        norm: Tensor = torch.linalg.vector_norm(values, dim=(0, 2), dtype=torch.float64)
-        mean: Tensor = norm * (values.shape[0] * values.shape[2]) ** -0.5
-        scales = mean.bfloat16().unsqueeze(1)
+        n = values.shape[0] * values.shape[2]
+        # in float32 eight times as fast, but its squares may overflow, and sums of many grow inexact
+        dtype = torch.float32 if values.is_cpu and n <= _MOST_IN_FLOAT32 else torch.float64
+        norm: Tensor = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=dtype)
+        if dtype == torch.float32 and not bool(((norm > _LEAST_NORM) & (norm < _LARGEST_NORM)).all()):
+            norm = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=torch.float64)
+        scales = (norm * n**-0.5).bfloat16().unsqueeze(1)
         return scales.masked_fill_(scales < _SMALLEST_SCALE, 0.0)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
@@ -99,11 +108,11 @@ class NormalGrid(PointGrid):
         units, half = self.units(scales), len(LEVELS[self.bits])
         ratios = values / units.masked_fill(units == 0, torch.inf)
         factor, bend = _BENDS[self.bits]
-        if bend:
-            ratios *= (ratios.square().mul_(bend).add_(1)).rsqrt_()
-        counted = ratios.mul_(factor).floor_().clamp_(-half, half - 1).add_(half)
-        # Masked: NaN becomes any integer, and must not change the codes of another block.
-        return counted.to(torch.uint8).bitwise_and_(self.last)
+        if not bend:
+            return signed_codes(ratios.mul_(factor).floor_().clamp_(-half, half - 1), half)
+        ratios.clamp_(-_TURN, _TURN)
+        one = torch.full((), 1 / factor, device=values.device)
+        return signed_codes(ratios.div_(torch.addcmul(one, ratios, ratios, value=bend / factor)).floor_(), half)
 
     def points(self) -> Tensor:
         """The levels, ascending: float32 [2**bits]."""
@@ -122,8 +131,8 @@ class NormalGrid(PointGrid):
         """The largest distance between a level and the end of its part, in scales."""
         factor, bend = _BENDS[self.bits]
         levels = LEVELS[self.bits]
-        # a * t / sqrt(1 + c * t**2) = k
-        ends: list[float] = [k / (factor**2 - bend * k**2) ** 0.5 for k in range(len(levels))]
+        # the lesser solution of a * t / (1 + c * t**2) = k
+        ends: list[float] = [2 * k / (factor + (factor**2 - 4 * bend * k**2) ** 0.5) for k in range(len(levels))]
         below = [level - end for level, end in zip(levels, ends, strict=True)]
         above = [end - level for level, end in zip(levels, ends[1:], strict=False)]
         return max(below + above)
