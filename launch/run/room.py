@@ -39,6 +39,7 @@ class Room:
     def __init__(self, recipe: Recipe, where: Placement, trainer: Trainer, steps_per_epoch: int) -> None:
         self._recipe, self._where, self._trainer, self._steps_per_epoch = recipe, where, trainer, steps_per_epoch
         self._rounds = math.ceil(recipe.wait_for_space / POLL_SECONDS)
+        self._told: str | None = None
 
     def check(self) -> None:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
@@ -57,7 +58,8 @@ class Room:
         """
         folder = self._recipe.folder.absolute() / "weights"
         nbytes = self._weight_bytes() + unwritten
-        if trouble is not None and self._rounds:
+        if trouble not in (None, self._told) and self._rounds:
+            self._told = trouble
             print(
                 f"{trouble}\nThe weights stay in memory, and the run waits {self._rounds * POLL_SECONDS:.0f} s: free "
                 f"{in_words(nbytes)} there, or give it a folder on another disk:\n"

@@ -1,0 +1,100 @@
+"""The private network of docs/how-to/security.md, made with the commands of the page: a run trains through it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support.commands import TORCHRUN, started
+from support.pages import DOCS, blocks
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.hosts.namespaces import Cluster
+from thinwire.launch.shared.links import Links
+
+TOOLS = ("wg", "wireguard-go", "nft")
+pytestmark = [
+    pytest.mark.namespaces,
+    pytest.mark.usefixtures("can_make_hosts"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, TOOLS)) or not Path("/dev/net/tun").exists(),
+        reason="a private network takes wireguard-go, wireguard-tools, nftables and /dev/net/tun",
+    ),
+]
+
+INSTALL, OF_A, OF_B, FIREWALL, RUN = blocks(DOCS / "how-to/security.md", "sh")
+PRIVATE = ["10.77.0.1", "10.77.0.2"]
+CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close(); print('answers')"
+
+
+class Machine:
+    """A host with a /run and an /etc of WireGuard of its own, as another machine has."""
+
+    def __init__(self, host):
+        self.host = host
+        own = "mount -t tmpfs tmpfs /etc/wireguard && mkdir -p /run/wireguard && mount -t tmpfs tmpfs /run/wireguard"
+        command = host.command(
+            ["unshare", "--mount", "sh", "-c", f"mkdir -p /etc/wireguard && {own} && echo ready && cat"]
+        )
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._holder.stdout.readline() == "ready\n"
+
+    def command(self, arguments):
+        return ["nsenter", "--target", str(self._holder.pid), "--mount", "--net", *map(str, arguments)]
+
+    def shell(self, script):
+        done = subprocess.run(self.command(["sh", "-ec", script]), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        return done.stdout
+
+    def close(self):
+        self._holder.stdin.close()
+        self._holder.wait()
+
+
+def answers(command, address):
+    """Whether the port where a run meets answers to a host, which is named by its way to run a command."""
+    call = command([sys.executable, "-c", CALL, address, "29500"])
+    return subprocess.run(call, capture_output=True, text=True, check=False).stdout == "answers\n"
+
+
+def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing(tmp_path, monkeypatch):
+    write_recipe(tmp_path)
+    install = INSTALL.partition("\n")[2].replace("ip link add wg0 type wireguard", "wireguard-go wg0")
+    with Cluster(Links(num_hosts=3)) as (*hosts, stranger), ExitStack() as open_ones:
+        machines = [Machine(host) for host in hosts]
+        for machine in machines:
+            open_ones.callback(machine.close)
+        keys = [re.search(r"^\S{43}=$", machine.shell(install), re.MULTILINE)[0] for machine in machines]
+        for machine, commands in zip(machines, (OF_A, OF_B), strict=True):
+            for name, host, key in zip("AB", hosts, keys, strict=True):
+                commands = commands.replace(f"PUBLIC_KEY_OF_{name}", key).replace(".".join(4 * name), host.address)
+            machine.shell(commands + FIREWALL)
+
+        def node(rank):
+            words = RUN.replace("torchrun", " ".join(TORCHRUN)).replace("--node-rank 0", f"--node-rank {rank}")
+            words = (
+                words.replace("--nproc-per-node 2", "--nproc-per-node 1").replace("quickstart", "tiny.yaml").rstrip()
+            )
+            script = f"cd {tmp_path} && {words} --output run --wait_for_space 0"
+            return open_ones.enter_context(started(machines[rank].command(["sh", "-c", script]), tmp_path))
+
+        first = node(0)
+        first.wait_until(lambda: answers(machines[1].command, PRIVATE[0]))
+        assert answers(machines[0].command, hosts[0].address)
+        assert not answers(machines[1].command, hosts[0].address)
+        assert not answers(stranger.command, hosts[0].address)
+        second = node(1)
+        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+        received = sum(int(machine.shell("wg show wg0 transfer").split()[1]) for machine in machines)
+    told = json.loads((tmp_path / "run/summary.json").read_text())
+    assert received > told["bytes_sent"] > 0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["simulate", "tiny.yaml", "--output", "simulated"]) == 0
+    simulated = json.loads((tmp_path / "simulated/summary.json").read_text())
+    assert told["weights_digest"] == simulated["weights_digest"]
