@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from thinwire.pipeline.errors import WireError
@@ -105,6 +105,10 @@ class Header:
         )
 
 
+_PLANNED = tuple(field.name for field in fields(Header) if field.name not in ("nones", "departed", "crc32"))
+"""The fields that both ends know."""
+
+
 def departure(frame: Tensor) -> float:
     """When the sender sealed a frame, in seconds of its own clock; nothing is checked."""
     return 1e-9 * int.from_bytes(bytes(frame[_DEPARTED].numpy()), "little")
@@ -128,13 +132,11 @@ def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = Fals
     whether the checksum covers the payload; the frame cannot change that.
     """
     got = Header.read(frame)
-    sender_only = {"nones", "departed", "crc32"}
-    if shorter and got.length <= planned.length:
-        sender_only.add("length")
     wrong = [
-        f"{name} {value} where {asdict(planned)[name]} was planned"
-        for name, value in asdict(got).items()
-        if name not in sender_only and value != asdict(planned)[name]
+        f"{name} {getattr(got, name)} where {getattr(planned, name)} was planned"
+        for name in _PLANNED
+        if getattr(got, name) != getattr(planned, name)
+        and not (name == "length" and shorter and got.length <= planned.length)
     ]
     if wrong:
         raise WireError("the frame is not the planned one: " + ", ".join(wrong))

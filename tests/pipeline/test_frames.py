@@ -168,7 +168,7 @@ def test_without_protected_payloads_the_header_is_protected_still():
 
 
 def test_a_frame_may_be_shorter_only_where_its_codec_says_so():
-    frame = frame_of(changed(length=PLANNED.length - 8))
+    frame = sealed(length=PLANNED.length - 8)
     assert check(PLANNED, frame, payload=True, shorter=True).length == PLANNED.length - 8
     with pytest.raises(WireError, match=f"length {PLANNED.length - 8} where {PLANNED.length} was planned"):
         check(PLANNED, frame, payload=True)
