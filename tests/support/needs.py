@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 CURES = {
     r"CUDA": "a CUDA device; run them on a machine with an NVIDIA GPU",
+    r"wireguard": "WireGuard; install wireguard-go, wireguard-tools and nftables, and give the container /dev/net/tun",
     r"mount": "the right to mount a file system; run them as root, in a container with --privileged",
     r"root|namespace|iproute2|\bkernel's": "network namespaces with tc; run them as root, with iproute2 installed, "
     "in a container with --privileged",
