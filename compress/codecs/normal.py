@@ -100,7 +100,8 @@ class NormalGrid(PointGrid):
         norm: Tensor = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=dtype)
         if dtype == torch.float32 and not bool(((norm > _LEAST_NORM) & (norm < _LARGEST_NORM)).all()):
             norm = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=torch.float64)
-        scales = (norm * n**-0.5).bfloat16().unsqueeze(1)
+        mean: Tensor = norm * n**-0.5
+        scales = mean.bfloat16().unsqueeze(1)
         return scales.masked_fill_(scales < _SMALLEST_SCALE, 0.0)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
