@@ -176,7 +176,7 @@ class Codec(Described):
         For codes of up to 8 bits: the entropy of their counts. For K of T indices: T*H(K/T), where H is the binary
         entropy. Scales, and values sent beside indices, count in full.
         """
-        return 8.0 * len(payload)
+        return 8.0 * self.used(payload)
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:

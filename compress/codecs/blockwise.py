@@ -3,20 +3,17 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, Key, require_choice, require_floating
+from thinwire.compress.codec import Codec, Key, require_floating
 from thinwire.compress.codecs.bits import entropy_with_codes
-from thinwire.compress.codecs.entropy import EntropyCoded, length_of
+from thinwire.compress.codecs.entropy import EntropyCoded
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
-from thinwire.compress.codecs.huffman import check_installed
+from thinwire.compress.codecs.lengths import Code, check_code, length_of
 from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
-
-Code = Literal["entropy"]
 
 
 class Blockwise(Codec):
@@ -31,9 +28,7 @@ class Blockwise(Codec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", resolve_per(self, self.per, self.group))
-        if self.code is not None:
-            require_choice(self, "code", self.code, get_args(Code))
-            check_installed(self.name)
+        check_code(self, self.code)
 
     @property
     def varies(self) -> bool:

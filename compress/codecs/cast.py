@@ -1,7 +1,14 @@
-"""The codecs that only change the number format: none, fp16 and bf16."""
+"""The codecs that only change the number format: none, fp16 and bf16.
+
+fp16, bf16                      | element 0 | element 1 | ..
+fp16, bf16(code="entropy")      | T, uint32 | low byte of each element | high byte of each element, Huffman-coded |
+
+The high byte has the sign and most of the exponent, and few of its values are frequent; the low byte looks random. T
+counts all bytes that are sent. If coding makes the high bytes no shorter, they are sent as they are.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
@@ -9,6 +16,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
+from thinwire.compress.codecs.huffman import huffman, unhuffman_exactly
+from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, check_code, length_of, put_length
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,9 +48,10 @@ class Cast(Codec):
     """The format on the wire."""
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """One wire element for each element."""
+        """One wire element for each element; with `code` that is the most, and there are four bytes more."""
         require_floating(self, dtype)
-        return prod(shape) * self.wire.itemsize
+        nbytes = prod(shape) * self.wire.itemsize
+        return nbytes + LENGTH_BYTES if self.varies and nbytes else nbytes
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a unit in the last place of the wire format and of the tensor's dtype, and what saturation cuts off."""
@@ -52,16 +62,65 @@ class Cast(Codec):
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(x.shape, dtype=self.wire, device=x.device)
         saturating_copy(x, sent)
-        out.copy_(tensor_bytes(sent))
+        self._write(tensor_bytes(sent), out)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(out.shape, dtype=self.wire, device=out.device)
-        tensor_bytes(sent).copy_(payload)
+        self._read(payload, tensor_bytes(sent))
         saturating_copy(sent, out)
+
+    def _write(self, sent: Tensor, out: Tensor) -> None:
+        """Write the bytes of all elements into a payload."""
+        out.copy_(sent)
+
+    def _read(self, payload: Tensor, sent: Tensor) -> None:
+        """Read the bytes of all elements from a payload."""
+        sent.copy_(payload)
 
 
 @dataclass(frozen=True, repr=False)
-class Float16(Cast):
+class HalfPrecision(Cast):
+    """A format of two bytes."""
+
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: frequent high bytes take fewer bits, so a payload may be shorter than `nbytes`."""
+
+    def __post_init__(self) -> None:
+        check_code(self, self.code)
+
+    @property
+    def varies(self) -> bool:
+        """Whether high bytes are coded."""
+        return self.code is not None
+
+    def used(self, payload: Tensor) -> int:
+        """How many bytes of a payload are sent."""
+        return length_of(payload) if self.varies and len(payload) else len(payload)
+
+    def _write(self, sent: Tensor, out: Tensor) -> None:
+        if not self.varies:
+            super()._write(sent, out)
+            return
+        n, high = len(sent) // 2, sent[1::2].contiguous()
+        coded = huffman(high.cpu())
+        tail = coded if len(coded) < n else high
+        start = LENGTH_BYTES + n
+        out[LENGTH_BYTES:start] = sent[::2]
+        out[start : start + len(tail)] = tail
+        put_length(start + len(tail), out)
+
+    def _read(self, payload: Tensor, sent: Tensor) -> None:
+        if not self.varies:
+            super()._read(payload, sent)
+            return
+        n, length = len(sent) // 2, length_of(payload)
+        tail = payload[LENGTH_BYTES + n : length]
+        sent[::2] = payload[LENGTH_BYTES : LENGTH_BYTES + n]
+        sent[1::2] = tail if length == len(payload) else unhuffman_exactly(tail.cpu(), n).to(sent.device)
+
+
+@dataclass(frozen=True, repr=False)
+class Float16(HalfPrecision):
     """`fp16`: IEEE half precision; values beyond its range become +-65504, infinity NaN."""
 
     name: ClassVar[str] = "fp16"
@@ -69,7 +128,7 @@ class Float16(Cast):
 
 
 @dataclass(frozen=True, repr=False)
-class BFloat16(Cast):
+class BFloat16(HalfPrecision):
     """`bf16`: the upper half of a float32; it has float32's range, so only values above 3.39e38 become infinite."""
 
     name: ClassVar[str] = "bf16"

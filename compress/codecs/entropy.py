@@ -16,28 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import CodecError, Key
+from thinwire.compress.codec import Key
 from thinwire.compress.codecs.bits import pack, packed_size, unpack
-from thinwire.compress.codecs.huffman import huffman, unhuffman
+from thinwire.compress.codecs.huffman import huffman, unhuffman_exactly
+from thinwire.compress.codecs.lengths import LENGTH_BYTES, length_of, put_length
 from thinwire.compress.codecs.quantizer import Quantizer
 
-LENGTH_BYTES = 4
 _PAIRED = 3
 """The width of codes that are coded two by two."""
-
-
-def put_length(length: int, out: Tensor) -> None:
-    """Write how many bytes of a payload are sent, and zeros beyond them."""
-    out[:LENGTH_BYTES] = torch.tensor(list(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
-    out[length:] = 0
-
-
-def length_of(payload: Tensor) -> int:
-    """How many bytes of a payload are sent; CodecError if it says something impossible."""
-    length = int.from_bytes(bytes(payload[:LENGTH_BYTES].tolist()), "little")
-    if not LENGTH_BYTES <= length <= len(payload):
-        raise CodecError(f"a payload's length must be from {LENGTH_BYTES} to {len(payload)}, got {length}")
-    return length
 
 
 @dataclass(frozen=True)
@@ -101,12 +87,12 @@ def _symbols(packed: Tensor, bits: int, n: int) -> Tensor:
 def _codes(coded: Tensor, bits: int, n: int) -> Tensor:
     """The packed codes whose symbols these bytes code."""
     if 8 % bits == 0:
-        return unhuffman(coded, packed_size(n, bits))
+        return unhuffman_exactly(coded, packed_size(n, bits))
     if bits == _PAIRED:
-        pairs = unhuffman(coded, (n + 1) // 2)
+        pairs = unhuffman_exactly(coded, (n + 1) // 2)
         codes = torch.stack([pairs, pairs >> _PAIRED], 1).view(-1)[:n]
     else:
-        codes = unhuffman(coded, n)
+        codes = unhuffman_exactly(coded, n)
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8)
     # Masked: bits beyond a code's own would change its neighbours.
     pack(codes.bitwise_and((1 << bits) - 1), bits, packed)

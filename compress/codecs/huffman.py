@@ -40,8 +40,8 @@ def huffman(symbols: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(compressor.compress(symbols.contiguous().numpy().data)), dtype=torch.uint8)
 
 
-def unhuffman(coded: Tensor, n: int) -> Tensor:
-    """The `n` symbols, uint8 [n], that `huffman` coded; CodecError if these bytes are not such a code."""
+def unhuffman(coded: Tensor, most: int) -> Tensor:
+    """The symbols, uint8 [at most `most`], that `huffman` coded; CodecError if these bytes are no such code."""
     import zstandard
 
     data = coded.contiguous().numpy().data
@@ -49,12 +49,18 @@ def unhuffman(coded: Tensor, n: int) -> Tensor:
         # A size in the frame's header is not ours, and would be allocated unseen.
         if zstandard.frame_content_size(data) != -1:
             raise CodecError("a payload's coded symbols must not give their own size")
-        symbols = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompress(data, max_output_size=n)
+        symbols = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompress(data, max_output_size=most)
     except zstandard.ZstdError as error:
         raise CodecError(f"a payload's coded symbols cannot be decoded: {error}") from None
+    return torch.frombuffer(bytearray(symbols), dtype=torch.uint8)
+
+
+def unhuffman_exactly(coded: Tensor, n: int) -> Tensor:
+    """The `n` symbols that `huffman` coded; CodecError if there are fewer."""
+    symbols = unhuffman(coded, n)
     if len(symbols) != n:
         raise CodecError(f"a payload must hold {n} coded symbols, got {len(symbols)}")
-    return torch.frombuffer(bytearray(symbols), dtype=torch.uint8)
+    return symbols
 
 
 _WINDOW = 1 << 27

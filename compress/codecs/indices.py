@@ -78,7 +78,7 @@ def indices_size(samples: int, n: int, k: int) -> int:
     count, total = samples * k, samples * n
     if count in (0, total):
         return 0
-    return min(packed_size(total, 1), _elias_fano_size(_smaller_side(count, total), total))
+    return min(packed_size(total, 1), _elias_fano_size(smaller_side(count, total), total))
 
 
 def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
@@ -89,10 +89,10 @@ def pack_indices(indices: Tensor, n: int, out: Tensor) -> None:
     count = len(indices)
     if not _elias_fano_is_shorter(count, total):
         _pack_ones(indices, total, out)
-    elif _smaller_side(count, total) == count:
+    elif smaller_side(count, total) == count:
         _pack_elias_fano(indices, total, out)
     else:
-        _pack_elias_fano(_complement(indices, total), total, out)
+        _pack_elias_fano(complement(indices, total), total, out)
 
 
 def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
@@ -103,11 +103,11 @@ def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
     elif not _elias_fano_is_shorter(count, total):
         indices = _unpack_ones(payload, total, count)
     else:
-        listed = _smaller_side(count, total)
+        listed = smaller_side(count, total)
         indices = _unpack_elias_fano(payload, total, listed)
         if listed < count:
-            indices = _complement(indices, total)
-            _check_count(indices, count)
+            indices = complement(indices, total)
+            check_count(indices, count)
     return indices.view(samples, k)
 
 
@@ -132,26 +132,27 @@ def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
     return order[:, :k].sort(dim=1).values.add_(first)
 
 
-def _low_width(count: int, total: int) -> int:
+def low_width(count: int, total: int) -> int:
+    """floor(log2(total / count)): the low bits of an index that are sent as they are."""
     return (total // count).bit_length() - 1
 
 
 def _elias_fano_size(count: int, total: int) -> int:
-    width = _low_width(count, total)
-    low = sum(packed_size(count, bits) for _, bits in _pieces(width))
+    width = low_width(count, total)
+    low = sum(packed_size(count, bits) for _, bits in pieces(width))
     return low + packed_size(count + ((total - 1) >> width), 1)
 
 
 def _elias_fano_is_shorter(count: int, total: int) -> bool:
-    return _elias_fano_size(_smaller_side(count, total), total) < packed_size(total, 1)
+    return _elias_fano_size(smaller_side(count, total), total) < packed_size(total, 1)
 
 
-def _smaller_side(count: int, total: int) -> int:
+def smaller_side(count: int, total: int) -> int:
     """How many indices Elias-Fano lists: those of the set, or if they are fewer the others."""
     return min(count, total - count)
 
 
-def _complement(indices: Tensor, total: int) -> Tensor:
+def complement(indices: Tensor, total: int) -> Tensor:
     """The indices below `total` that are not in `indices`, ascending."""
     missing = torch.ones(total, dtype=torch.bool, device=indices.device)
     missing[indices] = False
@@ -161,35 +162,48 @@ def _complement(indices: Tensor, total: int) -> Tensor:
 def _pack_elias_fano(indices: Tensor, total: int, out: Tensor) -> None:
     """Write ascending `indices` below `total` into `out`."""
     count = len(indices)
-    width = _low_width(count, total)
-    for shift, bits in _pieces(width):
-        size = packed_size(count, bits)
-        low = (indices >> shift if shift else indices).to(torch.uint8)
-        pack(low.bitwise_and_((1 << bits) - 1), bits, out[:size])
-        out = out[size:]
+    width = low_width(count, total)
+    out = pack_low_bits(indices, width, out)
     high = (indices >> width).add_(torch.arange(count, device=indices.device))
     _pack_ones(high, count + ((total - 1) >> width), out)
 
 
 def _unpack_elias_fano(payload: Tensor, total: int, count: int) -> Tensor:
     """`count` ascending indices below `total`; CodecError if they are not in the payload."""
-    width = _low_width(count, total)
-    low = torch.zeros(count, dtype=torch.int64, device=payload.device)
-    for shift, bits in _pieces(width):
-        size = packed_size(count, bits)
-        low |= unpack(payload[:size], bits, count).long() << shift
-        payload = payload[size:]
-    indices = _unpack_ones(payload, count + ((total - 1) >> width), count)
+    width = low_width(count, total)
+    size = sum(packed_size(count, bits) for _, bits in pieces(width))
+    low = unpack_low_bits(payload, width, count)
+    indices = _unpack_ones(payload[size:], count + ((total - 1) >> width), count)
     indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
     if int(indices.max()) >= total:
         raise CodecError(f"a payload's indices must be below {total}, got {int(indices.max())}")
     return indices
 
 
-def _pieces(width: int) -> Iterator[tuple[int, int]]:
+def pieces(width: int) -> Iterator[tuple[int, int]]:
     """Yield the pieces of `width` low bits, the lowest first: the first bit and the number of bits of each."""
     for shift in range(0, width, 8):
         yield shift, min(8, width - shift)
+
+
+def pack_low_bits(numbers: Tensor, width: int, out: Tensor) -> Tensor:
+    """Write the `width` low bits of each number into `out`; the rest of `out`."""
+    for shift, bits in pieces(width):
+        size = packed_size(len(numbers), bits)
+        low = (numbers >> shift if shift else numbers).to(torch.uint8)
+        pack(low.bitwise_and_((1 << bits) - 1), bits, out[:size])
+        out = out[size:]
+    return out
+
+
+def unpack_low_bits(payload: Tensor, width: int, count: int) -> Tensor:
+    """The `width` low bits of `count` numbers at the start of a payload: int64 [count]."""
+    low = torch.zeros(count, dtype=torch.int64, device=payload.device)
+    for shift, bits in pieces(width):
+        size = packed_size(count, bits)
+        low |= unpack(payload[:size], bits, count).long() << shift
+        payload = payload[size:]
+    return low
 
 
 def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
@@ -210,10 +224,11 @@ def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
         indices = torch.from_numpy(np.flatnonzero(bits))
     else:
         indices = unpack(payload, 1, length).nonzero().squeeze(1)
-    _check_count(indices, count)
+    check_count(indices, count)
     return indices
 
 
-def _check_count(indices: Tensor, count: int) -> None:
+def check_count(indices: Tensor, count: int) -> None:
+    """Raise CodecError unless there are `count` indices."""
     if len(indices) != count:
         raise CodecError(f"a payload must hold {count} indices, got {len(indices)}")

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import require_choice, require_int
-from thinwire.compress.codecs.blockwise import Blockwise, Code
+from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, signed_codes
+from thinwire.compress.codecs.lengths import Code
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.rotation import Rotate, Rotated
 from thinwire.errors import attempt

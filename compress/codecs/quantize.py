@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 from thinwire.compress.codec import CodecError, require_choice, require_int
-from thinwire.compress.codecs.blockwise import Blockwise, Code
+from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.byte_scales import ByteScaledGrid
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
+from thinwire.compress.codecs.lengths import Code
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.rotation import Rotate, Rotated

@@ -2,6 +2,11 @@
 
 payload     | indices (topk only) | values |      indices are packed as in indices.py
 
+topk(.., code="entropy")    | T, uint32 | values | indices |
+
+There indices are packed as in gaps.py, or where that is no shorter as in indices.py. T counts all bytes that are
+sent.
+
 A sample is one index of the first dimension, flattened; a tensor of fewer than two dimensions is one sample.
 """
 
@@ -18,6 +23,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating
 from thinwire.compress.codecs.bits import entropy
 from thinwire.compress.codecs.cast import BFloat16, Cast, Float16, Uncompressed, rounding_bound, saturating_copy
+from thinwire.compress.codecs.gaps import pack_gaps, unpack_gaps
 from thinwire.compress.codecs.indices import (
     indices_size,
     largest,
@@ -29,6 +35,7 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
     values_at,
 )
+from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, check_code, length_of, put_length
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.errors import attempt
 
@@ -160,14 +167,55 @@ class TopK(Sparse):
     name: ClassVar[str] = "topk"
     takes_indices: ClassVar[bool] = True
 
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: indices take about their entropy, so a payload may be shorter than `nbytes`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_code(self, self.code)
+
+    @property
+    def varies(self) -> bool:
+        """Whether indices are coded."""
+        return self.code is not None
+
+    def used(self, payload: Tensor) -> int:
+        """How many bytes of a payload are sent."""
+        return length_of(payload) if self.varies and len(payload) else len(payload)
+
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """The size of indices and values; with `code` the most, and four bytes more. 0 without elements."""
+        nbytes = super().nbytes(shape, dtype)
+        return nbytes + LENGTH_BYTES if self.varies and nbytes else nbytes
+
+    def encode_at(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
+        """Write a payload as `encode` does, with `indices` [N, k] instead of its own choice."""
+        if not self.varies or not x.numel():
+            super().encode_at(x, indices, out, key)
+            return
+        self._check_payload(out, x)
+        start = LENGTH_BYTES + self.values_size(x.shape, x.dtype)
+        self.encode_values(x.detach(), indices, out[LENGTH_BYTES:start], key)
+        n = samples_of(x.shape)[1]
+        coded = pack_gaps(indices, n) if start < len(out) else out[start:]
+        if len(coded) < len(out) - start:
+            out[start : start + len(coded)] = coded
+        else:
+            pack_indices(indices, n, out[start:])
+        put_length(min(start + len(coded), len(out)), out)
+
     def select(self, x: Tensor, key: Key) -> Tensor:
         """The indices of the k largest magnitudes: int64 [N, k]."""
         samples, n = samples_of(x.shape)
         return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
 
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
-        """The indices [N, k] at the start of the payload."""
+        """The indices [N, k] in the payload."""
         samples, n = samples_of(shape)
+        if self.varies:
+            length, start = length_of(payload), LENGTH_BYTES + self.values_size(shape, dtype)
+            read = unpack_indices if length == len(payload) else unpack_gaps
+            return read(payload[start:length], samples, n, self.count(n))
         return unpack_indices(payload[: self._indices_size(shape)], samples, n, self.count(n))
 
     def error_bound(self, x: Tensor) -> Tensor:
@@ -185,7 +233,16 @@ class TopK(Sparse):
         """The entropy of K indices among T elements, and the full size of the values."""
         samples, n = samples_of(shape)
         of_index = entropy(torch.tensor([self.count(n), n - self.count(n)]))
-        return samples * n * of_index + 8 * (len(payload) - self._indices_size(shape))
+        length = LENGTH_BYTES if self.varies else 0
+        return samples * n * of_index + 8 * (len(payload) - length - self._indices_size(shape))
+
+    def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
+        if not self.varies:
+            super()._decode(payload, out, key, shared)
+            return
+        indices = self.indices(payload, out.shape, out.dtype, key)
+        values = payload[LENGTH_BYTES : LENGTH_BYTES + self.values_size(out.shape, out.dtype)]
+        self.decode_values(values, indices, out, key)
 
     def _indices_size(self, shape: Sequence[int]) -> int:
         samples, n = samples_of(shape)

@@ -127,7 +127,7 @@ def test_the_largest_values_of_a_16_bit_type_stay_finite(dtype):
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ("dither", "'dither': missing a required argument: 'bits'; write dither(bits, per, group)"),
+        ("dither", "'dither': missing a required argument: 'bits'; write dither(bits, per, group, code)"),
         ("dither(1)", "dither's bits must be an integer from 2 to 8, got 1"),
         ("dither(9)", "dither's bits must be an integer from 2 to 8, got 9"),
         ("dither(4.0)", "dither's bits must be an integer from 2 to 8, got 4.0"),

@@ -1,5 +1,6 @@
 """The option code="entropy": the same values in fewer bytes, never more than planned, and no harm from wrong bytes."""
 
+import math
 import sys
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from support.codec_contract import assert_contract, documented
 from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip
 from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.indices import indices_size
 from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.codecs.sparse import TopK
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -19,6 +22,8 @@ CODED += [
     'dither(4, code="entropy")',
     'q(2, per="channel", code="entropy")',
 ]
+CODED += ['bf16(code="entropy")', 'fp16(code="entropy")']
+CODED += ['topk(0.1, code="entropy")', 'topk(0.7, code="entropy")', 'topk(0.01, values="q(8)", code="entropy")']
 CODED += ['q(4, rotate="hadamard", outliers=0.01, code="entropy")', 'q(3, scale="minmax", group=5, code="entropy")']
 
 
@@ -54,6 +59,31 @@ def test_a_payload_is_near_its_entropy(bits):
     assert bound == pytest.approx(Quantize(bits).entropy_bits(encode(Quantize(bits), x), x.shape) / 8)
     assert bound <= codec.used(payload) <= 1.03 * bound, codec.used(payload) / bound
     assert codec.used(payload) < 0.95 * len(payload)
+
+
+@pytest.mark.parametrize("percent", [0.1, 1, 2, 5, 10, 20, 30, 50, 80, 95])
+def test_positions_take_little_more_than_their_entropy(percent):
+    x = gaussian(4, 98304)
+    k = round(percent / 100 * 98304)
+    codec = TopK(percent / 100, code="entropy")
+    share = k / 98304
+    bound = -4 * 98304 * (share * math.log2(share) + (1 - share) * math.log2(1 - share)) / 8
+    used = codec.used(encode(codec, x)) - 4 - 4 * 4 * k
+    assert bound * 0.99 < used < 1.02 * bound + 120, used / bound
+
+
+def test_positions_in_clusters_and_far_apart():
+    x = torch.zeros(1, 300_000)
+    x[0, 1000:11_000], x[0, 299_990:] = 1.0, 2.0
+    codec = TopK(10_010 / 300_000, code="entropy")
+    assert_identical(roundtrip(codec, x), x)
+    assert codec.used(encode(codec, x)) - 4 - 4 * 10_010 < 0.5 * indices_size(1, 300_000, 10_010)
+
+
+@pytest.mark.parametrize(("expression", "bits"), [('bf16(code="entropy")', 10.7), ('fp16(code="entropy")', 13.8)])
+def test_half_precision_takes_fewer_bits(expression, bits):
+    x, codec = gaussian(256, 1024), parse(expression)
+    assert 8 * codec.used(encode(codec, x)) / x.numel() == pytest.approx(bits, abs=0.3)
 
 
 def test_codes_that_are_all_as_frequent_take_four_bytes_more():
@@ -111,6 +141,17 @@ def test_the_decoder_in_the_documentation_gets_the_same_bytes(bits):
     assert uncoded(bytes(encode(codec, x).tolist()), bits, x.numel(), 2 * 16) == bytes(
         encode(Quantize(bits), x).tolist()
     )
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.7])
+def test_the_reader_of_positions_in_the_documentation_reads_what_is_written(fraction):
+    x, codec, n = gaussian(3, 9000), TopK(fraction, code="entropy"), 9000
+    x[:, 100:4000] = 0  # one long gap in each row
+    k, payload = codec.count(n), encode(codec, x)
+    start, length = 4 + 4 * 3 * k, codec.used(payload)
+    assert length < len(payload), "coded"
+    found = documented("read_gaps")(bytes(payload[start:length].tolist()), 3, n, k)
+    assert found == codec.indices(payload, x.shape, x.dtype, KEY).flatten().tolist()
 
 
 def test_without_the_library_a_sentence_says_what_to_install(monkeypatch):

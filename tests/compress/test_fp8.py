@@ -80,7 +80,7 @@ def test_a_payload_is_its_scales_and_a_byte_an_element(expression, numbers):
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ("fp8(8)", "'fp8(8)': too many positional arguments; write fp8(per, group)"),
+        ("fp8(8)", "'fp8(8)': too many positional arguments; write fp8(per, group, code)"),
         ('fp8(per="batch")', 'fp8\'s per must be one of "tensor", "sample", "row", "channel", got "batch"'),
         ("fp8(group=0)", "fp8's group must be an integer of at least 1, got 0"),
         ('fp8(per="row", group=4)', "fp8 takes per or group, not both, got per='row' and group=4"),

@@ -1,0 +1,33 @@
+"""Payloads that say how long they are, of codecs with code="entropy": the first four bytes, a uint32, count all."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Codec, CodecError, require_choice
+from thinwire.compress.codecs.huffman import check_installed
+
+Code = Literal["entropy"]
+LENGTH_BYTES = 4
+
+
+def check_code(codec: Codec, code: object) -> None:
+    """Raise CodecError if a codec's option `code` is not allowed, or needs a library that is not installed."""
+    if code is not None:
+        require_choice(codec, "code", code, get_args(Code))
+        check_installed(codec.name)
+
+
+def put_length(length: int, out: Tensor) -> None:
+    """Write how many bytes of a payload are sent, and zeros beyond them."""
+    out[:LENGTH_BYTES] = torch.tensor(list(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
+    out[length:] = 0
+
+
+def length_of(payload: Tensor) -> int:
+    """How many bytes of a payload are sent; CodecError if it says something impossible."""
+    length = int.from_bytes(bytes(payload[:LENGTH_BYTES].tolist()), "little")
+    if not LENGTH_BYTES <= length <= len(payload):
+        raise CodecError(f"a payload's length must be from {LENGTH_BYTES} to {len(payload)}, got {length}")
+    return length
