@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
@@ -170,6 +171,10 @@ class Codec(Described):
         """What both ends share for the next message in the same place; None unless the codec warm-starts."""
         return None
 
+    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
+        """Whether no element of `decoded`, which `payload` was decoded into, is NaN or infinity."""
+        return is_finite(decoded)
+
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The least bits for this payload with any code that looks at one symbol at a time.
 
@@ -286,6 +291,13 @@ def require_choice(described: Described, argument: str, value: object, choices: 
     if value not in choices:
         allowed = ", ".join(_literal(choice) for choice in choices)
         raise CodecError(f"{described.name}'s {argument} must be one of {allowed}, got {_literal(value)}")
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinity; the sum tells in one pass, unless it overflows."""
+    if not x.is_floating_point():
+        return True
+    return isfinite(x.sum(dtype=torch.float32).item()) or bool(x.isfinite().all())
 
 
 def tensor_bytes(x: Tensor) -> Tensor:

@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
-from thinwire.compress.codec import Codec, CodecError, Key, size_of
+from thinwire.compress.codec import Codec, CodecError, Key, is_finite, size_of
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Method
 from thinwire.compress.microbatch import Microbatch
@@ -242,22 +241,30 @@ class Decoder(Coder):
 
     sends = False
 
-    def decode(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> None:
-        """Write the decoded tensor into `out`, which is contiguous, and update the state."""
+    def decode(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan, *, finite: bool = False) -> None:
+        """Write the decoded tensor into `out`, which is contiguous, and update the state.
+
+        Raises CodecError if there is NaN or infinity where only `finite` numbers may be, as in every buffer.
+        """
         rows, coded = plan.rows, payload[plan.full_bytes :]
+        fills = plan.store is not None and plan.writes
         if rows.num_full:
             self._put_full(payload, out, key, plan)
-            if plan.store is not None and plan.writes:
-                _require_finite(rows.in_full(out))
+            _require(not (finite or fills) or is_finite(rows.in_full(out)))
+            if fills:
                 self._fill(plan, rows.in_full(out))
         if rows.num_coded:
             in_place = not rows.num_full and out.dtype == self._coded_dtype
             shape = self._shape_of(rows.num_coded)
             values = out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype)
             self._codec.decode(coded, values, key, plan.shared)
-            self._receive(values, plan)
+            if plan.store is None:
+                _require(not finite or self._codec.is_finite(coded, values))
+            else:
+                self._receive(values, plan, finite)
             if not in_place:
                 _put(values, out, None if not rows.num_full else ~rows.full)
+                _require(not finite or out.dtype == values.dtype or is_finite(out))  # rounding may overflow
         self._remember(plan, coded, key)
 
     def _put_full(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> None:
@@ -266,25 +273,22 @@ class Decoder(Coder):
             return
         _put(self._opened(plan, payload, key), out, None if not plan.rows.num_coded else plan.rows.full)
 
-    def _receive(self, values: Tensor, plan: MessagePlan) -> None:
+    def _receive(self, values: Tensor, plan: MessagePlan, finite: bool) -> None:
         """Turn decoded rows into what the receiver uses, in place, and keep it in the buffers."""
-        if plan.store is None:
-            return
-        assert self._feedback is not None, "only feedback has a store"
+        assert plan.store is not None and self._feedback is not None, "only feedback has a store"
         loan = plan.store.borrow(plan.rows.coded(plan.slots))
         for part, buffer in zip(loan.split(values), loan.parts, strict=True):
             self._feedback.receive(part, buffer)
+        _require(not (finite or plan.writes) or is_finite(values))
         if plan.writes:
-            _require_finite(values)
             for part, buffer in zip(loan.split(values), loan.parts, strict=True):
                 buffer.copy_(part)
             plan.store.keep(loan)
 
 
-def _require_finite(values: Tensor) -> None:
-    """Raise CodecError if values have NaN or infinity, because a buffer would keep it. A finite sum is a fast check."""
-    if not isfinite(values.sum(dtype=torch.float32).item()) and not bool(values.isfinite().all()):
-        raise CodecError("a payload that feedback adds to its buffer must hold finite numbers, got NaN or infinity")
+def _require(finite: bool) -> None:
+    if not finite:
+        raise CodecError("a payload must hold finite numbers, got NaN or infinity")
 
 
 def _put(values: Tensor, out: Tensor, mask: Tensor | None) -> None:

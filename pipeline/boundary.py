@@ -10,7 +10,6 @@ ends make it alike before the frame is sent. Only the transport knows whether th
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
+from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import Encoded
 from thinwire.compress.plan import MessagePlan
 from thinwire.pipeline.channel import Channel, Layout, aligned, lay_out
@@ -191,7 +191,9 @@ class Sender(ChannelEnd):
                 f"stage {self.channel.source} announced {planned} but has {got} as {what}; give output_args and "
                 f"input_args that match what the modules return"
             )
-        if self._options.nonfinite == "raise" and not all(_finite(tensor) for tensor in tensors if tensor is not None):
+        if self._options.nonfinite == "raise" and not all(
+            is_finite(tensor) for tensor in tensors if tensor is not None
+        ):
             raise NonFiniteError(
                 f"stage {self.channel.source} has NaN or infinity in the {what}; lower the learning rate, or set "
                 f"wire.nonfinite to send to pass it on"
@@ -278,26 +280,20 @@ class Receiver(ChannelEnd):
     def _decode(
         self, payloads: Sequence[Tensor | None], microbatch: Microbatch, plan: FramePlan
     ) -> tuple[Tensor | None, ...]:
-        """Decode payloads into fresh tensors."""
+        """Decode payloads into fresh tensors; they are as finite as those that a sender with these options sends."""
+        finite = self._options.nonfinite == "raise"
         tensors: list[Tensor | None] = []
         parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
         for index, (example, decoder, message, payload) in enumerate(parts):
             tensor = None if payload is None else torch.empty(example.shape, dtype=example.dtype)
             if payload is not None and tensor is not None:
-                decoder.decode(payload, tensor, self.channel.key(microbatch, index), message)
+                decoder.decode(payload, tensor, self.channel.key(microbatch, index), message, finite=finite)
             tensors.append(tensor)
         return tuple(tensors)
 
     def _refused(self, what: str, error: Exception) -> WireError:
         channel = self.channel
         return WireError(f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}")
-
-
-def _finite(tensor: Tensor) -> bool:
-    """Whether every value is finite; the sum tells in one pass, unless it overflows."""
-    if not tensor.is_floating_point():
-        return True
-    return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class Blockwise(Codec):
         """The largest error of each element, in the shape of `x`."""
         return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)
 
+    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
+        """Whether no decoded element is NaN or infinity; most grids tell from the scales alone."""
+        return not decoded.numel() or self._complete.is_finite(payload, decoded)
+
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of the codes, and the full size of the rest."""
         coder = self._complete

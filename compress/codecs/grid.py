@@ -84,6 +84,13 @@ class Grid(ABC):
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Turn `levels` [outer, count, inner] into values, given the blocks' scales, in place."""
 
+    def reach(self, scales: Tensor) -> Tensor | None:
+        """Numbers that, if finite, say that every value of these blocks is; None if a code alone may stand for NaN.
+
+        Here no value is beyond the scale.
+        """
+        return scales
+
     @abstractmethod
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """The largest error of `values`, with float32 arithmetic, and the largest decoded magnitude.
@@ -197,6 +204,10 @@ class MinMaxGrid(Grid):
         lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
         levels.mul_(extent).add_(lowest)
 
+    def reach(self, scales: Tensor) -> Tensor:
+        """The least values, the ranges and the largest values."""
+        return torch.cat([scales.float(), scales.float().sum(1, keepdim=True)], 1)
+
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, and the largest magnitude."""
         lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
@@ -241,6 +252,10 @@ class PointGrid(Grid):
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Multiply by each block's unit."""
         levels.mul_(self.units(scales))
+
+    def reach(self, scales: Tensor) -> Tensor | None:
+        """The outermost points of the blocks."""
+        return self.units(scales) * _points(self, scales.device).abs().amax()
 
 
 @cache

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
+from thinwire.compress.codec import Key, is_finite
 from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import Blocks, Stretch
@@ -44,6 +44,10 @@ class Quantizer(ABC):
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each decoded element, as float32 in the shape of `x`."""
+
+    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
+        """Whether no element of `decoded`, which `payload` was decoded into, is NaN or infinity."""
+        return is_finite(decoded)
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,7 @@ class GridQuantizer(Quantizer):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
         blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
-        size = grid.scales_size(blocks.count)
-        scales = grid.unpack_scales(payload[:size], blocks.count)
+        scales, size = self._scales(payload, blocks), grid.scales_size(blocks.count)
         levels = _levels(grid, out.device)
         for part in blocks.parts(_PART):
             numel, in_place = part.stop - part.start, out.dtype == torch.float32 and not part.is_padded
@@ -99,6 +102,18 @@ class GridQuantizer(Quantizer):
             grid.scale_levels(values, scales[part.blocks])
             if not in_place:
                 saturating_copy(values.view(-1)[:numel], flat[part.start : part.stop])
+
+    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
+        """Whether no element of `decoded` is NaN or infinity; mostly the scales tell, which are fewer."""
+        if decoded.dtype == torch.float32:  # in another dtype a finite value may round to infinity
+            reach = self.grid.reach(self._scales(payload, self.blocks(decoded.shape)))
+            if reach is not None and is_finite(reach):
+                return True
+        return is_finite(decoded)
+
+    def _scales(self, payload: Tensor, blocks: Blocks) -> Tensor:
+        """The scales in a payload."""
+        return self.grid.unpack_scales(payload[: self.grid.scales_size(blocks.count)], blocks.count)
 
     def _sent(self, scales: Tensor) -> Tensor:
         """Scales as they arrive."""

@@ -28,7 +28,8 @@ class WireOptions:
     checksum: bool = True
     """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"
-    """What to do with NaN or infinity in a tensor: "raise" stops the run and names the tensor, "send" sends it."""
+    """What to do with NaN or infinity in a tensor: "raise" stops the run and names the tensor, at the sender and where
+    a payload decodes to such numbers; "send" passes them on."""
 
     def __post_init__(self) -> None:
         mistakes = [

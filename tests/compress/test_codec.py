@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from support.codec_contract import assert_exact_encoding, assert_within_bound
 from support.codec_helpers import (
+    EXPRESSIONS,
     FLOATING,
     KEY,
     SHAPES,
@@ -22,57 +23,6 @@ from support.codec_helpers import (
 from thinwire.compress import Key, parse
 from thinwire.compress.expression import CODECS
 
-EXPRESSIONS = (
-    "none",
-    "fp16",
-    "bf16",
-    "q(1)",
-    "q(2)",
-    "q(3)",
-    "q(4)",
-    "q(5)",
-    "q(6)",
-    "q(7)",
-    "q(8)",
-    'q(4, per="tensor")',
-    'q(4, per="sample")',
-    'q(3, per="channel")',
-    "q(4, group=64)",
-    'q(4, round="stochastic")',
-    'q(1, group=3, round="stochastic")',
-    'q(8, per="tensor", round="stochastic")',
-    'q(1, scale="minmax")',
-    'q(2, scale="minmax", per="tensor")',
-    'q(5, scale="minmax", per="sample")',
-    'q(8, scale="minmax", per="channel")',
-    'q(3, scale="minmax", group=5)',
-    'q(4, scale="minmax", round="stochastic")',
-    'q(8, scale="minmax", per="tensor", round="stochastic")',
-    'q(1, clip="mse")',
-    'q(2, clip="mse")',
-    'q(4, per="channel", clip="mse")',
-    'q(5, group=64, clip="mse")',
-    "q(3, clip=0.6)",
-    'q(1, grid="midtread")',
-    'q(4, grid="midtread")',
-    'q(8, per="tensor", grid="midtread")',
-    'q(2, grid="midtread", clip="mse")',
-    'q(1, grid="auto")',
-    'q(3, group=7, grid="auto")',
-    'q(4, grid="auto", clip="mse")',
-    'q(8, grid="auto", clip=0.9)',
-    "nf(1)",
-    "nf(2)",
-    "nf(3, group=7)",
-    'nf(4, per="channel")',
-    "fp8",
-    'fp8(per="channel")',
-    "fp8(group=7)",
-    "dither(2)",
-    "dither(4)",
-    'dither(5, per="tensor")',
-    "dither(8, group=7)",
-)
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
 TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}
 codecs = st.sampled_from(EXPRESSIONS).map(parse)

@@ -28,6 +28,60 @@ few = settings(max_examples=200, deadline=None, derandomize=True)
 shapes = st.one_of(st.sampled_from(SHAPES), st.lists(st.integers(0, 9), max_size=5).map(tuple))
 
 
+EXPRESSIONS = (
+    "none",
+    "fp16",
+    "bf16",
+    "q(1)",
+    "q(2)",
+    "q(3)",
+    "q(4)",
+    "q(5)",
+    "q(6)",
+    "q(7)",
+    "q(8)",
+    'q(4, per="tensor")',
+    'q(4, per="sample")',
+    'q(3, per="channel")',
+    "q(4, group=64)",
+    'q(4, round="stochastic")',
+    'q(1, group=3, round="stochastic")',
+    'q(8, per="tensor", round="stochastic")',
+    'q(1, scale="minmax")',
+    'q(2, scale="minmax", per="tensor")',
+    'q(5, scale="minmax", per="sample")',
+    'q(8, scale="minmax", per="channel")',
+    'q(3, scale="minmax", group=5)',
+    'q(4, scale="minmax", round="stochastic")',
+    'q(8, scale="minmax", per="tensor", round="stochastic")',
+    'q(1, clip="mse")',
+    'q(2, clip="mse")',
+    'q(4, per="channel", clip="mse")',
+    'q(5, group=64, clip="mse")',
+    "q(3, clip=0.6)",
+    'q(1, grid="midtread")',
+    'q(4, grid="midtread")',
+    'q(8, per="tensor", grid="midtread")',
+    'q(2, grid="midtread", clip="mse")',
+    'q(1, grid="auto")',
+    'q(3, group=7, grid="auto")',
+    'q(4, grid="auto", clip="mse")',
+    'q(8, grid="auto", clip=0.9)',
+    "nf(1)",
+    "nf(2)",
+    "nf(3, group=7)",
+    'nf(4, per="channel")',
+    "fp8",
+    'fp8(per="channel")',
+    "fp8(group=7)",
+    "dither(2)",
+    "dither(4)",
+    'dither(5, per="tensor")',
+    "dither(8, group=7)",
+)
+"""Codecs that send every element."""
+
+
 def gaussian(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> Tensor:
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return (noise * scale).to(dtype)
