@@ -42,6 +42,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from thinwire.compress.stores.durable import make_folder, sync
 from thinwire.compress.stores.saved import SavedRows, fold, restored
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
@@ -171,7 +172,7 @@ class Checkpoints:
     def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
         """Write one stage's files and wait until they are on disk; their digests by name."""
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that stopped while it wrote
-        folder.mkdir(parents=True)
+        make_folder(folder)
         tensors = dict(state.tensors)
         for name, (store, snapshot) in state.snapshots.items():
             empty = torch.zeros(store.layout.num_slots, dtype=torch.int64)
@@ -328,9 +329,15 @@ def _base(folder: Path, stage: int, name: str) -> Path:
 
 
 def _saved_rows(part: Path) -> Iterator[SavedRows]:
+    """The rows in one stage's part. Of a part that is being deleted, half of a pair may be left: the base has its rows.
+
+    Where the base has not, a row differs from its checksum.
+    """
     for path in sorted(part.glob("*.rows")):
-        with _reading(part):
-            yield SavedRows(path, np.fromfile(path.with_suffix(".slots"), np.int64).tolist())
+        slots = path.with_suffix(".slots")
+        if slots.exists():
+            with _reading(part):
+                yield SavedRows(path, np.fromfile(slots, np.int64).tolist())
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -341,8 +348,8 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     path = folder / _TENSORS
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     follow_umask(path)
-    _sync(path)
-    _sync(folder)
+    sync(path)
+    sync(folder)
 
 
 def _write_durably(path: Path, content: bytes) -> None:
@@ -353,16 +360,7 @@ def _write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    _sync(path.parent)  # the new name must reach the disk too
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on its disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)  # the new name must reach the disk too
 
 
 def _digest(path: Path) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from thinwire.compress.stores.durable import make_folder, sync
 from thinwire.compress.stores.store import Snapshot, StoreError, StoreLayout
 
 _ROWS_AT_ONCE = 256
@@ -63,12 +64,14 @@ def fold(base: Path, saved: SavedRows) -> None:
     """Put the rows of a checkpoint into the base, durable on return."""
     if not saved.slots:
         return
-    base.parent.mkdir(parents=True, exist_ok=True)
-    with _told(base, "write"), base.open("r+b" if base.exists() else "w+b") as file:
-        row_bytes = saved.path.stat().st_size // len(saved.slots)
-        for slot, content in saved.read(row_bytes):
-            os.pwrite(file.fileno(), content, slot * row_bytes)
-        os.fsync(file.fileno())
+    with _told(base, "write"):
+        make_folder(base.parent)
+        with base.open("r+b" if base.exists() else "w+b") as file:
+            row_bytes = saved.path.stat().st_size // len(saved.slots)
+            for slot, content in saved.read(row_bytes):
+                os.pwrite(file.fileno(), content, slot * row_bytes)
+            os.fsync(file.fileno())
+        sync(base.parent)
 
 
 def restored(

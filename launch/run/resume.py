@@ -87,6 +87,8 @@ class Resumption:
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
         self._same_cut = self._manifest is not None and same_cut(self._manifest, prepared)
         self.first = 0 if self._manifest is None else self._manifest.step
+        if self._same_cut:
+            self._last_saved = self.first
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
             self.saved = SavedStage(self._checkpoints.folder, self.first, self._stages[0]).values["run"]

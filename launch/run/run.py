@@ -63,10 +63,9 @@ class Run:
         self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()
         self._times = Times(self._resumption.saved.get("seconds", {}))
-        self._log: MetricsLog | None = None
-        if self.trainer.has_last:
-            self._log = MetricsLog(self.recipe.folder, self._resumption.first, self.recipe.rotate_logs)
+        self._log = self._open_log() if self.trainer.has_last else None
         self._done: int | None = None
+        self._evaluated: int | None = self._resumption.saved.get("evaluated")
 
     @property
     def doing(self) -> str:
@@ -91,7 +90,7 @@ class Run:
         else:
             with ProgressLine(self.recipe.training.steps) as self._line:
                 self.trainer.train(self._after_step, self._resumption.first)
-        if not self.recipe.training.evaluates_after(self.recipe.training.steps, self._steps_per_epoch):
+        if self._evaluated != self.recipe.training.steps:
             self._evaluate(self.recipe.training.steps)
         summary = self._save(self.recipe.training.steps)
         self._resumption.finish(self.recipe.training.steps, self._said())
@@ -165,6 +164,7 @@ class Run:
             "seconds": self._times.state_dict(),
             "choices": [asdict(choice) for choice in self._choices],
             "measured": [] if self._automatic is None else self._automatic.state_dict(),
+            "evaluated": self._evaluated,
         }
         return Said(values, logged)
 
@@ -219,7 +219,14 @@ class Run:
         if gathered is not None:
             show_stores({tuple(stages): taken for stages, taken in gathered})
 
+    def _open_log(self) -> MetricsLog:
+        """The log, without lines of what the checkpoint does not hold: that is done again."""
+        evaluated = self._resumption.saved.get("evaluated") or 0
+        with writing(self.recipe.folder):
+            return MetricsLog(self.recipe.folder, self._resumption.first, self.recipe.rotate_logs, evaluated)
+
     def _evaluate(self, done: int) -> None:
+        self._evaluated = done
         if self._held_out is None:
             return
         size = self.recipe.pipeline.num_microbatches * self.recipe.pipeline.microbatch_size

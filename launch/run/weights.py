@@ -28,6 +28,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from thinwire.compress.stores.durable import make_folder, sync
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
@@ -68,14 +69,14 @@ class Saving:
     def write(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write the weights of one stage, named as in the unsplit model, and wait until they are on the disk."""
         target = self._base / self._set.folder / f"stage-{stage}.safetensors"
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         fresh = target.with_suffix(".part")
         metadata = {"step": str(self._set.step)}
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, fresh, metadata=metadata)
         follow_umask(fresh)
-        _sync(fresh)
+        sync(fresh)
         fresh.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
 
     @property
     def folder(self) -> Path:
@@ -145,24 +146,15 @@ def write_whole(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         fresh.write_text(text)
-        _sync(fresh)
+        sync(fresh)
         fresh.replace(path)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _remove_sets(base: Path, kept: Collection[str]) -> None:
     for path in base.glob("step-*"):
         if path.name not in kept:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on its disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

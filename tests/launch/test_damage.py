@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from support.damage import damage
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
 from thinwire.launch.run.assembly import assemble, simulated_placement
@@ -18,25 +19,6 @@ DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "50"))
 """How many checkpoints are damaged; `make damage` asks for more."""
 OPTIONS = ["--training.steps", "6", "--checkpoint.every", "2 steps", "--checkpoint.keep", "2", "--output", "run"]
 CODECS = ["--compression.activations", 'aqsgd(q(3), store="disk")', "--compression.gradients", "ef21(topk(0.2))"]
-NESTED = b"[" * 100_000
-
-
-def flip(content, draw):
-    place = draw.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
-
-
-DAMAGES = {
-    "cut": lambda content, draw: content[: draw.randrange(len(content))],
-    "flipped": flip,
-    "longer": lambda content, draw: content + draw.randbytes(draw.randrange(1, 100)),
-    "of zeros": lambda content, draw: bytes(len(content)),
-    "random": lambda content, draw: draw.randbytes(len(content)),
-    "empty": lambda content, draw: b"",
-    "nested": lambda content, draw: NESTED,
-    "another value": lambda content, draw: draw.choice([b"{}", b"[]", b"null", b'{"step": "x"}', b'{"files": 3}']),
-}
-"""What can become of a file, beside that it is gone, a folder, or that of another stage."""
 
 
 def digest(trainer):
@@ -61,21 +43,6 @@ def trained(tmp_path_factory):
         patch.setattr(run, "_after_step", noted)
         run.go()
     return folder, ready, digests
-
-
-def damage(folder, draw):
-    """Damage one to three files of checkpoints."""
-    for _ in range(draw.randint(1, 3)):
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        victim, kind = draw.choice(files), draw.choice([*DAMAGES, "gone", "a folder", "another's"])
-        content = victim.read_bytes()
-        victim.unlink()
-        if kind == "a folder":
-            victim.mkdir()
-        elif kind == "another's":
-            shutil.copyfile(draw.choice([path for path in files if path != victim]), victim)
-        elif kind != "gone":
-            victim.write_bytes(DAMAGES[kind](content, draw) if content else b"x")
 
 
 def resumed(ready):

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,6 +17,7 @@ from thinwire.launch.run import room
 from thinwire.launch.run.logs import files
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number, pieces, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
+from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.room import Room
 from thinwire.launch.study.progress import steps_done
 from thinwire.pipeline.trainer import StepRecord
@@ -215,3 +218,20 @@ def test_a_checkpoint_that_needs_metrics_on_a_full_disk_ends_in_a_sentence(tmp_p
         assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 1
         said = capsys.readouterr().err
         assert "must have room for the files of the run" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("log", ["metrics.jsonl", "evaluations.jsonl"])
+def test_a_disk_that_is_full_where_a_log_is_opened_is_told_in_a_sentence(log, tmp_path, monkeypatch):
+    """It was a traceback."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    real = os.fsync
+
+    def fsync(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(log):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OutputError, match="must have room for the files of the run"):
+        ran("--output", "run")

@@ -73,6 +73,24 @@ def test_evaluations_follow_the_steps_of_the_recipe_and_the_last_step_once(optio
     assert [line["step"] for line in lines(folder / "evaluations.jsonl")] == steps
 
 
+@pytest.mark.parametrize("every", ["2 steps", "3 steps"])
+def test_a_run_that_has_ended_and_is_started_again_changes_nothing(here, every):
+    """It evaluated once more, and wrote its last checkpoint again without the rows that had not changed since."""
+    options = ("--output", "run", "--training.steps", "4", "--checkpoint.every", every, "--checkpoint.keep", "1")
+    codecs = ("--compression.activations", "aqsgd(q(2))", "--compression.gradients", "ef(q(2))")
+
+    def outcome():
+        run = ran(*options, *codecs)
+        summary = json.loads((here / "run" / "summary.json").read_text())
+        parts = {path: path.read_bytes() for path in (here / "run/checkpoints").rglob("*") if path.is_file()}
+        return run._resumption.first, [lines(run.recipe.folder / "evaluations.jsonl"), summary["held_out"], parts]
+
+    began, whole = outcome()
+    assert began == 0
+    assert outcome() == (4, whole)
+    assert outcome() == (4, whole)
+
+
 def stopped_after(step, *options):
     """A run in the folder `run` that ends in an error behind a step, as if it were killed."""
     with alone():

@@ -28,15 +28,16 @@ class MetricsLog:
         folder: that of the run.
         first: the step that the run goes on from; the lines of the steps before it stay.
         limit: megabytes that a file may have before the next one begins; 0 for no limit.
+        evaluated: the step of the last evaluation whose line stays; 0 if there is none.
     """
 
-    def __init__(self, folder: Path, first: int = 0, limit: float = 0.0) -> None:
+    def __init__(self, folder: Path, first: int = 0, limit: float = 0.0, evaluated: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not first:
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
         self._folder, nbytes = folder, int(limit * MEGABYTE)
         steps = keep_lines(folder / "metrics.jsonl", lambda line: line["step"] < first)
-        evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= first)
+        evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= evaluated)
         self._lines = LogFile(folder / "metrics.jsonl", nbytes, number)
         self._evaluation_lines = LogFile(folder / "evaluations.jsonl", nbytes, number)
         self._curves = Curves(folder / "tensorboard", nbytes, first)

@@ -1,0 +1,24 @@
+"""Files and folders that are on the disk when a call returns: a power cut takes nothing of them.
+
+A disk may hold a new file and not its name. The name is in the folder, which is synced on its own.
+"""
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, if they are not there; wait until their names are on the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
