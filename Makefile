@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-
 WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 
-.PHONY: help quickstart test browser test-fast drill damage soak lint format types docs clean
+.PHONY: help quickstart test browser test-fast drill damage fuzz soak lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,10 @@ drill: $(VENV)/installed-dev ## Kill KILLS (20) stages of one run at random; it 
 
 damage: $(VENV)/installed-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
 	THINWIRE_DAMAGED=$(or $(COUNT),1000) $(BIN)/pytest -rP tests/launch/test_damage.py
+
+fuzz: $(VENV)/installed-dev ## Train under SEEDS (10000) plans of faults in links, disk and process, and mutate FRAMES (100000) frames.
+	THINWIRE_SEEDS=$(or $(SEEDS),10000) THINWIRE_FIRST_SEED=$(or $(FIRST),0) THINWIRE_FRAMES=$(or $(FRAMES),100000) \
+	$(BIN)/pytest --numprocesses auto --dist load -rP tests/launch/test_fuzz.py tests/pipeline/test_frames.py -k "seed or mutated"
 
 soak: $(VENV)/installed-dev ## Train STEPS (5000) steps: memory, threads, descriptors and disk must not grow.
 	THINWIRE_STEPS=$(or $(STEPS),5000) $(BIN)/pytest -rP tests/launch/test_bounded.py
