@@ -49,9 +49,11 @@ def unhuffman(coded: Tensor, most: int) -> Tensor:
         # A size in the frame's header is not ours, and would be allocated unseen.
         if zstandard.frame_content_size(data) != -1:
             raise CodecError("a payload's coded symbols must not give their own size")
-        symbols = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompress(data, max_output_size=most)
+        symbols = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG).decompress(data, max_output_size=most)
     except zstandard.ZstdError as error:
         raise CodecError(f"a payload's coded symbols cannot be decoded: {error}") from None
+    if not symbols:
+        raise CodecError("a payload must hold coded symbols, got none")
     return torch.frombuffer(bytearray(symbols), dtype=torch.uint8)
 
 
@@ -63,8 +65,8 @@ def unhuffman_exactly(coded: Tensor, n: int) -> Tensor:
     return symbols
 
 
-_WINDOW = 1 << 27
-"""The largest window that a frame may ask for; zstandard's own limit."""
+_WINDOW_LOG = 17
+"""The window that frames have at most, as a power of two; of a larger one memory would be taken unseen."""
 
 
 @cache
@@ -73,7 +75,7 @@ def _parameters() -> zstandard.ZstdCompressionParameters:
 
     # Equal strings are not looked for: codes are close to random, and Huffman's stage is what counts.
     return zstandard.ZstdCompressionParameters(
-        window_log=17,
+        window_log=_WINDOW_LOG,
         hash_log=6,
         chain_log=6,
         search_log=1,

@@ -134,6 +134,32 @@ def test_codes_that_claim_another_size_are_refused_before_they_take_memory():
             codec.decode(payload, torch.empty_like(x), KEY)
 
 
+def hostile_codes():
+    """Frames of zstandard that no encoder writes: of nothing, of a large window, and of many symbols or few."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=17, write_content_size=0)
+    nothing, some, many = (
+        zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(n)) for n in (0, 9, 1 << 24)
+    )
+    large = bytearray(some)
+    large[5] = (27 - 10) << 3
+    return {"nothing": nothing, "some": some, "many": many, "a large window": bytes(large)}
+
+
+@pytest.mark.parametrize("expression", CODED)
+@pytest.mark.parametrize("kind", hostile_codes())
+def test_codes_that_no_encoder_writes_are_refused(expression, kind):
+    """Codes of no symbols ended in a ValueError of torch, and a window of 128 MB was allowed."""
+    code = torch.frombuffer(bytearray(hostile_codes()[kind]), dtype=torch.uint8)
+    codec, x = parse(expression), gaussian(16, 2000)
+    x[:, 500:] = 0  # so that coding is shorter
+    payload, magic = encode(codec, x), torch.tensor([0x28, 0xB5, 0x2F, 0xFD], dtype=torch.uint8)
+    [start, *_] = (payload.unfold(0, 4, 1) == magic).all(1).nonzero().flatten().tolist()
+    payload[start : start + len(code)] = code[: len(payload) - start]
+    payload[:4] = torch.tensor(list((start + len(code)).to_bytes(4, "little")), dtype=torch.uint8)
+    with pytest.raises(CodecError, match="a payload"):
+        codec.decode(payload, torch.empty_like(x), KEY)
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])
 def test_the_decoder_in_the_documentation_gets_the_same_bytes(bits):
     x, codec = gaussian(16, 256), Quantize(bits, code="entropy")

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import nullcontext, suppress
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -35,6 +36,8 @@ KEPT_BY_BOTH = [
     *("aqsgd(q(4))", "aqsgd(topk(0.3))", 'aqsgd(q(2), first="q(8)")', 'aqsgd(nf(2), first="bf16")'),
 ]
 FEEDBACK = [*KEPT_BY_BOTH, "ef(topk(0.1))", "ef(q(1))", "efmixed(topk(0.1))"]
+CODED = ['q(2, code="entropy")', 'topk(0.3, code="entropy")', 'bf16(code="entropy")', 'aqsgd(nf(4, code="entropy"))']
+CODED = CODED if find_spec("zstandard") else []
 WORDS = {
     "bf16 NaN": b"\xc0\x7f",
     "bf16 infinity": b"\x80\x7f",
@@ -145,7 +148,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("codec", dict.fromkeys([*EXPRESSIONS, *SPARSE, *AROUND, *FEEDBACK]))
+@pytest.mark.parametrize("codec", dict.fromkeys([*EXPRESSIONS, *SPARSE, *AROUND, *FEEDBACK, *CODED]))
 def test_a_payload_is_decoded_to_finite_numbers_or_refused_by_one_error(codec):
     """Indices out of bounds ended in an AssertionError, blamed on the receiver; NaN scales were trained on."""
     torch.manual_seed(0)
