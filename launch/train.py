@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.launch import cli
 from thinwire.launch.run import forks, parent
-from thinwire.launch.run.heartbeat import pulse
+from thinwire.launch.run.heartbeat import pulse, watch
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 
 if TYPE_CHECKING:
@@ -35,12 +35,15 @@ def main(argv: Sequence[str]) -> int:
     is_stage = "RANK" in os.environ
     if is_stage:
         parent.end_with_parent()
-        beating = pulse.begin()
     else:
         forks.use_one_thread()
     from thinwire.launch.run import recipe
 
     wanted = recipe.parse(argv)
+    if is_stage:
+        if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
+            watch.begin(wanted.wire.heartbeat)
+        beating = pulse.begin()
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, check_unused, held
 

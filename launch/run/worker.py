@@ -65,9 +65,8 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         # 2. join before building: to build a run, the processes exchange messages
         join(prepared, rank)
         host_data.discard()
-        if begins_alone():
+        if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or hears this process
             refuse_replacing(prepared, where)
-        if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
             listen(prepared, where, rank, pulse, lost)
         run = Run(prepared, where)
         pulse.trains = lambda: run is not None and run.trains
@@ -89,18 +88,17 @@ def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: 
     Neighbours(where, rank, pulse, Silence(wire.heartbeat), wire.timeout).begin(lost)
 
 
-def begins_alone() -> bool:
-    """Whether this process must check the output folder: `thinwire train` has not, and torchrun did not restart it."""
-    return parent.VARIABLE not in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-
-
 def refuse_replacing(prepared: Prepared, where: Placement) -> None:
     """Raise OptionsError, in every process, if the output folder of any host holds another run. Collective.
 
-    All processes have checked before any of them writes.
+    All processes have checked before any of them writes. A run that torchrun starts again finds itself there. A host
+    that came back may be started for the first time while the others are started again, so every process asks.
     """
-    if said := [refusal for refusal in where.everyone(replacing(prepared.recipe)) if refusal]:
-        raise OptionsError(said[:1])
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    told = where.everyone([again, replacing(prepared.recipe)])
+    refusals = [refusal for _, refusal in told if refusal]
+    if refusals and not any(again for again, _ in told):
+        raise OptionsError(refusals[:1])
 
 
 def join(prepared: Prepared, rank: int) -> None:

@@ -108,6 +108,27 @@ def test_a_silent_process_is_killed_and_the_others_are_stopped(start, why, train
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a stopped process is found in /proc")
+@pytest.mark.parametrize(("why", "trains"), [("stopped", False), ("holding Python's lock", True)])
+def test_a_watcher_kills_its_silent_process(why, trains):
+    """torchrun waited 30 s before it killed a stopped process, and a neighbour on another host could not."""
+    script = "from thinwire.launch.run.heartbeat import watch; watch.begin(0.5)\n"
+    script += textwrap.dedent(SCRIPT).format(trains=trains, silent=SILENT[why])
+    environment = {**os.environ, "RANK": "7", "NAME": "bad"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert "process 7 sent no heartbeat for" in ended.stderr and "allows 0.5 s" in ended.stderr
+
+
+def test_a_watcher_ends_with_its_process():
+    script = "import os; from thinwire.launch.run.heartbeat import pulse, watch; watch.begin(3.0); pulse.begin()"
+    environment = {**os.environ, "RANK": "0"}
+    # the pipe is held open by whoever has not ended
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="libc is loaded by the name it has on Linux")
 def test_a_computation_that_gives_pythons_lock_away_is_no_silence():
     """ctypes.CDLL gives the lock away, as torch does."""

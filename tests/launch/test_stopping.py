@@ -4,12 +4,14 @@ import json
 import os
 import re
 import signal
+import time
 
 import pytest
 
 from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
+from thinwire.launch.run.heartbeat.pulse import EVERY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -102,8 +104,11 @@ def test_under_torchrun_the_neighbour_of_a_stopped_process_says_so(folder):
     launch = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
     with started([*launch, *ENDLESS, "--output", "run", "--wire.heartbeat", "1.5"], folder) as command:
         trains(command, folder)
+        time.sleep(4 * EVERY)  # until its neighbour has heard that it trains
         os.kill(command.stage_process(1), signal.SIGSTOP)
         command.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat for" in command.stderr)
+        command.wait()
+    assert "process 1 sent no heartbeat for" in command.stderr, "its own watcher"
 
 
 def test_torchrun_starts_a_run_again_that_lost_a_stage(folder):

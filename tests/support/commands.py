@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from thinwire.launch.hosts.namespaces import NETWORK_PREFIX
+from thinwire.launch.run.heartbeat import watch
 
 THINWIRE = [str(Path(sys.executable).with_name("thinwire"))]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -84,6 +85,8 @@ class Command:
         for pid, environment in self.processes().items():
             with suppress(OSError):
                 named = Path(f"/proc/{pid}/comm").read_text().split()
+                if named == [watch.NAME]:
+                    continue
                 rank = named[1] if named[0] == "thinwire" and len(named) == 2 else environment.get("RANK")
                 found |= {int(rank): pid} if rank is not None else {}
         return found

@@ -1,0 +1,67 @@
+"""A host that dies, and comes back under another address: the run goes on from its checkpoint."""
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from support.commands import TORCHRUN, TRAIN, started
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.hosts.namespaces import Cluster, processes_in
+from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.run.logs.files import read_lines
+from thinwire.launch.shared.links import Links
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
+
+STEPS = 400
+OPTIONS = ["--training.steps", STEPS, "--compression.activations", "aqsgd(q(3))", "--optimizer.schedule", "constant"]
+OTHER_ADDRESS = "10.0.0.77"
+
+
+def ip(host, *words):
+    subprocess.run(["ip", "-n", host.name, *words], check=True)
+
+
+def die(host):
+    """Nobody hears a word of it: the link is gone before its processes are."""
+    ip(host, "link", "set", INTERFACE, "down")
+    for pid in processes_in(host.name):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def come_back(host):
+    ip(host, "addr", "flush", "dev", INTERFACE)
+    ip(host, "addr", "add", f"{OTHER_ADDRESS}/24", "dev", INTERFACE)
+    ip(host, "link", "set", INTERFACE, "up")
+
+
+def test_a_host_that_dies_may_come_back_under_another_address(tmp_path, monkeypatch):
+    write_recipe(tmp_path)
+    with Cluster(Links(num_hosts=2)) as hosts, ExitStack() as commands:
+
+        def node(rank, *restarts):
+            where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1, *restarts]
+            meet = ["--master-addr", hosts[0].address, "--master-port", 29500]
+            options = [*OPTIONS, "--checkpoint.every", "10 steps", "--output", "run"]
+            command = hosts[rank].command([*TORCHRUN, *where, *meet, *TRAIN, "tiny.yaml", *options])
+            return commands.enter_context(started(command, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE))
+
+        lives, dies = node(0, "--max-restarts", 1), node(1)
+        dies.wait_until(lambda: list((tmp_path / "run").glob("checkpoints/step-*/manifest.json")))
+        die(hosts[1])
+        lives.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat" in lives.stderr)
+        come_back(hosts[1])
+        again = node(1)
+        assert (lives.wait(), again.wait()) == (0, 0), lives.stderr + again.stderr
+    assert "goes on from the checkpoint of step" in again.stdout
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["simulate", "tiny.yaml", *map(str, OPTIONS), "--output", "whole"]) == 0
+    digests = {json.loads((tmp_path / run / "summary.json").read_text())["weights_digest"] for run in ("run", "whole")}
+    assert len(digests) == 1
+    assert [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(STEPS))
