@@ -24,9 +24,11 @@ DAMAGES = {
 
 
 def damage(folder, draw):
-    """Damage one to three files of checkpoints."""
+    """Damage one to three files of checkpoints, where there are two or more."""
     for _ in range(draw.randint(1, 3)):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if len(files) < 2:
+            return
         victim, kind = draw.choice(files), draw.choice([*DAMAGES, "gone", "a folder", "another's"])
         content = victim.read_bytes()
         victim.unlink()
