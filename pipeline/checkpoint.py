@@ -93,6 +93,7 @@ class Checkpoints:
         self._words, self._timeout = words, timeout
         self._everyone = range(num_stages)
         self._checksums: dict[tuple[int, str], Tensor] = {}
+        self._posted: set[str] = set()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -166,6 +167,7 @@ class Checkpoints:
         for stage, state in states.items():
             self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
         manifest = Manifest(step, self._header, self._await_everyone(step))
+        self._forget_words_before(step)
         _write_durably(target / _MANIFEST, manifest.text().encode())
         self._prune()
 
@@ -173,19 +175,29 @@ class Checkpoints:
         """Write one stage's files and wait until they are on disk; their digests by name."""
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that stopped while it wrote
         make_folder(folder)
-        tensors = dict(state.tensors)
+        tensors, digests = dict(state.tensors), dict[str, str]()
         for name, (store, snapshot) in state.snapshots.items():
             empty = torch.zeros(store.layout.num_slots, dtype=torch.int64)
             checksums = self._checksums.setdefault((stage, name), empty)
-            SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
+            _, digests[f"{name}.rows"] = SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
             _write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
             tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
         _save_tensors(folder, tensors)
         _write_durably(folder / "values.json", json.dumps(state.values).encode())
-        return {path.name: _digest(path) for path in sorted(folder.iterdir())}
+        return {path.name: digests.get(path.name) or _digest(path) for path in sorted(folder.iterdir())}
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self._words.set(_key(step, stage), json.dumps(word))
+        self._posted.add(_key(step, stage))
+
+    def _forget_words_before(self, step: int) -> None:
+        """Delete what this process posted for the checkpoint before: all stages wrote a later one, so all have read it.
+
+        Else the store of words would grow with every checkpoint, in memory and in its file.
+        """
+        for key in self._posted - (now := {_key(step, stage) for stage in self._stages}):
+            self._words.delete_key(key)
+        self._posted = now
 
     def _await_everyone(self, step: int) -> dict[str, dict[str, str]]:
         """The digests of every stage's files, after all are written. CheckpointError if a stage could not write."""

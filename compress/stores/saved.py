@@ -11,6 +11,7 @@ over the base, so a half-folded base gives the same rows.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -36,19 +37,23 @@ class SavedRows:
     """The slot of each row, ascending."""
 
     @classmethod
-    def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> SavedRows:
+    def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> tuple[SavedRows, str]:
         """Write a snapshot's rows, durable on return, and their CRC-32 into `checksums`, int64 [num_slots].
+
+        The second result is the SHA-256 of the file in hex, taken on the way: reading it again takes longer.
 
         Raises StoreError if the disk refuses.
         """
+        digest = hashlib.sha256()
         with _told(path, "write"), path.open("wb") as file:
             for slot, row in zip(snapshot.slots, snapshot.rows, strict=True):
                 content = row.numpy().data
                 checksums[slot] = zlib.crc32(content)
+                digest.update(content)
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        return cls(path, snapshot.slots)
+        return cls(path, snapshot.slots), digest.hexdigest()
 
     def read(self, row_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Every row with its slot; StoreError if the file does not have the size of its rows."""

@@ -1,5 +1,6 @@
 """Snapshots of stores, and their rows in the files of checkpoints."""
 
+import hashlib
 import threading
 
 import pytest
@@ -22,7 +23,9 @@ def store(request, tmp_path):
 
 def save(store, path, checksums):
     snapshot = store.snapshot()
-    return SavedRows.write(path, snapshot, checksums), snapshot.known
+    rows, digest = SavedRows.write(path, snapshot, checksums)
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    return rows, snapshot.known
 
 
 def load(store, known, checksums, base, chain):

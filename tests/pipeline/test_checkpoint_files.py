@@ -126,6 +126,20 @@ def test_a_checkpoint_is_whole_once_every_stage_is(tmp_path):
     assert [manifest.step for manifest in manifests(one.checkpoints.folder)] == [1]
 
 
+def test_words_that_all_stages_have_read_are_forgotten(tmp_path):
+    """The store of words had two more for every checkpoint, in the memory of every process."""
+    words, counts = dist.HashStore(), []
+    both = [Process(tmp_path / str(stage), words, stage, num_stages=2) for stage in range(2)]
+    for _ in range(6):
+        for process in both:
+            process.train()
+            process.save()
+        for process in both:
+            process.checkpoints.wait()
+        counts.append(words.num_keys())
+    assert counts[1:] == counts[:1] * 5
+
+
 def test_a_stage_that_cannot_write_is_named_by_all_and_the_next_checkpoint_has_its_rows(tmp_path, monkeypatch):
     wanted = undisturbed(tmp_path, 2)
     words = dist.HashStore()
