@@ -116,7 +116,7 @@ class Disk:
 
     def _note(self, folder):
         """Keep the names in a folder after a change, by the number of what they name."""
-        names = {path.name: self._number(path) for path in folder.iterdir()}
+        names = {path.name: self._number(path) for path in sorted(folder.iterdir())}
         states = self._names.setdefault(self._number(folder), [{}])
         if states[-1] != names:
             states.append(names)
