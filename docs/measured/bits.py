@@ -6,6 +6,7 @@ python docs/measured/bits.py        prints the table and writes docs/measured/bi
 from pathlib import Path
 
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -21,6 +22,9 @@ FAMILIES = {
     "nf, rotated": [f'nf({bits}, rotate="hadamard")' for bits in (1, 2, 3, 4)],
     "q, rotated": [f'q({bits}, rotate="hadamard")' for bits in (2, 3, 4, 5, 6)],
     "q, outliers": [f"q({bits}, outliers=0.01)" for bits in (1, 2, 3, 4, 5)],
+    "q, coded": [f'q({bits}, code="entropy")' for bits in (2, 3, 4, 5, 6)],
+    "q, auto, clip, coded": [f'q({bits}, grid="auto", clip="mse", code="entropy")' for bits in (2, 3, 4, 5)],
+    "nf, coded": [f'nf({bits}, code="entropy")' for bits in (3, 4)],
     "topk": [f'topk({share}, values="q(4)")' for share in (0.02, 0.1, 0.3, 0.5, 0.7)],
 }
 BOUND = 20 * torch.tensor(2.0).log10().item()
@@ -57,6 +61,7 @@ def draw(names: list[str], rows: dict[str, list]) -> None:
     figure = Figure(figsize=(4 * len(names), 4.5), dpi=80, layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True)
     for index, (name, panel) in enumerate(zip(names, panels, strict=True)):
+        panel.set_prop_cycle(color=colormaps["tab20"].colors)
         for family, expressions in FAMILIES.items():
             found = [rows[expression][index] for expression in expressions]
             panel.plot([one.bits_per_element for one in found], [one.snr_db for one in found], "o-", ms=3, label=family)
