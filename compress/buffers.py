@@ -103,7 +103,7 @@ class Buffers:
             if purpose not in self.layouts:
                 raise CodecError(
                     f"{self._method} needs a slot for each sample, got none: give the number of samples with "
-                    f"Wire(slots=SlotCounts(...))"
+                    f"Wire(slots=SlotCounts(..., {'samples' if purpose == 'train' else 'evaluation_samples'}=...))"
                 )
             self._stores[purpose] = self._make_store(self.layouts[purpose], purpose)
         return self._stores[purpose]

@@ -43,6 +43,9 @@ def check(codec: Codec) -> None:
     Raises:
         ContractError: with a sentence for each rule that is broken, and the first tensor that showed it.
     """
+    if not isinstance(codec, Codec):
+        made = f"{codec.__name__}()" if isinstance(codec, type) else "parse(text)"
+        raise ContractError([f"check takes a codec, such as {made}, got {codec!r}"])
     found = _Findings()
     for sentence in _described(codec):
         found.add(sentence, sentence)

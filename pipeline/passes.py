@@ -54,6 +54,8 @@ def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) ->
             f"stage {stage} was told that a pass of kind {coming.kind} comes, but the schedule {runs}; "
             f"begin a training pass before schedule.step, an evaluation before schedule.eval"
         )
+    if coming.sample_ids is not None and not isinstance(coming.sample_ids, Tensor):
+        raise PipelineError(f"sample_ids must be a tensor of int64, got {type(coming.sample_ids).__name__}")
     if coming.sample_ids is not None and len(coming.sample_ids) != samples:
         raise PipelineError(
             f"sample_ids must name each of the {samples} samples of a pass, got {len(coming.sample_ids)} on stage "

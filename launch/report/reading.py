@@ -57,6 +57,11 @@ def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
                 runs.append(_read_run(path))
             elif path.is_dir():
                 inside = _documents_in(path)
+                if not inside and (path / "recipe.yaml").exists():
+                    raise OptionsError(
+                        f"{path} must be a run with a summary, written at its first save or its end; if it has "
+                        f"a checkpoint, thinwire train --resume {path} goes on"
+                    )
                 if not inside:
                     raise OptionsError(f"{path} must be the folder of a run, but has no summary.json and no tables")
                 documents += inside

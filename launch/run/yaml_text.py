@@ -22,11 +22,22 @@ def load_yaml(text: str, where: str) -> Any:
         if len(text) > MOST_CHARACTERS:
             raise OptionsError(f"{where} must have at most {MOST_CHARACTERS} characters, got {len(text)}")
         _measure(text, where)
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, OptionsError):
             raise
         raise OptionsError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader for which a field may stand only once. YAML's own takes the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {', '.join(twice)} must stand only once")
+        return super().construct_mapping(node, deep)
 
 
 def _measure(text: str, where: str) -> None:

@@ -12,6 +12,9 @@ from thinwire.pipeline.errors import OptionsError
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "null"}
 
+_MOST_UNKNOWN = 5
+"""More unknown fields than this are told in one sentence: the file is not a study."""
+
 
 def read_fields(kind: type[Any], values: Mapping[Any, Any], where: str) -> Any:
     """An instance of a dataclass. OptionsError with a sentence for each mistake; `where` begins all of them."""
@@ -29,10 +32,12 @@ def _dataclass(kind: type[Any], values: Any, name: str, mistakes: list[str]) -> 
     if not isinstance(values, Mapping):
         mistakes.append(f"{name} must hold fields, such as {next(iter(hints))}, got {values!r}")
         return None
-    for given in values:
-        if given not in hints:
-            known = ", ".join(prefix + known for known in hints)
-            mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}; known: {known}")
+    unknown, known = [given for given in values if given not in hints], ", ".join(prefix + known for known in hints)
+    if len(unknown) > _MOST_UNKNOWN:
+        mistakes.append(f"{len(unknown)} fields are unknown, such as {prefix}{unknown[0]}; known: {known}")
+        return None
+    for given in unknown:
+        mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}; known: {known}")
     for field in fields(kind):
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             mistakes.append(f"{prefix}{field.name} is missing")

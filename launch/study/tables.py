@@ -46,7 +46,8 @@ def scores_table(study: Study, rows: Mapping[str, Row], results: Sequence[Result
         "included; in full is the share of rows that went uncompressed."
     )
     notes = [f"{name}: {row.note}." for name, row in rows.items() if row.note]
-    return Table(f"{study.source or study.name}: published and ours", columns, lines, " ".join([note, *notes]))
+    title = f"{study.source or study.name}: {'published and ours' if published else 'scores'}"
+    return Table(title, columns, lines, " ".join([note, *notes]))
 
 
 def claims_table(study: Study, judged: Sequence[Judged]) -> Table:

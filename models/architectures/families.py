@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire.errors.calls import first_line
 from thinwire.models.architectures.pieces import (
     CausalBlock,
     ChainStep,
@@ -307,7 +308,8 @@ def _skeleton(family: Family, config: Any) -> Skeleton:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
             model = unsplit(family, config)
     except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
-        raise ModelError(f"transformers cannot build {family.name} of this configuration: {error}") from error
+        said = f"transformers cannot build {family.name} of this configuration: {first_line(error)}"
+        raise ModelError(said) from error
     found = type(model).__name__
     if found != family.architecture:
         raise ModelError(f"{family.name} of transformers is a {found}, and the family names {family.architecture}")

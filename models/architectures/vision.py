@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.errors.calls import first_line
 from thinwire.models.architectures.chain import Chain
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Initialize, Layer, LayerSpec
@@ -93,7 +94,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
         with torch.device("meta"):
             layers = take_apart(make())
     except (TypeError, ValueError, AssertionError, ArithmeticError, NotImplementedError) as error:
-        raise ModelError(f"torchvision cannot build {name} with {dict(config)}: {error}") from error
+        raise ModelError(f"torchvision cannot build {name} with {dict(config)}: {first_line(error)}") from error
     if is_vit:
         initialize: Initialize = _initialize_vit
         image_size = {**_VITS[name], **options}["image_size"]

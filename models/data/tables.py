@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Splits = dict[str, "Dataset"]
 Open = Callable[[Part], Splits]
 """Opens the splits of one source."""
+_EXTRA = "__index_level_0__"
+"""The column into which pandas puts what stands before the columns of a header."""
 
 
 def open_file(part: Part) -> Splits:
@@ -105,8 +107,19 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     known = ", ".join(splits)
     require((wanted in splits, f"the split of {part.name} must be one of {known}, got {wanted!r}"))
     table: Dataset = splits[wanted]
-    require((len(table) > 0, f"split {wanted!r} of {part.name} must have at least one row, got none"))
+    require(
+        (len(table) > 0, f"split {wanted!r} of {part.name} must have at least one row, got none"),
+        (
+            not (_EXTRA in table.column_names and _holds_csv(Path(part.name).expanduser())),
+            f"the rows of {part.name} must have as many fields as its header, and have more: put texts with commas in "
+            f"quotes",
+        ),
+    )
     return table
+
+
+def _holds_csv(path: Path) -> bool:
+    return any(file.suffix.lower() == ".csv" for file in (path.rglob("*") if path.is_dir() else [path]))
 
 
 def _holds_text_alone(folder: Path) -> bool:

@@ -9,6 +9,8 @@ from typing import Literal
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.durations import is_due, misspelt, read_duration
 
+MOST_STEPS = 10**9
+"""The most steps and epochs of a run: more than anyone waits for."""
 MOST_THREADS = 1024
 """The most threads of a stage process: as many as the largest machines have cores."""
 
@@ -82,8 +84,15 @@ class TrainingOptions:
             )
             if value is not None and value < least
         ]
-        if self.threads > MOST_THREADS:
-            mistakes.append(f"training.threads must be at most {MOST_THREADS}, got {self.threads}")
+        mistakes += [
+            f"training.{name} must be at most {most}, got {value}"
+            for name, value, most in (
+                ("steps", self.steps, MOST_STEPS),
+                ("epochs", self.epochs, MOST_STEPS),
+                ("threads", self.threads, MOST_THREADS),
+            )
+            if value is not None and value > most
+        ]
         mistakes += misspelt("training.evaluate_every", self.evaluate_every)
         if mistakes:
             raise OptionsError(mistakes)

@@ -175,6 +175,13 @@ def test_all_broken_rules_are_told_at_once(own):
     assert "an error of" in beyond
 
 
+def test_a_text_and_a_class_are_no_codecs(own):
+    for given, made in (("q(4)", "parse(text), got 'q(4)'"), (type(own("    pass")), "Own(), got <class")):
+        with pytest.raises(ContractError) as caught:
+            check(given)
+        assert str(caught.value).startswith(f"check takes a codec, such as {made}")
+
+
 def test_a_class_that_is_not_frozen_is_told(own):
     with pytest.raises(ContractError, match=r"own_rules\.Own must have the decorator"):
         check(own("    pass", decorator=""))

@@ -75,6 +75,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--optimizer.betas", "[5, 5]"],
             "optimizer.betas must be at least 0 and below 1, got [5.0, 5.0]",
         ),
+        (
+            ["quickstart", "--training.steps", "1" + "0" * 25],
+            "training.steps must be at most 1000000000, got 1" + "0" * 25,
+        ),
         (["quickstart", "--training.threads", "1000000000"], "training.threads must be at most 1024, got 1000000000"),
         (["quickstart", "--name", "../../x"], "name must have at most 200 bytes, and no / or control characters"),
         (["quickstart", "--name", ".."], "name must have at most 200 bytes"),

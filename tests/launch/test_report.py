@@ -213,12 +213,16 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
     shutil.copytree(folder / "tiny", tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n{")
     (tmp_path / "run" / "trace" / "stage-1.json").write_text("[]")
-    names = ["empty", "broken.json", "list.json", "none.json", "run"]
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "recipe.yaml").touch()
+    names = ["empty", "killed", "broken.json", "list.json", "none.json", "run"]
     out = tmp_path / "report.html"
     assert cli.main(["report", *(str(tmp_path / name) for name in names), "--out", str(out)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.removeprefix(f"{tmp_path}/").split(":")[0] for line in lines] == [
         "empty must be the folder of a run, but has no summary.json and no tables",
+        "killed must be a run with a summary, written at its first save or its end; if it has a checkpoint, thinwire "
+        f"train --resume {tmp_path}/killed goes on",
         "broken.json holds no tables",
         "list.json holds no tables",
         "none.json must be the folder of a run or a file with tables, but does not exist",

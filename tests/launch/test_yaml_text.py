@@ -22,6 +22,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ("a: 2001-99-99", "is not valid YAML"),
         ("a: " + "9" * 10_000, "is not valid YAML"),
         ("a: *nowhere", "is not valid YAML"),
+        ("b: 1\na: {c: 1, d: 2, c: 3}", "line 2: c must stand only once"),
         ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
     ],
     ids=[
@@ -34,6 +35,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         "date",
         "digits",
         "alias",
+        "twice",
         "tag",
     ],
 )

@@ -103,6 +103,15 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path, caplog, capsys, content,
 
 
 @uses_datasets
+@pytest.mark.parametrize("inside", [False, True])
+def test_texts_with_commas_that_are_not_quoted_are_told(tmp_path, inside):
+    """`datasets` took what stood behind the comma for the text."""
+    (tmp_path / "rows.csv").write_text("text,label\n" + "Hello number 7, how are you,1\n" * 3)
+    with pytest.raises(ModelError, match="must have as many fields as its header, and have more"):
+        read_texts(Part(str(tmp_path if inside else tmp_path / "rows.csv")))
+
+
+@uses_datasets
 def test_an_empty_folder_is_named(tmp_path):
     with pytest.raises(ModelError, match="doesn't contain any data files"):
         read_texts(Part(str(tmp_path)))
