@@ -40,7 +40,7 @@ class SavedRows:
     def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> tuple[SavedRows, str]:
         """Write a snapshot's rows, durable on return, and their CRC-32 into `checksums`, int64 [num_slots].
 
-        The second result is the SHA-256 of the file in hex, taken on the way: reading it again takes longer.
+        The second result is the SHA-256 of the file in hex, taken without reading the file again.
 
         Raises StoreError if the disk refuses.
         """
