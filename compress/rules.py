@@ -43,9 +43,10 @@ def check(codec: Codec) -> None:
     Raises:
         ContractError: with a sentence for each rule that is broken, and the first tensor that showed it.
     """
-    if not isinstance(codec, Codec):
-        made = f"{codec.__name__}()" if isinstance(codec, type) else "parse(text)"
-        raise ContractError([f"check takes a codec, such as {made}, got {codec!r}"])
+    given: object = codec
+    if not isinstance(given, Codec):
+        made = f"{given.__name__}()" if isinstance(given, type) else "parse(text)"
+        raise ContractError([f"check takes a codec, such as {made}, got {given!r}"])
     found = _Findings()
     for sentence in _described(codec):
         found.add(sentence, sentence)

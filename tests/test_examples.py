@@ -1,12 +1,14 @@
 """The examples are run as a user runs them, on real processes where they need them."""
 
 import re
+import runpy
 import sys
 
 import pytest
 import torch
 
 from support.pages import ROOT
+from support.processes import run
 from support.torchrun import said, torchrun
 from thinwire.compress import check
 
@@ -23,6 +25,19 @@ def test_own_loop_trains_and_sends_less():
     sent = {stage: int(sent) for stage, sent in re.findall(r"stage (\d) sent (\d+) bytes instead of 327680", printed)}
     assert sorted(sent) == ["0", "1"]
     assert all(bytes_sent < 327680 / 2.5 for bytes_sent in sent.values()), sent
+
+
+def several_stages(rank, folder, *steps):
+    known = runpy.run_path(str(EXAMPLES / "several_stages.py"))
+    return [known["train"](folder, count) for count in steps]
+
+
+@pytest.mark.processes
+def test_a_loop_of_several_stages_goes_on_as_if_it_had_not_stopped(tmp_path):
+    _, [whole] = run(several_stages, 2, tmp_path / "whole", 12)
+    _, [first, rest] = run(several_stages, 2, tmp_path / "stopped", 7, 12)
+    assert len(whole) == 12 + 2 and whole[11] < 0.9 * whole[0], whole
+    assert first[:7] + rest == whole
 
 
 @pytest.mark.processes

@@ -12,11 +12,11 @@ from thinwire.compress.codecs.bits import entropy_with_codes
 from thinwire.compress.codecs.entropy import EntropyCoded
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
-from thinwire.compress.codecs.lengths import Code, check_code, length_of
+from thinwire.compress.codecs.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
 
 
-class Blockwise(Codec):
+class Blockwise(MayVary, Codec):
     """A codec whose codes are in units of their block's scale: a quantizer, and the options of q, fp8 and dither."""
 
     per: Per | None
@@ -29,15 +29,6 @@ class Blockwise(Codec):
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", resolve_per(self, self.per, self.group))
         check_code(self, self.code)
-
-    @property
-    def varies(self) -> bool:
-        """Whether codes take fewer bits if they are frequent."""
-        return self.code is not None
-
-    def used(self, payload: Tensor) -> int:
-        """How many bytes of a payload are sent."""
-        return length_of(payload) if self.varies and len(payload) else len(payload)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of all scales and of the packed codes, and of outliers; 0 for a tensor without elements.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
 from thinwire.compress.codecs.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, check_code, length_of, put_length
+from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +79,7 @@ class Cast(Codec):
 
 
 @dataclass(frozen=True, repr=False)
-class HalfPrecision(Cast):
+class HalfPrecision(MayVary, Cast):
     """A format of two bytes."""
 
     code: Code | None = field(default=None, kw_only=True)
@@ -87,15 +87,6 @@ class HalfPrecision(Cast):
 
     def __post_init__(self) -> None:
         check_code(self, self.code)
-
-    @property
-    def varies(self) -> bool:
-        """Whether high bytes are coded."""
-        return self.code is not None
-
-    def used(self, payload: Tensor) -> int:
-        """How many bytes of a payload are sent."""
-        return length_of(payload) if self.varies and len(payload) else len(payload)
 
     def _write(self, sent: Tensor, out: Tensor) -> None:
         if not self.varies:

@@ -12,6 +12,21 @@ Code = Literal["entropy"]
 LENGTH_BYTES = 4
 
 
+class MayVary:
+    """Part of a codec with an option `code`: its payloads say how long they are, if the option is given."""
+
+    code: Code | None
+
+    @property
+    def varies(self) -> bool:
+        """Whether frequent symbols take fewer bits."""
+        return self.code is not None
+
+    def used(self, payload: Tensor) -> int:
+        """How many bytes of a payload are sent; CodecError if it says something impossible."""
+        return length_of(payload) if self.varies and len(payload) else len(payload)
+
+
 def check_code(codec: Codec, code: object) -> None:
     """Raise CodecError if a codec's option `code` is not allowed, or needs a library that is not installed."""
     if code is not None:

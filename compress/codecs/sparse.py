@@ -35,7 +35,7 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
     values_at,
 )
-from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, check_code, length_of, put_length
+from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.errors import attempt
 
@@ -157,7 +157,7 @@ class Sparse(Codec):
 
 
 @dataclass(frozen=True, repr=False)
-class TopK(Sparse):
+class TopK(MayVary, Sparse):
     """`topk(fraction)`: the elements of largest magnitude; of equals the first, and NaN before all others.
 
     It sends exactly k = max(1, round(fraction * n)) of a sample's n. No element is off by more than the least magnitude
@@ -173,15 +173,6 @@ class TopK(Sparse):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_code(self, self.code)
-
-    @property
-    def varies(self) -> bool:
-        """Whether indices are coded."""
-        return self.code is not None
-
-    def used(self, payload: Tensor) -> int:
-        """How many bytes of a payload are sent."""
-        return length_of(payload) if self.varies and len(payload) else len(payload)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of indices and values; with `code` the most, and four bytes more. 0 without elements."""
