@@ -47,7 +47,7 @@ def begin(allowed: float) -> None:
 
 
 def _watch(watched: int, reading: int, silence: Silence, allowed: float) -> None:
-    """Return when the process has ended, or has been killed for its silence."""
+    """Watch until the process has ended, or kill it for its silence."""
     rank = int(os.environ["RANK"])
     silence.heard(rank, trains=False)
     while os.getppid() == watched:
