@@ -1,5 +1,4 @@
 import datetime
-import os
 import signal
 
 import pytest
@@ -7,11 +6,6 @@ import torch
 import torch.distributed as dist
 
 from support.needs import left_out
-
-
-def pytest_xdist_auto_num_workers():
-    """One worker more than processors, because tests of processes often wait."""
-    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items):

@@ -4,9 +4,7 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -55,19 +53,19 @@ def launcher_killed(command):
         time.sleep(0.05)
 
 
-def left():
+def left(folder):
     """The temporary folders of runs."""
-    names = ("thinwire-*-*", "torchelastic_*")
-    return {path for name in names for path in Path(tempfile.gettempdir()).glob(name)}
+    return {path for name in ("thinwire-*-*", "torchelastic_*") for path in folder.glob(name)}
 
 
 def test_nothing_temporary_is_left_of_a_run_or_of_a_killed_launcher(tmp_path):
-    before = left()
-    with started([*THINWIRE, "train", *ENDLESS], tmp_path) as command:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with started([*THINWIRE, "train", *ENDLESS], tmp_path, TMPDIR=str(temporary)) as command:
         command.wait_until(lambda: trained(tmp_path))
-        assert len(left() - before) == 1
+        assert len(left(temporary)) == 1
         launcher_killed(command)
-        assert left() <= before
+        assert not left(temporary)
 
 
 def test_stages_end_when_their_launcher_is_killed_while_they_start(tmp_path):
