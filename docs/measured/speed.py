@@ -1,14 +1,18 @@
-"""Draw samples/s over bandwidth from what `thinwire bench links --json` printed.
+"""Draw samples/s over bandwidth, and the held-out loss of the same codecs.
 
     thinwire bench links --like aqsgd --json > speed.json
-    python docs/measured/speed.py speed.json speed.png
+    thinwire study docs/measured/codecs.yaml
+    thinwire study report docs/measured/codecs.yaml
+    python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png
 
-`bench-links.json` holds the two tables that the picture needs, as `bench-links.md` has them.
+`bench-links.json` holds the two tables of the first command that the picture needs, as `bench-links.md` has them, and
+`codecs.json` the report of the study.
 """
 
 import sys
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from thinwire.launch.shared.tables import Table, read_document
@@ -27,16 +31,41 @@ def column(table: Table, name: str) -> list:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def draw(document: str) -> Figure:
+def draw(bench: str, study: str) -> Figure:
+    """Speed over bandwidth, and beside it the held-out loss of the same codecs."""
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    speeds, losses = figure.subplots(1, 2, width_ratios=[3, 1])
+    draw_speed(speeds, bench)
+    draw_loss(losses, study)
+    for axes in (speeds, losses):
+        axes.grid(color="#e0e0e0")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw_loss(axes: Axes, document: str) -> None:
+    """The mean held-out loss of each row of the study, with a point for each mode and its spread over seeds."""
+    scores = read_document(document)[1][0]
+    rows = {row: index for index, row in enumerate(name for name in LINES if name in column(scores, "row"))}
+    for mode, marker in (("on", "o"), ("off", "x")):
+        means, spreads = (column(scores, f"loss {mode}, {what}") for what in ("mean", "std"))
+        for row, mean, spread in zip(column(scores, "row"), means, spreads, strict=True):
+            axes.errorbar(rows[row], mean, spread, fmt=marker, color=LINES[row][1], capsize=4)
+        axes.plot([], [], marker, color="black", label=f"compression {mode} in evaluation")
+    axes.set_xticks(list(rows.values()), [row.replace("/", "/\n") for row in rows])
+    axes.set_xlim(-0.5, len(rows) - 0.5)
+    axes.set_ylabel("held-out loss, nats a byte")
+    axes.legend(frameon=False, fontsize="small")
+
+
+def draw_speed(axes: Axes, document: str) -> None:
     """The measured speed of each contender as a line with points, and its LIMIT as a dashed line."""
     tables = read_document(document)[1]
     speeds = next(table for table in tables if "samples/s" in table.columns)
     links = next(table for table in tables if "goodput, Mbit/s" in table.columns)
     goodput = dict(zip(column(links, "links"), column(links, "goodput, Mbit/s"), strict=True))
     measured = list(zip(*(column(speeds, name) for name in ("links", "who", "samples/s", "LIMIT")), strict=True))
-
-    figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
     for contender, (label, colour) in LINES.items():
         points = sorted((goodput[link], speed, limit) for link, who, speed, limit in measured if who == contender)
         if not points:
@@ -51,12 +80,9 @@ def draw(document: str) -> Figure:
     axes.set_xlabel("measured bandwidth of the link, Mbit/s")
     axes.set_ylabel("samples/s")
     axes.set_ylim(bottom=0)
-    axes.grid(color="#e0e0e0")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    return figure
 
 
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    draw(source.read_text()).savefig(target)
+    bench, study, target = map(Path, sys.argv[1:])
+    draw(bench.read_text(), study.read_text()).savefig(target)

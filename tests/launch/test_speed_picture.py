@@ -3,10 +3,19 @@
 import json
 import runpy
 
+from matplotlib.axes import Axes
+
 from support.pages import DOCS
 
 MEASURED = DOCS / "measured"
-draw = runpy.run_path(str(MEASURED / "speed.py"))["draw"]
+SCRIPT = runpy.run_path(str(MEASURED / "speed.py"))
+BENCH, STUDY = ((MEASURED / name).read_text() for name in ("bench-links.json", "codecs.json"))
+
+
+def draw(bench: str) -> tuple[Axes, Axes]:
+    """The two halves of the picture: speed and loss."""
+    speeds, losses = SCRIPT["draw"](bench, STUDY).axes
+    return speeds, losses
 
 
 def _cells(line: str) -> list:
@@ -25,14 +34,14 @@ def _number(text: str) -> float | str | None:
 def test_every_number_of_the_picture_is_on_the_page():
     lines = [line for line in (MEASURED / "bench-links.md").read_text().splitlines() if line.startswith("| ")]
     page = [_cells(line) for line in lines]
-    tables = json.loads((MEASURED / "bench-links.json").read_text())["tables"]
+    tables = json.loads(BENCH)["tables"]
     rows = [row for table in tables for row in table["rows"]]
     assert len(rows) == 6 * 8 + 6
     assert [row for row in rows if row not in page] == []
 
 
 def test_the_picture_has_a_line_for_each_contender_and_its_limit():
-    (axes,) = draw((MEASURED / "bench-links.json").read_text()).axes
+    axes, _ = draw(BENCH)
     lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     assert list(lines) == [
         "plain torch, fp32", "Thinwire, uncompressed", "Thinwire, q(4)/q(8)", "Thinwire, q(3)/q(6)", "LIMIT of each",
@@ -43,8 +52,18 @@ def test_the_picture_has_a_line_for_each_contender_and_its_limit():
 
 
 def test_a_bench_without_a_contender_draws_the_others():
-    document = json.loads((MEASURED / "bench-links.json").read_text())
+    document = json.loads(BENCH)
     speeds = document["tables"][0]
     speeds["rows"] = [row for row in speeds["rows"] if row[1] in ("none", "torch fp32")]
-    (axes,) = draw(json.dumps(document)).axes
+    axes, _ = draw(json.dumps(document))
     assert len(axes.get_lines()) == 2 + 1 + 1
+
+
+def test_the_loss_beside_it_is_that_of_the_study():
+    _, axes = draw(BENCH)
+    scores = json.loads(STUDY)["tables"][0]
+    rows = [dict(zip(scores["columns"], row, strict=True)) for row in scores["rows"]]
+    points = [line for line in axes.get_lines() if line.get_marker() in ("o", "x") and len(line.get_ydata())]
+    drawn = sorted(float(point.get_ydata()[0]) for point in points)
+    assert drawn == sorted(row[f"loss {mode}, mean"] for row in rows for mode in ("on", "off"))
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["none", "q(4)/\nq(8)", "q(3)/\nq(6)"]
