@@ -181,6 +181,7 @@ finally:
     assert result.stdout.splitlines()[-1] == "False False"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_first_words_come_before_anything_large_is_imported(tmp_path):
     """Nothing was said for 4 to 11 seconds."""
     code = """

@@ -19,6 +19,8 @@ from thinwire.launch.run.weights import newest
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
 
+pytestmark = pytest.mark.slow
+
 HOLDING = """
 import sys, time
 from pathlib import Path

@@ -9,6 +9,8 @@ from support.recipe_runs import losses, simulate, summary
 from thinwire.launch import cli
 from thinwire.launch.run.run import Run
 
+pytestmark = pytest.mark.slow
+
 TINY = ["gpt2-tiny", "--data.limit", "4000", "--data.held_out", "0.3", "--training.steps", "7"]
 OFTEN = ["--training.evaluate_every", "2 steps", "--checkpoint.every", "2 steps"]
 SAME = ("train_loss", "held_out", "channels", "choices", "weights_digest", "bytes_sent", "steps")

@@ -16,6 +16,8 @@ from thinwire.launch.run.weights import Saving, newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.meters import SECTIONS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.models.digest import tensor_lines, weights_digest
 
+pytestmark = pytest.mark.slow
+
 TINY = ["simulate", "tiny.yaml", "--training.steps", "6", "--training.evaluate_every", "2 steps", "--checkpoint.every"]
 
 

@@ -19,6 +19,8 @@ from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.transport import MemoryEnd
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (4, 6, 40)
 SPARSE = [
     *("topk(0.02)", "topk(0.3)", "topk(0.9)", 'topk(0.1, values="q(4)")', 'topk(0.1, values="fp16")'),

@@ -10,6 +10,8 @@ from thinwire.pipeline.checkpoint import Checkpoints, is_whole, manifests
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
 
+pytestmark = pytest.mark.slow
+
 STEPS, STOP = 7, 4
 METHODS = {
     "none": ("none", "none"),
