@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
-# without compiling: Python compiles what is imported when it is imported, a quarter of the files
-INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --editable
+INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
 WORKERS = --numprocesses auto --dist loadgroup
 PACKAGES = errors compress models pipeline launch
 
