@@ -22,7 +22,7 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.channel import Channel, Layout, aligned, lay_out
+from thinwire.pipeline.channel import Channel, frame_bytes, place_of
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
@@ -37,8 +37,8 @@ class FramePlan:
     """The plan of one micro-batch's tuple: a plan for each tensor's message, and where the payloads lie."""
 
     messages: tuple[MessagePlan, ...]
-    layout: Layout
-    """Where payloads lie. If some vary, each begins where the one before it really ends, and this is the most."""
+    nbytes: int
+    """Bytes of the frame; if payloads vary, the most."""
 
 
 Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
@@ -54,12 +54,12 @@ class ChannelEnd:
     @property
     def capacity(self) -> int:
         """Bytes of the largest frame this channel can carry."""
-        return lay_out([coder.capacity for coder in self.coders]).nbytes
+        return frame_bytes(coder.capacity for coder in self.coders)
 
     def plan(self, microbatch: Microbatch) -> FramePlan:
         """The plan of a micro-batch. Both ends make the same one before it is sent."""
         messages = tuple(coder.plan(microbatch) for coder in self.coders)
-        return FramePlan(messages, lay_out([message.nbytes for message in messages]))
+        return FramePlan(messages, frame_bytes(message.nbytes for message in messages))
 
     def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
         """Count one frame of `nbytes`."""
@@ -166,14 +166,13 @@ class Sender(ChannelEnd):
         """Write every payload into the frame; the messages that are still to be settled, and the frame's length."""
         messages, stop = [], HEADER_BYTES
         for index, (encoder, tensor, message) in enumerate(zip(self._encoders, tensors, plan.messages, strict=True)):
-            start = aligned(stop)
-            payload = frame[start : start + message.nbytes]
-            stop = start + message.nbytes
+            place = place_of(message.nbytes, stop)
+            payload, stop = frame[place], place.stop
             if tensor is not None:
                 key = self.channel.key(microbatch, index)
                 messages.append((encoder, encoder.encode(tensor.detach(), payload, key, message)))
                 # the next payload may overwrite what this one does not use
-                stop = start + encoder.used(payload, message)
+                stop = place.start + encoder.used(payload, message)
         return messages, stop
 
     def flush(self) -> None:
@@ -247,7 +246,7 @@ class Receiver(ChannelEnd):
             plan = self.plan(microbatch)
             # 3. Check before decoding: a wrong frame must not change a buffer.
             varies = any(decoder.varies for decoder in self._decoders)
-            planned = channel.header(microbatch, plan.layout.nbytes)
+            planned = channel.header(microbatch, plan.nbytes)
             try:
                 header = check(planned, frame, payload=self._options.checksum, shorter=varies)
                 payloads = self._payloads(frame, header, plan)
@@ -268,11 +267,10 @@ class Receiver(ChannelEnd):
         payloads: list[Tensor | None] = []
         stop = HEADER_BYTES
         for index, (decoder, message) in enumerate(zip(self._decoders, plan.messages, strict=True)):
-            start = aligned(stop)
-            payload = frame[start : start + message.nbytes]
-            is_none = header.nones >> index & 1
-            stop = start + (message.nbytes if is_none else decoder.used(payload, message))
-            payloads.append(None if is_none else payload)
+            place = place_of(message.nbytes, stop)
+            payload = None if header.nones >> index & 1 else frame[place]
+            stop = place.stop if payload is None else place.start + decoder.used(payload, message)
+            payloads.append(payload)
         if stop != HEADER_BYTES + header.length:
             raise WireError(f"the frame has {HEADER_BYTES + header.length} bytes, but its payloads end at {stop}")
         return payloads

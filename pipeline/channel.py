@@ -6,9 +6,9 @@ Everything here is a description that both ends have alike before a byte is sent
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import torch
@@ -23,17 +23,6 @@ from thinwire.pipeline.tracing.spans import Work
 
 AS_IT_IS = parse("none")
 """The method for tensors that need no gradient."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where payloads lie in a frame: the byte range of each, and the frame's length.
-
-    If payloads vary, this is the longest frame.
-    """
-
-    ranges: tuple[tuple[int, int], ...]
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -118,19 +107,15 @@ class Channel:
         )
 
 
-def lay_out(sizes: Sequence[int]) -> Layout:
-    """Place payloads of these sizes one after the other behind the header, each at a multiple of 16 bytes."""
-    ranges, stop = [], HEADER_BYTES
-    for size in sizes:
-        start = aligned(stop)
-        stop = start + size
-        ranges.append((start, stop))
-    return Layout(tuple(ranges), stop)
+def place_of(size: int, stop: int) -> slice:
+    """The place of a payload: from the next multiple of 16 after `stop`, where the header or the last payload ends."""
+    start = math.ceil(stop / ALIGNMENT) * ALIGNMENT
+    return slice(start, start + size)
 
 
-def aligned(stop: int) -> int:
-    """Where a payload begins, if the one before it ends at `stop`."""
-    return math.ceil(stop / ALIGNMENT) * ALIGNMENT
+def frame_bytes(sizes: Iterable[int]) -> int:
+    """Bytes of a frame with payloads of these sizes, header and padding included."""
+    return reduce(lambda stop, size: place_of(size, stop).stop, sizes, HEADER_BYTES)
 
 
 def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
@@ -146,12 +131,10 @@ def frame_length(examples: Sequence[Tensor], method: Method, activations: Method
     Raises:
         CodecError: `reuse` beside activations that share no indices.
     """
-    return lay_out(
-        [
-            _payload(method if example.requires_grad else AS_IT_IS, activations, tuple(example.shape), example.dtype)
-            for example in examples
-        ]
-    ).nbytes
+    return frame_bytes(
+        _payload(method if example.requires_grad else AS_IT_IS, activations, tuple(example.shape), example.dtype)
+        for example in examples
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -48,9 +48,8 @@ class Blockwise(MayVary, Codec):
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of the codes, and the full size of the rest."""
-        coder = self._complete
-        if isinstance(coder, EntropyCoded):
-            payload = coder.plain(payload, prod(shape))
+        if self.varies:
+            payload = self._coded.plain(payload, prod(shape))
         return entropy_with_codes(payload, self._grid.bits, prod(shape))
 
     @property
@@ -65,8 +64,11 @@ class Blockwise(MayVary, Codec):
     @property
     def _complete(self) -> Quantizer:
         """The quantizer, with its codes coded if asked for."""
-        quantizer = self._quantizer
-        return quantizer if self.code is None else EntropyCoded(quantizer, self._grid.bits)
+        return self._coded if self.varies else self._quantizer
+
+    @property
+    def _coded(self) -> EntropyCoded:
+        return EntropyCoded(self._quantizer, self._grid.bits)
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:
         return blocks_for(self.per, self.group, shape)

@@ -2,8 +2,8 @@
 
 payload     | T, uint32 | all of the payload without this option, but its codes | the codes, coded |
 
-T counts all bytes that are sent. The rest, up to `nbytes`, is zeros here and has no meaning there. Where coding makes
-the codes no shorter, they are packed as without this option, and T is `nbytes`.
+T counts all bytes that are sent. The sender fills the rest, up to `nbytes`, with zeros; the receiver ignores it. If
+coding makes the codes no shorter, they are packed as without this option, and T is `nbytes`.
 
 Symbols are bytes: as many codes as fill one, 1, 2 or 4 bits each; two of 3 bits; else one.
 """

@@ -85,9 +85,9 @@ class Grid(ABC):
         """Turn `levels` [outer, count, inner] into values, given the blocks' scales, in place."""
 
     def reach(self, scales: Tensor) -> Tensor | None:
-        """Numbers that, if finite, say that every value of these blocks is; None if a code alone may stand for NaN.
+        """Numbers for a quick check: if they are finite, so are all values of these blocks. None: a code may mean NaN.
 
-        Here no value is beyond the scale.
+        In this class they are the scales, because no value exceeds its scale.
         """
         return scales
 

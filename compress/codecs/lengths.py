@@ -13,7 +13,7 @@ LENGTH_BYTES = 4
 
 
 class MayVary:
-    """Part of a codec with an option `code`: its payloads say how long they are, if the option is given."""
+    """A base of codecs with the option `code`. If it is given, a payload says how long it is."""
 
     code: Code | None
 

@@ -1,8 +1,8 @@
 """Selection: the places of the k largest integers of a row, with NumPy on a CPU. Of equals the first count.
 
 NumPy's partition is 20 times as fast as torch's topk where its vectorised form is fast. On processors with a slow
-AVX-512 compress instruction (AMD's Zen 4) that form takes several times as long. There only those of a long row are
-parted that are above a threshold, little more than k: a sample of the row gives the threshold. Both ways find the same.
+AVX-512 compress instruction (AMD's Zen 4) that form takes several times as long. There a sample of a long row gives a
+threshold that a little more than k elements exceed, and only these are parted. Both ways find the same places.
 """
 
 import time
@@ -21,10 +21,10 @@ _BLOCK = 1 << 17
 """Elements handled at a time. A larger copy does not fit the cache, and takes memory that the system may clear and take
 back each time, which costs more than the partition."""
 _LONG = 1 << 13
-"""From here on a row is worth a sample."""
+"""A row of fewer elements is parted as a whole."""
 _SAMPLE = 1 << 12
 _SLOW = 2
-"""Parting is slow if it takes this many times as long as finding the ones in a mask, which both ways have to."""
+"""The partition is slow if it takes this many times as long as finding the ones in a mask, which both ways need."""
 _NEIGHBOURS = 4
 """Elements of a sample that follow each other, because they come into the cache together."""
 _DEVIATIONS = 4

@@ -17,7 +17,7 @@ def render(package: str, template: str, brand: str, title: str, **values: Any) -
         package: the package with the template.
         template: the file's name.
         brand: the kind of page, as a reader knows it.
-        title: what this page is about.
+        title: the heading of this page.
         values: the values for the template.
     """
     return _environment(package).get_template(template).render(brand=brand, title=title, **values)

@@ -70,8 +70,9 @@ def test_a_long_run_stays_as_it_is(tmp_path):
     late = [sample for sample in samples if sample[0] > 0.7 * STEPS]
     assert len(early) > 3 and len(late) > 3, "too fast to be looked at"
     for process in range(len(pids)):
-        for name, index, room in (("memory", 0, PAGES), ("threads", 1, 0), ("descriptors", 2, 0)):
-            before, after = (max(sample[1][process][index] for sample in part) for part in (early, late))
+        # a checkpoint opens files for a moment, which a look may meet or miss: what stays open is the least number seen
+        for name, index, room, seen in (("memory", 0, PAGES, max), ("threads", 1, 0, min), ("descriptors", 2, 0, min)):
+            before, after = (seen(sample[1][process][index] for sample in part) for part in (early, late))
             print(f"process {process}: {name} {before} early, {after} late")
             assert after <= before + room, (name, process)
     before, after = (max(sample[2] for sample in part) for part in (early, late))

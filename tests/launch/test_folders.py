@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_weights_that_do_not_fit_at_the_end_wait_for_a_folder_on_another_disk(tm
             typed.append(next(line.strip() for line in said.splitlines() if line.startswith("  mv ")))
             subprocess.run(typed[0].replace("/OTHER/DISK", str(tmp_path)), shell=True, check=True)
 
-    monkeypatch.setattr(room.time, "sleep", user)
+    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=user))
     with mounted(tmp_path / "disk", "size=300k") as disk:
         assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 0
         assert typed and (disk / "weights").resolve() == tmp_path / "weights"

@@ -10,7 +10,7 @@ from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline import boundary, frames, meters
 from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
-from thinwire.pipeline.channel import Channel, frame_length, lay_out
+from thinwire.pipeline.channel import Channel, frame_bytes, frame_length, place_of
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
 from thinwire.pipeline.meters import Meter
@@ -57,9 +57,12 @@ def carry(described, tensors, *args, **kwargs):
 
 
 def test_payloads_lie_behind_the_header_at_multiples_of_16():
-    plan = lay_out([12, 56, 0, 8])
-    assert plan.ranges == ((64, 76), (80, 136), (144, 144), (144, 152))
-    assert plan.nbytes == 152
+    sizes, stop, places = [12, 56, 0, 8], 64, []
+    for size in sizes:
+        places.append(place_of(size, stop))
+        stop = places[-1].stop
+    assert [(place.start, place.stop) for place in places] == [(64, 76), (80, 136), (144, 144), (144, 152)]
+    assert frame_bytes(sizes) == 152
 
 
 def test_only_floating_tensors_that_need_gradients_are_compressed():
@@ -97,7 +100,7 @@ def test_a_frame_is_as_long_as_its_plan_in_every_phase_and_no_longer_than_the_ca
     for phase in PHASES:
         sender, _, meter, link = ends(described)
         sender.send(which(phase), (torch.randn(9, 31).bfloat16(),))
-        planned[phase] = sender.plan(which(phase)).layout.nbytes
+        planned[phase] = sender.plan(which(phase)).nbytes
         (traffic,) = meter.sent.values()
         assert (traffic.bytes, traffic.uncompressed, traffic.elements) == (planned[phase], 2 * 9 * 31, 9 * 31)
         assert traffic.full_rows == (9 if phase == "eval-off" else 0)
@@ -248,7 +251,7 @@ def test_frames_of_an_entropy_coder_are_as_short_as_their_payloads_and_both_ends
         other.send(which(step=step), tensors)
         for mine, theirs in zip(got, its_receiver.receive(which(step=step)), strict=True):
             assert torch.equal(mine, theirs)
-        assert length < 0.95 * sender.plan(which(step=step)).layout.nbytes
+        assert length < 0.95 * sender.plan(which(step=step)).nbytes
     assert meter.sent == meter.received
     assert sender.digests() == receiver.digests() == other.digests()
 
@@ -274,7 +277,7 @@ def test_predictions_count_what_gaussian_data_take():
     described = channel(example(64, 256), codec=CODED)
     sender, _, meter, _ = ends(described)
     sender.send(which(), (torch.randn(64, 256),))
-    planned = sender.plan(which()).layout.nbytes
+    planned = sender.plan(which()).nbytes
     counted = frame_length(described.examples, described.method, described.method)
     assert counted < 0.95 * planned
     assert counted == pytest.approx(meter.total.bytes, rel=0.01)

@@ -2,7 +2,7 @@
 
 torchrun does not notice silence. When a neighbour of a silent process has ended, torchrun tells the silent one to end,
 and waits 30 s before it kills it. The watcher kills it, on whatever host it is, as the launcher of `thinwire train`
-does. It waits 2 s longer than neighbours, so that they tell first who is silent.
+does. It waits 2 s longer than the neighbours, so they are the first to say who is silent.
 
 It is forked before anything large is imported, so it takes little memory.
 """

@@ -65,7 +65,7 @@ class LogFile:
                 raise
 
     def written(self) -> Callable[[], None]:
-        """Write what waits. What is returned waits until the disk has it; call it once, on any thread.
+        """Write what waits, and give a function that waits until the disk has it. Call it once, on any thread.
 
         Raises:
             OSError: there is no room.

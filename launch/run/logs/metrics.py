@@ -112,7 +112,7 @@ class MetricsLog:
         self._curves.add(step, points)
 
     def written(self) -> Callable[[], None]:
-        """Write what waits. What is returned waits until the disk has every line; call it once, on any thread.
+        """Write what waits, and give a function that waits until the disk has every line. Call it once, on any thread.
 
         Raises:
             OSError: there is no room.
