@@ -22,15 +22,14 @@ it is safetensors, JSON and plain rows.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,19 +37,29 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync
-from thinwire.compress.stores.saved import SavedRows, fold, restored
+from thinwire.compress.stores.saved import SavedRows, fold
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
+from thinwire.pipeline.checkpoint_folder import (
+    MANIFEST,
+    RETIRED,
+    TENSORS,
+    SavedStage,
+    base_of,
+    cut_of,
+    digest_of,
+    saved_rows,
+    step_folder,
+    step_of,
+    steps_of,
+)
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.manifest import Manifest
 
-_MANIFEST, _RETIRED = "manifest.json", "retired.json"
-_TENSORS = "model-00001-of-00001.safetensors"
 _POLL_SECONDS = 0.02
 
 
@@ -133,20 +142,24 @@ class Checkpoints:
         Raises:
             CheckpointError, StoreError: a file is missing or damaged.
         """
-        self.discard_after(manifest.step)
-        place = step_folder(self.folder, manifest.step) / _MANIFEST
-        if not place.exists():  # other hosts wrote it; this host stopped before it did
-            _write_durably(place, manifest.text().encode())
+        self.go_on_from(manifest)
         saved = SavedStage(self.folder, manifest.step, stage)
         for name, store in stores.items():
             self._checksums[stage, name] = saved.restore(name, store)
         return saved
 
+    def go_on_from(self, manifest: Manifest) -> None:
+        """Delete later files of this process's stages. The checkpoint itself stays until a newer one is complete."""
+        place = step_folder(self.folder, manifest.step) / MANIFEST
+        if not place.exists():  # other hosts wrote it; this host stopped before it did
+            _write_durably(place, manifest.text().encode())
+        self.discard_after(manifest.step)
+
     def discard_after(self, step: int) -> None:
         """Delete files that this process's stages wrote after a step, and unfinished files from before it."""
-        for path in _steps(self.folder):
-            if _step_of(path) > step or (not (path / _MANIFEST).exists() and not (path / _RETIRED).exists()):
-                _remove(path / _MANIFEST)
+        for path in steps_of(self.folder):
+            if step_of(path) > step or (not (path / MANIFEST).exists() and not (path / RETIRED).exists()):
+                _remove(path / MANIFEST)
                 self._delete(path)
 
     def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None]) -> None:
@@ -159,7 +172,7 @@ class Checkpoints:
                 for store, snapshot in state.snapshots.values():
                     store.unsave(snapshot)
                 self._post(step, stage, {"failed": _reason(error)})
-            if not (step_folder(self.folder, step) / _MANIFEST).exists():
+            if not (step_folder(self.folder, step) / MANIFEST).exists():
                 self._delete(step_folder(self.folder, step))  # on a full disk this frees room for the next checkpoint
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
@@ -168,7 +181,7 @@ class Checkpoints:
             self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
         manifest = Manifest(step, self._header, self._await_everyone(step))
         self._forget_words_before(step)
-        _write_durably(target / _MANIFEST, manifest.text().encode())
+        _write_durably(target / MANIFEST, manifest.text().encode())
         self._prune()
 
     def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
@@ -184,7 +197,7 @@ class Checkpoints:
             tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
         _save_tensors(folder, tensors)
         _write_durably(folder / "values.json", json.dumps(state.values).encode())
-        return {path.name: digests.get(path.name) or _digest(path) for path in sorted(folder.iterdir())}
+        return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self._words.set(_key(step, stage), json.dumps(word))
@@ -215,108 +228,49 @@ class Checkpoints:
         return {str(stage): word["files"] for stage, word in enumerate(words)}
 
     def _prune(self) -> None:
-        """Fold all but the newest checkpoints into the base, and delete them."""
-        whole = [path for path in _steps(self.folder) if (path / _MANIFEST).exists()]
+        """Fold all but the newest checkpoints into the base, and delete them. Of another cut none stays."""
+        whole = [path for path in steps_of(self.folder) if (path / MANIFEST).exists()]
+        kept = [path for path in whole if self._is_of_this_cut(path)][-self._keep :]
         # retire before folding: a process that stops in between leaves a name that says to fold again
-        for path in whole[: -self._keep]:
-            with suppress(FileNotFoundError):  # another process removed it first
-                (path / _MANIFEST).rename(path / _RETIRED)
-        for path in _steps(self.folder):
-            if (path / _RETIRED).exists():
-                for stage in self._stages:
-                    for saved in _saved_rows(path / f"stage-{stage}"):
-                        fold(_base(self.folder, stage, saved.path.stem), saved)
+        for path in whole:
+            if path not in kept:
+                with suppress(FileNotFoundError):  # another process removed it first
+                    (path / MANIFEST).rename(path / RETIRED)
+        for path in steps_of(self.folder):
+            if (path / RETIRED).exists():
+                self._give_to_base(path)
                 self._delete(path)
 
+    def _is_of_this_cut(self, path: Path) -> bool:
+        return cut_of(path) in (self._header.get("cuts"), None)
+
+    def _give_to_base(self, path: Path) -> None:
+        """Fold the rows of a retired checkpoint into the base; delete the base of another cut."""
+        for part in self._own_parts(path):
+            if self._is_of_this_cut(path):
+                for saved in saved_rows(part):
+                    fold(base_of(self.folder, _stage_of(part), saved.path.stem), saved)
+            else:  # while its part is there, no checkpoint of this cut has been folded
+                shutil.rmtree(base_of(self.folder, _stage_of(part), "").parent, ignore_errors=True)
+
+    def _own_parts(self, path: Path) -> list[Path]:
+        """The parts of a checkpoint that this process removes: those of its stages, and of stages that no longer are.
+
+        Another cut may have had more stages.
+        """
+        parts = [part for part in path.glob("stage-*") if part.name.removeprefix("stage-").isdecimal()]
+        return [part for part in parts if _stage_of(part) in self._stages or _stage_of(part) not in self._everyone]
+
     def _delete(self, path: Path) -> None:
-        """Delete the parts of this process's stages, and the folder behind the last part."""
-        for stage in self._stages:
-            shutil.rmtree(path / f"stage-{stage}", ignore_errors=True)
+        """Delete the parts of this process, and the folder behind the last part."""
+        for part in self._own_parts(path):
+            shutil.rmtree(part, ignore_errors=True)
         if not any(path.glob("stage-*")):
             shutil.rmtree(path, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class SavedStage:
-    """One stage's part of a checkpoint, read on demand."""
-
-    folder: Path
-    """That of all checkpoints."""
-    step: int
-    stage: int
-
-    @property
-    def path(self) -> Path:
-        """The stage's own folder."""
-        return step_folder(self.folder, self.step) / f"stage-{self.stage}"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The JSON values."""
-        with _reading(self.path):
-            found: dict[str, Any] = json.loads((self.path / "values.json").read_text())
-        return found
-
-    def names(self, prefix: str) -> list[str]:
-        """The names of the tensors that begin with a prefix, without it."""
-        with _reading(self.path), safe_open(self.path / _TENSORS, framework="pt") as opened:
-            return [name.removeprefix(prefix) for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
-
-    def tensors(self, prefix: str, wanted: Container[str] | None = None) -> dict[str, Tensor]:
-        """The tensors whose names begin with a prefix, by the rest of their names; those wanted, or all."""
-        names = [name for name in self.names(prefix) if wanted is None or name in wanted]
-        with _reading(self.path), safe_open(self.path / _TENSORS, framework="pt") as opened:
-            return {name: opened.get_tensor(prefix + name) for name in names}
-
-    def restore(self, name: str, store: Store) -> Tensor:
-        """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
-        tables = self.tensors(f"stores/{name}/")
-        if tables.keys() != {"known", "checksums"} or len(tables["known"]) != store.layout.num_slots:
-            raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
-        chain = [
-            saved
-            for path in _steps(self.folder)
-            if _step_of(path) <= self.step and ((path / _MANIFEST).exists() or (path / _RETIRED).exists())
-            for saved in _saved_rows(path / f"stage-{self.stage}")
-            if saved.path.stem == name
-        ]
-        base = _base(self.folder, self.stage, name)
-        store.restore(tables["known"], restored(store.layout, tables["known"], tables["checksums"], base, chain))
-        return tables["checksums"]
-
-
-def manifests(folder: Path) -> list[Manifest]:
-    """The manifests that can be read in a folder, the oldest first."""
-    return [manifest for path in _steps(folder) if (manifest := _readable(path)) is not None]
-
-
-def has_manifests(folder: Path) -> bool:
-    """Whether a folder has the manifest of any checkpoint, even a damaged one."""
-    return any((path / _MANIFEST).exists() for path in _steps(folder))
-
-
-def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
-    """Whether a folder has the parts of some stages, unchanged."""
-    place = step_folder(folder, manifest.step)
-    return all(_as_written(place / f"stage-{stage}", manifest, stage) for stage in stages)
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
-    return folder / f"step-{step:08d}"
-
-
-def _readable(path: Path) -> Manifest | None:
-    try:
-        manifest = Manifest.parse((path / _MANIFEST).read_text(), str(path / _MANIFEST))
-    except (OSError, ValueError, CheckpointError):
-        return None
-    return manifest if manifest.step == _step_of(path) else None
-
-
-def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
-    files = manifest.files.get(str(stage), {})
-    return bool(files) and all((part / name).is_file() and _digest(part / name) == sum for name, sum in files.items())
+def _stage_of(part: Path) -> int:
+    return int(part.name.removeprefix("stage-"))
 
 
 def _remove(path: Path) -> None:
@@ -327,37 +281,12 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _steps(folder: Path) -> list[Path]:
-    """The folders of checkpoints, whole or not, the oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal())
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def _base(folder: Path, stage: int, name: str) -> Path:
-    return folder / "base" / f"stage-{stage}" / f"{name}.slots"
-
-
-def _saved_rows(part: Path) -> Iterator[SavedRows]:
-    """The rows in one stage's part. Of a part that is being deleted, half of a pair may be left: the base has its rows.
-
-    Where the base has not, a row differs from its checksum.
-    """
-    for path in sorted(part.glob("*.rows")):
-        slots = path.with_suffix(".slots")
-        if slots.exists():
-            with _reading(part):
-                yield SavedRows(path, np.fromfile(slots, np.int64).tolist())
-
-
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as safetensors, as torch.distributed.checkpoint would, and wait until the disk has them.
 
     Its own writer keeps Python's lock (the GIL) for seconds a gigabyte: the stage would neither train nor beat.
     """
-    path = folder / _TENSORS
+    path = folder / TENSORS
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     follow_umask(path)
     sync(path)
@@ -375,11 +304,6 @@ def _write_durably(path: Path, content: bytes) -> None:
     sync(path.parent)  # the new name must reach the disk too
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _reason(error: BaseException) -> str:
     """What went wrong, without the number that the system gives it."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -387,11 +311,3 @@ def _reason(error: BaseException) -> str:
 
 def _key(step: int, stage: int) -> str:
     return f"checkpoint/{step}/{stage}"
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; take another checkpoint") from error

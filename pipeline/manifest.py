@@ -25,6 +25,11 @@ class Manifest:
     """For each stage, "0" the first, the SHA-256 of its files by name."""
     format: int = MANIFEST_FORMAT
 
+    @property
+    def cut(self) -> object:
+        """The layers of each stage, as a JSON value; None if the header does not say."""
+        return self.header.get("cuts")
+
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
         """The manifest in a text from `where`. CheckpointError if it is not a manifest, or is damaged."""

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.store import Store
 from thinwire.models.layers import Stage
-from thinwire.pipeline.checkpoint import SavedStage, StageState
+from thinwire.pipeline.checkpoint import StageState
+from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.stage import CompressedStage
 

@@ -18,7 +18,8 @@ from torch.nn import Parameter
 
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
-from thinwire.pipeline.checkpoint import Checkpoints, SavedStage, StageState
+from thinwire.pipeline.checkpoint import Checkpoints, StageState
+from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm

@@ -15,7 +15,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.shared import scratch
-from thinwire.pipeline.checkpoint import has_manifests
+from thinwire.pipeline.checkpoint_folder import has_manifests
 from thinwire.pipeline.errors import OptionsError
 
 

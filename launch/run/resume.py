@@ -14,14 +14,8 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
-from thinwire.pipeline.checkpoint import (
-    Checkpoints,
-    SavedStage,
-    StageState,
-    has_manifests,
-    is_whole,
-    manifests,
-)
+from thinwire.pipeline.checkpoint import Checkpoints, StageState
+from thinwire.pipeline.checkpoint_folder import SavedStage, has_manifests, is_whole, manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.process import Placement
@@ -87,10 +81,9 @@ class Resumption:
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
         self._same_cut = self._manifest is not None and same_cut(self._manifest, prepared)
         self.first = 0 if self._manifest is None else self._manifest.step
-        if self._same_cut:
-            self._last_saved = self.first
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
+            self._last_saved = self.first
             self.saved = SavedStage(self._checkpoints.folder, self.first, self._stages[0]).values["run"]
 
     @property
@@ -117,7 +110,7 @@ class Resumption:
             self._trainer.resume(self._checkpoints, self._manifest)
         else:
             self._trainer.resume_model(self._checkpoints.folder, self._manifest)
-            self._checkpoints.discard_after(-1)
+            self._checkpoints.go_on_from(self._manifest)
 
     def save(self, done: int, said: Said) -> None:
         """Write a checkpoint while training goes on."""
@@ -179,7 +172,7 @@ def header(prepared: Prepared) -> dict[str, Any]:
 
 def same_cut(manifest: Manifest, prepared: Prepared) -> bool:
     """Whether a checkpoint has the same layers in the same stages."""
-    return bool(manifest.header["cuts"] == header(prepared)["cuts"])
+    return bool(manifest.cut == header(prepared)["cuts"])
 
 
 def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:

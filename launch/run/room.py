@@ -16,7 +16,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import newest
-from thinwire.pipeline.checkpoint import manifests
+from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.options.durations import read_duration
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer

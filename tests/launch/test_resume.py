@@ -100,11 +100,19 @@ def test_what_may_change_may_and_what_may_not_is_a_list(stopped_run, capsys):
     assert len(losses(stopped_run)) == 9 and checkpoints(stopped_run) == ["step-00000009"]
 
 
-def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stopped_run, capsys):
+def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stops, stopped_run, capsys):
+    """A second stop, before the first checkpoint of the new cut, left the run without any checkpoint."""
     again = ["simulate", "--resume", str(stopped_run), "--pipeline.num_stages", "2", "--pipeline.layers", "null"]
+    goes_on = stops(5)
+    with pytest.raises(Stopped):
+        cli.main(again)
+    goes_on()
+    assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
     assert cli.main(again) == 0
     assert "the buffers of feedback start empty" in capsys.readouterr().out
-    assert len(losses(stopped_run)) == 7
+    assert len(losses(stopped_run)) == 7 and checkpoints(stopped_run) == ["step-00000006", "step-00000007"]
+    parts = [part.name for part in stopped_run.glob("checkpoints/step-*/stage-*")]
+    assert sorted(parts) == ["stage-0"] * 2 + ["stage-1"] * 2
 
 
 def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path, stops):

@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from support.processes import run
 from support.toy import Samples, make_trainer
-from thinwire.pipeline.checkpoint import Checkpoints, is_whole, manifests
+from thinwire.pipeline.checkpoint import Checkpoints
+from thinwire.pipeline.checkpoint_folder import is_whole, manifests
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
 

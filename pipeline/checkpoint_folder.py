@@ -1,0 +1,159 @@
+"""The folder of checkpoints: where their files lie, which checkpoints are whole, and one stage's part.
+
+`checkpoint.py` says what the files are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from thinwire.compress.stores.saved import SavedRows, restored
+from thinwire.compress.stores.store import Store
+from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.manifest import Manifest
+
+MANIFEST, RETIRED = "manifest.json", "retired.json"
+"""The name of a manifest, and its name while its checkpoint is being removed."""
+TENSORS = "model-00001-of-00001.safetensors"
+
+
+@dataclass(frozen=True)
+class SavedStage:
+    """One stage's part of a checkpoint, read on demand."""
+
+    folder: Path
+    """That of all checkpoints."""
+    step: int
+    stage: int
+
+    @property
+    def path(self) -> Path:
+        """The stage's own folder."""
+        return step_folder(self.folder, self.step) / f"stage-{self.stage}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The JSON values."""
+        with _reading(self.path):
+            found: dict[str, Any] = json.loads((self.path / "values.json").read_text())
+        return found
+
+    def names(self, prefix: str) -> list[str]:
+        """The names of the tensors that begin with a prefix, without it."""
+        with _reading(self.path), safe_open(self.path / TENSORS, framework="pt") as opened:
+            return [name.removeprefix(prefix) for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
+
+    def tensors(self, prefix: str, wanted: Container[str] | None = None) -> dict[str, Tensor]:
+        """The tensors whose names begin with a prefix, by the rest of their names; those wanted, or all."""
+        names = [name for name in self.names(prefix) if wanted is None or name in wanted]
+        with _reading(self.path), safe_open(self.path / TENSORS, framework="pt") as opened:
+            return {name: opened.get_tensor(prefix + name) for name in names}
+
+    def restore(self, name: str, store: Store) -> Tensor:
+        """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
+        tables = self.tensors(f"stores/{name}/")
+        if tables.keys() != {"known", "checksums"} or len(tables["known"]) != store.layout.num_slots:
+            raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
+        cut = cut_of(step_folder(self.folder, self.step))
+        chain = [
+            saved
+            for path in steps_of(self.folder)
+            if step_of(path) <= self.step and ((path / MANIFEST).exists() or (path / RETIRED).exists())
+            if cut_of(path) in (cut, None)  # rows of another cut belong to other boundaries
+            for saved in saved_rows(path / f"stage-{self.stage}")
+            if saved.path.stem == name
+        ]
+        base = base_of(self.folder, self.stage, name)
+        store.restore(tables["known"], restored(store.layout, tables["known"], tables["checksums"], base, chain))
+        return tables["checksums"]
+
+
+def manifests(folder: Path) -> list[Manifest]:
+    """The manifests that can be read in a folder, the oldest first."""
+    return [manifest for path in steps_of(folder) if (manifest := _readable(path)) is not None]
+
+
+def has_manifests(folder: Path) -> bool:
+    """Whether a folder has the manifest of any checkpoint, even a damaged one."""
+    return any((path / MANIFEST).exists() for path in steps_of(folder))
+
+
+def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
+    """Whether a folder has the parts of some stages, unchanged."""
+    place = step_folder(folder, manifest.step)
+    return all(_as_written(place / f"stage-{stage}", manifest, stage) for stage in stages)
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """The folder of the checkpoint of a step."""
+    return folder / f"step-{step:08d}"
+
+
+def cut_of(path: Path) -> object:
+    """The cut of a checkpoint, also of one that is being removed; None if its manifest is damaged or names none."""
+    manifest = _readable(path) or _readable(path, RETIRED)
+    return None if manifest is None else manifest.cut
+
+
+def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
+    try:
+        manifest = Manifest.parse((path / name).read_text(), str(path / name))
+    except (OSError, ValueError, CheckpointError):
+        return None
+    return manifest if manifest.step == step_of(path) else None
+
+
+def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
+    files = manifest.files.get(str(stage), {})
+    return bool(files) and all((part / name).is_file() and digest_of(part / name) == sum for name, sum in files.items())
+
+
+def steps_of(folder: Path) -> list[Path]:
+    """The folders of checkpoints, whole or not, the oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder."""
+    return int(path.name.removeprefix("step-"))
+
+
+def base_of(folder: Path, stage: int, name: str) -> Path:
+    """The file for the rows of a store from checkpoints that were removed."""
+    return folder / "base" / f"stage-{stage}" / f"{name}.slots"
+
+
+def saved_rows(part: Path) -> Iterator[SavedRows]:
+    """The rows in one stage's part. Of a part that is being deleted, half of a pair may be left: the base has its rows.
+
+    Where the base has not, a row differs from its checksum.
+    """
+    for path in sorted(part.glob("*.rows")):
+        slots = path.with_suffix(".slots")
+        if slots.exists():
+            with _reading(part):
+                yield SavedRows(path, np.fromfile(slots, np.int64).tolist())
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; take another checkpoint") from error
