@@ -1,9 +1,9 @@
 """The codecs that only change the number format: none, fp16 and bf16.
 
-fp16, bf16                      | element 0 | element 1 | ..
-fp16, bf16(code="entropy")      | T, uint32 | low byte of each element | high byte of each element, Huffman-coded |
+none, fp16, bf16                | element 0 | element 1 | ..
+with code="entropy"             | T, uint32 | the low bytes of each element | high byte of each element, Huffman-coded |
 
-The high byte has the sign and most of the exponent, and few of its values are frequent; the low byte looks random. T
+The high byte has the sign and most of the exponent, and few of its values are frequent; the other bytes look random. T
 counts all bytes that are sent. If coding makes the high bytes no shorter, they are sent as they are.
 """
 
@@ -21,27 +21,69 @@ from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, MayVary, check_
 
 
 @dataclass(frozen=True, repr=False)
-class Uncompressed(Codec):
+class HighBytes(MayVary, Codec):
+    """A codec that sends elements; with the option `code` it codes their high bytes."""
+
+    code: Code | None = field(default=None, kw_only=True)
+    """`entropy`: frequent high bytes take fewer bits, so a payload may be shorter than `nbytes`."""
+
+    def __post_init__(self) -> None:
+        check_code(self, self.code)
+
+    def size(self, n: int, width: int) -> int:
+        """Bytes of `n` elements of `width` bytes; with `code` that is the most, and there are four bytes more."""
+        return n * width + (LENGTH_BYTES if self.varies and n else 0)
+
+    def write(self, elements: Tensor, width: int, out: Tensor) -> None:
+        """Write the bytes of all elements, of `width` bytes each, into a payload."""
+        if not self.varies:
+            out.copy_(elements)
+            return
+        by_element = elements.view(-1, width)
+        n, high = len(by_element), by_element[:, -1].contiguous()
+        coded = huffman(high.cpu())
+        tail = coded if len(coded) < n else high
+        start = LENGTH_BYTES + n * (width - 1)
+        out[LENGTH_BYTES:start].view(n, width - 1).copy_(by_element[:, :-1])
+        out[start : start + len(tail)] = tail
+        put_length(start + len(tail), out)
+
+    def read(self, payload: Tensor, width: int, elements: Tensor) -> None:
+        """Read the bytes of all elements, of `width` bytes each, from a payload."""
+        if not self.varies:
+            elements.copy_(payload)
+            return
+        by_element, length = elements.view(-1, width), length_of(payload)
+        n = len(by_element)
+        start = LENGTH_BYTES + n * (width - 1)
+        tail = payload[start:length]
+        by_element[:, :-1] = payload[LENGTH_BYTES:start].view(n, width - 1)
+        by_element[:, -1] = tail if length == len(payload) else unhuffman_exactly(tail.cpu(), n).to(elements.device)
+
+
+@dataclass(frozen=True, repr=False)
+class Uncompressed(HighBytes):
     """`none`: the tensor's own bytes, of any dtype, in row-major order."""
 
     name: ClassVar[str] = "none"
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of the tensor itself."""
-        return prod(shape) * dtype.itemsize
+        """The size of the tensor itself; with `code` that is the most, and there are four bytes more."""
+        return self.size(prod(shape), dtype.itemsize)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """0: nothing is lost."""
         return torch.zeros((), device=x.device)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        out.copy_(tensor_bytes(x))
+        self.write(tensor_bytes(x), x.element_size(), out)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        tensor_bytes(out).copy_(payload)
+        self.read(payload, out.element_size(), tensor_bytes(out))
 
 
-class Cast(Codec):
+@dataclass(frozen=True, repr=False)
+class Cast(HighBytes):
     """A floating-point tensor sent in another floating-point format, rounded to nearest, ties to even."""
 
     wire: ClassVar[torch.dtype]
@@ -50,8 +92,7 @@ class Cast(Codec):
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """One wire element for each element; with `code` that is the most, and there are four bytes more."""
         require_floating(self, dtype)
-        nbytes = prod(shape) * self.wire.itemsize
-        return nbytes + LENGTH_BYTES if self.varies and nbytes else nbytes
+        return self.size(prod(shape), self.wire.itemsize)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a unit in the last place of the wire format and of the tensor's dtype, and what saturation cuts off."""
@@ -62,56 +103,16 @@ class Cast(Codec):
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(x.shape, dtype=self.wire, device=x.device)
         saturating_copy(x, sent)
-        self._write(tensor_bytes(sent), out)
+        self.write(tensor_bytes(sent), self.wire.itemsize, out)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(out.shape, dtype=self.wire, device=out.device)
-        self._read(payload, tensor_bytes(sent))
+        self.read(payload, self.wire.itemsize, tensor_bytes(sent))
         saturating_copy(sent, out)
 
-    def _write(self, sent: Tensor, out: Tensor) -> None:
-        """Write the bytes of all elements into a payload."""
-        out.copy_(sent)
-
-    def _read(self, payload: Tensor, sent: Tensor) -> None:
-        """Read the bytes of all elements from a payload."""
-        sent.copy_(payload)
-
 
 @dataclass(frozen=True, repr=False)
-class HalfPrecision(MayVary, Cast):
-    """A format of two bytes."""
-
-    code: Code | None = field(default=None, kw_only=True)
-    """`entropy`: frequent high bytes take fewer bits, so a payload may be shorter than `nbytes`."""
-
-    def __post_init__(self) -> None:
-        check_code(self, self.code)
-
-    def _write(self, sent: Tensor, out: Tensor) -> None:
-        if not self.varies:
-            super()._write(sent, out)
-            return
-        n, high = len(sent) // 2, sent[1::2].contiguous()
-        coded = huffman(high.cpu())
-        tail = coded if len(coded) < n else high
-        start = LENGTH_BYTES + n
-        out[LENGTH_BYTES:start] = sent[::2]
-        out[start : start + len(tail)] = tail
-        put_length(start + len(tail), out)
-
-    def _read(self, payload: Tensor, sent: Tensor) -> None:
-        if not self.varies:
-            super()._read(payload, sent)
-            return
-        n, length = len(sent) // 2, length_of(payload)
-        tail = payload[LENGTH_BYTES + n : length]
-        sent[::2] = payload[LENGTH_BYTES : LENGTH_BYTES + n]
-        sent[1::2] = tail if length == len(payload) else unhuffman_exactly(tail.cpu(), n).to(sent.device)
-
-
-@dataclass(frozen=True, repr=False)
-class Float16(HalfPrecision):
+class Float16(Cast):
     """`fp16`: IEEE half precision; values beyond its range become +-65504, infinity NaN."""
 
     name: ClassVar[str] = "fp16"
@@ -119,7 +120,7 @@ class Float16(HalfPrecision):
 
 
 @dataclass(frozen=True, repr=False)
-class BFloat16(HalfPrecision):
+class BFloat16(Cast):
     """`bf16`: the upper half of a float32; it has float32's range, so only values above 3.39e38 become infinite."""
 
     name: ClassVar[str] = "bf16"

@@ -80,10 +80,22 @@ def test_positions_in_clusters_and_far_apart():
     assert codec.used(encode(codec, x)) - 4 - 4 * 10_010 < 0.5 * indices_size(1, 300_000, 10_010)
 
 
-@pytest.mark.parametrize(("expression", "bits"), [('bf16(code="entropy")', 10.7), ('fp16(code="entropy")', 13.8)])
-def test_half_precision_takes_fewer_bits(expression, bits):
+@pytest.mark.parametrize(
+    ("expression", "bits"),
+    [('bf16(code="entropy")', 10.7), ('fp16(code="entropy")', 13.8), ('none(code="entropy")', 26.7)],
+)
+def test_number_formats_take_fewer_bits(expression, bits):
     x, codec = gaussian(256, 1024), parse(expression)
     assert 8 * codec.used(encode(codec, x)) / x.numel() == pytest.approx(bits, abs=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64, torch.bfloat16])
+def test_none_codes_any_dtype(dtype):
+    x = gaussian(40, 100).mul(9).to(dtype)
+    codec = parse('none(code="entropy")')
+    assert str(codec) == 'none(code="entropy")'
+    assert_identical(roundtrip(codec, x), x)
+    assert codec.used(encode(codec, x)) < parse("none").nbytes(x.shape, dtype)
 
 
 def test_codes_that_are_all_as_frequent_take_four_bytes_more():

@@ -38,7 +38,13 @@ KEPT_BY_BOTH = [
     *("aqsgd(q(4))", "aqsgd(topk(0.3))", 'aqsgd(q(2), first="q(8)")', 'aqsgd(nf(2), first="bf16")'),
 ]
 FEEDBACK = [*KEPT_BY_BOTH, "ef(topk(0.1))", "ef(q(1))", "efmixed(topk(0.1))"]
-CODED = ['q(2, code="entropy")', 'topk(0.3, code="entropy")', 'bf16(code="entropy")', 'aqsgd(nf(4, code="entropy"))']
+CODED = [
+    'none(code="entropy")',
+    'q(2, code="entropy")',
+    'topk(0.3, code="entropy")',
+    'bf16(code="entropy")',
+    'aqsgd(nf(4, code="entropy"))',
+]
 CODED = CODED if find_spec("zstandard") else []
 WORDS = {
     "bf16 NaN": b"\xc0\x7f",
