@@ -6,6 +6,9 @@ time for the backwards. The schedule decides the part (`ScheduleSpec.overlap`): 
 their kind, or if a forward and a backward are in flight for the wire; less if compute soon waits for a round trip. If
 several boundaries lie between the same two processes, their channels share a link in equal parts.
 
+Of a candidate with code="entropy" nobody knows the bytes before it has coded something. So the sender of each channel
+keeps a message while compute is measured, and codes it with every such candidate.
+
 All processes gather the same numbers, so all make the same choice. No choice is sent.
 """
 
@@ -19,11 +22,14 @@ from itertools import product
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
-from thinwire.compress import parse
-from thinwire.pipeline.channel import frame_length
+from thinwire.compress import Microbatch, parse
+from thinwire.compress.sent import some_rows
+from thinwire.pipeline.channel import Channel, frame_length
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
+from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.probe import LinkSpeed, probe
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import SCHEDULES, Overlap
@@ -165,14 +171,17 @@ class Automatic:
         self._wire = stages[0].wire
         self._overlap = SCHEDULES[pipeline.schedule].overlap
         self._microbatches = pipeline.num_microbatches * pipeline.accumulation
-        self._sizes = {
-            (stage.stage_index, channel, codec): _frame_bytes(stage, channel, codec)
+        self._senders = {
+            (end.outgoing.channel.boundary, end.outgoing.channel.name): end.outgoing
             for stage in self._stages
-            if not stage.is_last
-            for channel in CHANNELS
-            for codec in self._compression.candidates
-            if self._compression.is_automatic(stage.stage_index, channel)
+            for end in stage.ends
+            if compression.is_automatic(end.outgoing.channel.boundary, end.outgoing.channel.name)
         }
+        self._sent: dict[ChannelKey, list[Tensor | None]] = {}
+        self._frame_bytes()  # a candidate that cannot carry the tensors is refused before the first step
+        if any(parse(codec).codec.varies for codec in compression.candidates):
+            for sender in self._senders.values():
+                sender.observers.append(self._keep)
         self._laps: list[dict[tuple[int, ChannelName], float]] = []
         self.begin_step()
 
@@ -201,13 +210,17 @@ class Automatic:
         """
         # gather before probing: a process that still sends frames of its step would slow the links
         compute = {channel: self._where.gather_numbers(self._medians(channel)) for channel in CHANNELS}
+        frames = self._gather_frames()
         measured = Measured(compute=compute, links=self._probe())
-        choices = choose(self._gather_frames(), measured, self._process_of, self._overlap)
+        choices = choose(frames, measured, self._process_of, self._overlap)
         self.use(choices)
         return choices
 
     def use(self, choices: Sequence[Choice]) -> None:
         """Use the chosen codecs from the next step on; collective, between two steps."""
+        for sender in self._senders.values():
+            sender.observers = [observer for observer in sender.observers if observer != self._keep]
+        self._sent.clear()
         chosen = {(choice.boundary, choice.channel): choice.codec for choice in choices}
         # the wire first: it announces the new codecs of all stages here, and `reconnect` waits for those of neighbours
         self._wire.switch(self._compression.chosen(chosen))
@@ -239,23 +252,36 @@ class Automatic:
         return found
 
     def _gather_frames(self) -> dict[ChannelKey, dict[str, int]]:
-        """Bytes of a frame of each candidate for every automatic channel, as the stage below each boundary has them."""
+        """Bytes of a frame of each candidate for every automatic channel, as the stage that sends it has them."""
         frames: dict[ChannelKey, dict[str, int]] = {
             key: {} for key in _channels(self._process_of) if self._compression.is_automatic(*key)
         }
+        here, mine = [stage.stage_index for stage in self._stages], self._frame_bytes()
         for channel, codec in product(CHANNELS, self._compression.candidates):
-            here = [stage.stage_index for stage in self._stages]
-            sizes = self._where.gather_numbers({stage: self._sizes.get((stage, channel, codec), 0) for stage in here})
+            above = 0 if channel == "activations" else 1  # the sender's stage, seen from the boundary
+            sizes = self._where.gather_numbers({stage: mine.get((stage - above, channel, codec), 0) for stage in here})
             for (boundary, name), found in frames.items():
                 if name == channel:
-                    found[codec] = int(sizes[boundary])
+                    found[codec] = int(sizes[boundary + above])
         return frames
 
+    def _frame_bytes(self) -> dict[tuple[int, ChannelName, str], int]:
+        """Bytes of a frame of each candidate, for the automatic channels that this process sends.
 
-def _frame_bytes(stage: CompressedStage, channel: ChannelName, codec: str) -> int:
-    """Bytes of a frame over the boundary behind a stage."""
-    crossing = [example for example in stage.outputs if channel == "activations" or example.requires_grad]
-    return frame_length(crossing, parse(codec), parse(codec))
+        Those of the message that was kept, or where there is none, of Gaussian data.
+        """
+        return {
+            (*key, codec): frame_length(sender.channel.examples, parse(codec), parse(codec), self._sent.get(key))
+            for key, sender in self._senders.items()
+            for codec in self._compression.candidates
+        }
+
+    def _keep(self, channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
+        """Keep the first message of a pass of training, in place of the one of the pass before."""
+        if microbatch.index == 0 and phase_of(microbatch.kind) == "train":
+            self._sent[channel.boundary, channel.name] = [
+                None if tensor is None else some_rows(tensor.detach()).clone() for tensor in tensors
+            ]
 
 
 def _channels(process_of: Sequence[int]) -> list[ChannelKey]:

@@ -114,7 +114,7 @@ class ChannelEnd:
 
 
 class Sender(ChannelEnd):
-    """The sending end of a channel; `observer` gets the tensors first."""
+    """The sending end of a channel; its `observers` get the tensors first."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Sender(ChannelEnd):
     ) -> None:
         super().__init__(channel, encoders, meter)
         self._encoders, self._transport, self._options = tuple(encoders), transport, options
-        self._observer = observer
+        self.observers = [] if observer is None else [observer]
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         """Encode one micro-batch's tuple into a frame, start to send it, and then update the buffers.
@@ -138,8 +138,8 @@ class Sender(ChannelEnd):
         with self._meter.section("encode", work=work), torch.no_grad():
             # 1. Refuse wrong tensors first, before anything is changed.
             self._check(tensors, what)
-            if self._observer is not None:
-                self._observer(channel, microbatch, tensors)
+            for observer in self.observers:
+                observer(channel, microbatch, tensors)
             # 2. Plan before a buffer changes: the other end plans from the same slots, as the last message
             #    of these rows left them.
             plan = self.plan(microbatch)

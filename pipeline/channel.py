@@ -118,26 +118,41 @@ def frame_bytes(sizes: Iterable[int]) -> int:
     return reduce(lambda stop, size: place_of(size, stop).stop, sizes, HEADER_BYTES)
 
 
-def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
+def frame_length(
+    examples: Sequence[Tensor], method: Method, activations: Method, sent: Sequence[Tensor | None] | None = None
+) -> int:
     """Bytes of one frame, header and padding included, once feedback has visited every row.
 
-    Of a codec whose payloads vary, the bytes that Gaussian data take.
+    Of a codec whose payloads vary, the bytes that `sent` takes; without it, those that Gaussian data take.
 
     Args:
         examples: the meta tensors that cross; those that need no gradient go as they are.
         method: the method of the others.
         activations: the method of the activations at the same boundary.
+        sent: the tensors of such a frame, or some of their rows.
 
     Raises:
         CodecError: `reuse` beside activations that share no indices.
     """
+    methods = [method if example.requires_grad else AS_IT_IS for example in examples]
+    if sent is None:
+        return frame_bytes(
+            _gaussian_payload(method, activations, tuple(example.shape), example.dtype)
+            for method, example in zip(methods, examples, strict=True)
+        )
     return frame_bytes(
-        _payload(method if example.requires_grad else AS_IT_IS, activations, tuple(example.shape), example.dtype)
-        for example in examples
+        _payload(method, activations, tuple(example.shape), example.dtype, like)
+        for method, example, like in zip(methods, examples, sent, strict=True)
     )
 
 
 @lru_cache(maxsize=4096)
-def _payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+def _gaussian_payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return _payload(method, activations, shape, dtype, None)
+
+
+def _payload(
+    method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None
+) -> int:
     codec, coded = method.codec.bound_to(activations.codec), torch.float32 if method.feedback else dtype
-    return round(sent_share(codec, shape, coded) * size_of(codec, shape, coded))
+    return round(sent_share(codec, shape, coded, like) * size_of(codec, shape, coded))

@@ -1,12 +1,16 @@
 import json
 import math
+from importlib.util import find_spec
 from itertools import chain
 
 import pytest
+import torch
 
 from support import processes
+from support.codec_helpers import KEY
 from support.commands import THINWIRE, completed
 from support.toy import make_trainer
+from thinwire.compress import parse
 from thinwire.launch import cli
 from thinwire.launch.report.page import render
 from thinwire.launch.report.reading import read
@@ -15,6 +19,7 @@ from thinwire.launch.timing import step_time
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline import automatic
 from thinwire.pipeline.automatic import Automatic, Measured, choose
+from thinwire.pipeline.channel import frame_bytes, frame_length
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
 from thinwire.pipeline.probe import LinkSpeed
@@ -249,6 +254,29 @@ def test_a_channel_with_a_codec_of_its_own_keeps_what_it_remembers(alone):
     record = trainer.train_step(1)
     assert math.isfinite(record.loss)
     assert trainer.stages[0].digests() != before
+
+
+@pytest.mark.skipif(not find_spec("zstandard"), reason="needs zstandard")
+def test_a_candidate_that_varies_counts_the_bytes_of_the_run(alone):
+    candidate = 'q(4, code="entropy")'
+    compression = {"activations": "auto", "gradients": "none", "candidates": [candidate]}
+    trainer = make_trainer(0, simulated=True, microbatch_size=64, compression=compression)
+    sender, sent = trainer.stages[0].ends.downstream.outgoing, []
+    chooser = Automatic(
+        trainer.stages, trainer.placement, CompressionOptions(**compression), PipelineOptions(num_stages=2)
+    )
+    sender.observers.append(lambda channel, microbatch, tensors: sent.append((microbatch.index, tensors[0].clone())))
+    trainer.train_step(0)
+    chooser.end_step()
+    (choice,) = chooser.switch()
+    tensor = next(tensor for index, tensor in sent if index == 0)
+    codec = parse(candidate)
+    payload = torch.empty(codec.nbytes(tensor.shape, tensor.dtype), dtype=torch.uint8)
+    codec.encode(tensor, payload, KEY)
+    assert choice.nbytes == frame_bytes([codec.used(payload)])
+    examples = sender.channel.examples
+    assert choice.nbytes != frame_length(examples, codec, codec), "of Gaussian data"
+    assert len(sender.observers) == 1, "the choice is made: nothing is kept any more"
 
 
 # --- whole runs ---------------------------------------------------------------------------------------------------
