@@ -53,6 +53,10 @@ class Key:
     tensor: int = 0
     """The place in the tuple that crosses the boundary."""
 
+    def of_part(self, index: int) -> "Key":
+        """The key of a part of the message that draws numbers of its own; part 0 has those of the message."""
+        return dataclasses.replace(self, channel=f"{self.channel} part {index}") if index else self
+
     @property
     def number(self) -> int:
         """A hash of all fields, of 64 bits and the same in every process."""
@@ -122,8 +126,11 @@ class Codec(Described):
     """Whether it can send values at given indices, so that efmixed can choose them."""
     reuses_indices: ClassVar[bool] = False
     """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
-    warm_starts: ClassVar[bool] = False
-    """Whether a message starts from the last one in its place: the caller keeps `next_shared` for it."""
+
+    @property
+    def warm_starts(self) -> bool:
+        """Whether a message starts from the last one in its place: the caller keeps `next_shared` for it."""
+        return False
 
     @property
     def varies(self) -> bool:
@@ -211,6 +218,14 @@ class Codec(Described):
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each decoded element, as float32 that broadcasts to the shape of `x`."""
+
+    def error_bound_within(self, magnitudes: Tensor) -> Tensor:
+        """The largest error of each element of any tensor of at most these `magnitudes`; it broadcasts to their shape.
+
+        A sum of codecs needs it for what its first codec leaves. If `error_bound` may be less for a tensor of larger
+        magnitudes, a codec has to override this.
+        """
+        return self.error_bound(magnitudes)
 
     @abstractmethod
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None: ...

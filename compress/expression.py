@@ -1,6 +1,7 @@
 """Codec expressions: Python call syntax, the same on the command line, in recipes, in logs and in `repr`.
 
     expression = NAME | NAME(argument, ..)          none   q(4)   q(2, scale="minmax", per="tensor")   ef(topk(0.1))
+               | expression + expression            lowrank(16) + q(1)
     argument   = value | NAME=value                 value: a number, a quoted string, or an expression
 
     NAME       = the name of a codec or a feedback rule, or the path of your own class: my_codecs.Sign(2)
@@ -25,6 +26,7 @@ from thinwire.compress.codecs.lowrank import LowRank
 from thinwire.compress.codecs.normal import NormalLevels
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
+from thinwire.compress.codecs.sum import Sum
 from thinwire.compress.feedback import (
     ActivationDifference,
     DifferenceFeedback,
@@ -109,6 +111,8 @@ def _dot_hint(expression: str) -> str:
 
 
 def _method(node: ast.expr, expression: str) -> Method:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _sum(node, expression)
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     name = _path(call.func)
     if name is None:
@@ -128,6 +132,18 @@ def _method(node: ast.expr, expression: str) -> Method:
     if described.name in _KNOWN:
         return described(*bound.args, **bound.kwargs)
     return _made(described, bound)
+
+
+def _sum(node: ast.BinOp, expression: str) -> Sum:
+    """The sum of the codecs on both sides of a plus."""
+    terms = attempt(*(partial(_method, side, expression) for side in (node.left, node.right)))
+    for term in terms:
+        if not isinstance(term, Codec):
+            raise CodecError(
+                f"{expression!r}: {term.name} cannot be part of a sum; write it around the sum, such as "
+                f"{term.name}(lowrank(16) + q(1))"
+            )
+    return Sum(tuple(terms))
 
 
 def _made(described: type[Codec] | type[Feedback], bound: inspect.BoundArguments) -> Method:
@@ -188,6 +204,8 @@ def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
 
 def _value(node: ast.expr, expression: str) -> object:
     """An argument's value: a literal or an expression."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _sum(node, expression)
     named = node.func if isinstance(node, ast.Call) else node
     name = _path(named)
     if name is not None and (isinstance(node, ast.Call) or "." in name or name in _KNOWN):

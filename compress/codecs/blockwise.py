@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating
-from thinwire.compress.codecs.bits import entropy_with_codes
-from thinwire.compress.codecs.entropy import EntropyCoded
+from thinwire.compress.codecs.coding.bits import entropy_with_codes
+from thinwire.compress.codecs.coding.entropy import EntropyCoded
+from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
-from thinwire.compress.codecs.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
+
+_REACH = 3.0
+"""The last level of nf is 2.73 root mean squares."""
 
 
 class Blockwise(MayVary, Codec):
@@ -41,6 +44,22 @@ class Blockwise(MayVary, Codec):
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""
         return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)
+
+    def error_bound_within(self, magnitudes: Tensor) -> Tensor:
+        """The largest error of each element of any tensor of at most these `magnitudes`."""
+        if self._bound_grows or not magnitudes.numel():
+            return self.error_bound(magnitudes)
+        magnitudes = magnitudes.detach().float()
+        return magnitudes + self._reach(magnitudes.shape) * magnitudes.amax()
+
+    @property
+    def _bound_grows(self) -> bool:
+        """Whether `error_bound` is never less for a tensor of larger magnitudes."""
+        return False
+
+    def _reach(self, shape: Sequence[int]) -> float:
+        """More than the largest magnitude of a decoded element, over the largest one that the tensor has."""
+        return _REACH
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no decoded element is NaN or infinity; most grids tell from the scales alone."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
-from thinwire.compress.codecs.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
+from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
-from thinwire.compress.codecs.lengths import Code
 from thinwire.errors import attempt
 
 _MANTISSA_BITS = 23

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
-from thinwire.compress.codecs.lengths import Code
 
 _LARGEST = 448
 _SMALLEST_SCALE = 2.0**-117

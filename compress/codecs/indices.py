@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError
-from thinwire.compress.codecs.bits import pack, packed_size, unpack
+from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.selection import places_of_largest
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

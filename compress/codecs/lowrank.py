@@ -1,16 +1,16 @@
 """The codec lowrank: a matrix sent as two thin ones, after PowerSGD (1905.13727).
 
-payload     | scale, float32 | P [rows, r], row-major | Q [columns, r], row-major |
-            | the tensor's own elements |                                             if that is shorter
+payload     | factors, as factors.py says |
+            | the tensor's own elements   |     if that is shorter
 
 The rows of the matrix are those of `per="row"`: [B, T, C] becomes [B*T, C], [N, C, H, W] becomes [N*C, H*W], a matrix
-stays as it is, and a tensor of fewer than two dimensions is one row.
+stays as it is, and a tensor of fewer than two dimensions is one row. With `per="sample"` each sample is a matrix of its
+own: [T, C], [C, H*W], or one row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod, sqrt
-from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -18,16 +18,13 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_choice, require_floating, require_int, tensor_bytes
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound, saturating_copy
+from thinwire.compress.codecs.factors import Factors, MatrixSizes, check_values, factors_of, power_of_two_above
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.errors import attempt
 
-FactorFormat = Literal["fp16", "bf16", "fp32"]
-_FORMATS: Mapping[FactorFormat, torch.dtype] = MappingProxyType(
-    {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-)
-_SCALE_BYTES = 4
-_SMALLEST_EXPONENT = -118
-_LARGEST_EXPONENT = 127
+View = Literal["tensor", "sample"]
+_PART = 1 << 18
+"""Elements decoded at a time: their float64 sums take twice the memory of the tensor."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,116 +38,126 @@ class LowRank(Codec):
     Gaussian, drawn from the key. Only the encoder needs it; `next_shared` reads it from the payload.
 
     P Q^T is M projected on the basis. So the error is at most |M|, and only rounding if M's rank is at most r. If a
-    tensor has NaN or infinity, no decoded element is finite.
+    matrix has NaN or infinity, no decoded element of it is finite.
 
     Arithmetic is in float32. Q is divided by the power of two above its largest element, so that fp16 loses no
     magnitude; by 2**127 at most. If that element is below 2**-118, zeros are decoded.
 
     With `values="fp16"` the decoded tensor is the same on every machine: elements of both are multiples of 2**-24 and
     at most 1, products are multiples of 2**-48, and float64 holds every sum exactly, in any order, fused or not. With
-    the other formats the last bit in float32 depends on the order of sums, and so on the machine. That is harmless if
+    all others the last bit in float32 depends on the order of sums, and so on the machine. That is harmless if
     only the receiver uses them, but a buffer kept by two unlike machines (ef21, aqsgd) would drift apart.
     """
 
     name: ClassVar[str] = "lowrank"
-    warm_starts: ClassVar[bool] = True
 
     rank: int
     """Columns of P and Q, 1 to 512."""
-    values: FactorFormat = field(default="fp16", kw_only=True)
-    """How elements of P and Q are sent."""
+    values: str = field(default="fp16", kw_only=True)
+    """How P and Q are sent: `fp16`, `bf16`, `fp32`, or each of their columns through a quantizer such as `q(8)`."""
+    per: View = field(default="tensor", kw_only=True)
+    """What becomes a matrix: the whole tensor, or each sample."""
 
     def __post_init__(self) -> None:
         attempt(
             lambda: require_int(self, "rank", self.rank, 1, 512),
-            lambda: require_choice(self, "values", self.values, get_args(FactorFormat)),
+            lambda: object.__setattr__(self, "values", check_values(self.name, self.values)),
+            lambda: require_choice(self, "per", self.per, get_args(View)),
         )
 
+    @property
+    def warm_starts(self) -> bool:
+        """Always: a message starts from the last Q."""
+        return True
+
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of the scale, P and Q, or of the tensor itself if that is less."""
+        """The size of the factors, or of the tensor itself if that is less."""
         require_floating(self, dtype)
-        return min(self._factors_size(shape), _plain_size(shape, dtype))
+        return min(self._factors.nbytes(self._sizes(shape)), _plain_size(shape, dtype)) if prod(shape) else 0
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The norm of each column of M, plus rounding: no projection moves a column further."""
         if self._sends_plain(x.shape, x.dtype):
             return torch.zeros(x.shape, device=x.device)
-        rows, columns, rank = self._sizes(x.shape)
-        matrix = x.detach().reshape(rows, columns).double()
-        norms = torch.linalg.vector_norm(matrix, dim=0)
-        total = torch.linalg.vector_norm(norms)
-        # P's columns, once rounded, are orthonormal to sqrt(r) * eps; the computed P and Q add float32's own rounding.
-        of_format = 2 * sqrt(rank) * torch.finfo(self._format).eps
-        of_float32 = 4 * sqrt(rows + columns) * torch.finfo(torch.float32).eps
-        # If one element is not finite, no bound is.
-        bound: Tensor = norms + total * (of_format + of_float32) + (total - total)
+        sizes = self._sizes(x.shape)
+        matrix = x.detach().reshape(sizes.samples, sizes.rows, sizes.columns).double()
+        norms = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)
+        total = torch.linalg.vector_norm(norms, dim=2, keepdim=True)
+        # The computed P and Q add float32's own rounding. If one element is not finite, no bound is.
+        of_float32 = total * (4 * sqrt(sizes.rows + sizes.columns) * torch.finfo(torch.float32).eps)
+        bound: Tensor = norms + self._factors.bound(norms, total, sizes) + of_float32 + (total - total)
         bound = bound + rounding_bound(2 * bound, x.dtype)
-        bound = bound.float().expand(rows, columns).reshape(x.shape)
+        bound = bound.float().expand(matrix.shape).reshape(x.shape)
         return infinite_beyond(bound, x.detach().float().abs(), x.dtype)
 
     def next_shared(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """The payload's Q as float32 [columns, r]; None if it has none."""
+        """The payload's Q as float32 [columns, r], one for each sample with `per="sample"`; None if it has none."""
         if self._sends_plain(shape, dtype):
             return None
-        scale, _, right = self._read(payload, shape)
-        return (right.double() * scale).float()
+        _, right, scale = self._factors.read(payload, self._sizes(shape))
+        shared = (right * scale).float()
+        return shared if self.per == "sample" else shared.squeeze(0)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         if self._sends_plain(x.shape, x.dtype):
             out.copy_(tensor_bytes(x))
             return
-        rows, columns, rank = self._sizes(x.shape)
-        matrix = x.reshape(rows, columns).float()
-        unit = _power_of_two_above(matrix.abs().amax())
+        sizes = self._sizes(x.shape)
+        matrix = x.reshape(sizes.samples, sizes.rows, sizes.columns).float()
+        largest = torch.maximum(matrix.amax((1, 2), keepdim=True), -matrix.amin((1, 2), keepdim=True))
+        unit = power_of_two_above(largest)
         unit = unit.masked_fill(unit == 0, 1.0)
-        matrix = matrix / unit  # sums of elements near float32's limit would overflow
-        left = _orthonormal(matrix @ self._start(shared, matrix, rank, key)).to(self._format)
-        right = (matrix.t() @ left.float()).double() * unit
-        scale = _power_of_two_above(right.abs().amax())
-        scaled = (right / scale.masked_fill(scale == 0, torch.inf)).to(self._format)
-        out.copy_(torch.cat([tensor_bytes(part) for part in (scale.float(), left, scaled)]))
+        matrix = matrix / unit.float()  # sums of elements near float32's limit would overflow
+        left = _orthonormal(matrix @ _start(shared, matrix, sizes, key))
+        left = self._factors.write_left(left, sizes, out, key)
+        self._factors.write_right((matrix.mT @ left).double() * unit, sizes, out, key)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         if self._sends_plain(out.shape, out.dtype):
             tensor_bytes(out).copy_(payload)
             return
-        scale, left, right = self._read(payload, out.shape)
-        product = torch.mm(left.double(), right.double().t()).mul_(scale)
-        saturating_copy(product.view(out.shape), out)
-
-    def _read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The scale, float64 [], and P and Q as sent."""
-        rows, columns, rank = self._sizes(shape)
-        aligned = torch.empty(len(payload), dtype=torch.uint8, device=payload.device).copy_(payload)
-        values = aligned[_SCALE_BYTES:].view(self._format).view(rows + columns, rank)
-        return aligned[:_SCALE_BYTES].view(torch.float32).squeeze(0).double(), values[:rows], values[rows:]
-
-    def _start(self, shared: Tensor | None, matrix: Tensor, rank: int, key: Key) -> Tensor:
-        """Q0, float32 [columns, r], scaled so that M Q0 does not overflow before M does."""
-        shape = (matrix.shape[1], rank)
-        if shared is not None and shared.shape == shape:
-            largest = shared.abs().amax()
-            if largest.isfinite() and largest > 0:
-                return shared / largest
-        return torch.randn(shape, generator=key.generator(matrix.device), device=matrix.device)
+        sizes = self._sizes(out.shape)
+        left, right, scale = self._factors.read(payload, sizes)
+        matrix = out.view(sizes.samples, sizes.rows, sizes.columns)
+        for some, rows in _parts(sizes):
+            product = torch.matmul(left[some, rows], right[some].mT).mul_(scale[some])
+            saturating_copy(product, matrix[some, rows])
 
     def _sends_plain(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
         """Whether the tensor's own elements are shorter than the factors, as they are where there are none."""
-        return _plain_size(shape, dtype) < self._factors_size(shape)
+        return not prod(shape) or _plain_size(shape, dtype) < self._factors.nbytes(self._sizes(shape))
 
-    def _factors_size(self, shape: Sequence[int]) -> int:
-        """Bytes of the scale, P and Q."""
-        rows, columns, rank = self._sizes(shape) if prod(shape) else (0, 0, 0)
-        return _SCALE_BYTES + (rows + columns) * rank * self._format.itemsize
-
-    def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Rows, columns and r of a non-empty tensor of `shape`."""
+    def _sizes(self, shape: Sequence[int]) -> MatrixSizes:
+        """The matrices that a non-empty tensor of `shape` becomes."""
         row = blocks_per("row", shape)
-        return row.count, row.inner, min(self.rank, row.count, row.inner)
+        samples = shape[0] if self.per == "sample" and len(shape) > 1 else 1
+        rows = row.count // samples
+        return MatrixSizes(samples, rows, row.inner, min(self.rank, rows, row.inner))
 
     @property
-    def _format(self) -> torch.dtype:
-        return _FORMATS[self.values]
+    def _factors(self) -> Factors:
+        return factors_of(self.values)
+
+
+def _start(shared: Tensor | None, matrix: Tensor, sizes: MatrixSizes, key: Key) -> Tensor:
+    """Q0, float32 [N, columns, r], scaled so that M Q0 does not overflow before M does."""
+    shape = (sizes.samples, sizes.columns, sizes.rank)
+    drawn = torch.randn(shape, generator=key.generator(matrix.device), device=matrix.device)
+    if shared is None or shared.shape[-2:] != shape[-2:] or shared.numel() != drawn.numel():
+        return drawn
+    shared = shared.view(shape)
+    largest = shared.abs().amax((1, 2), keepdim=True)
+    usable = largest.isfinite() & (largest > 0)
+    return torch.where(usable, shared / largest, drawn)
+
+
+def _parts(sizes: MatrixSizes) -> Iterator[tuple[slice, slice]]:
+    """Yield the matrices, and the rows of them, to decode at a time."""
+    some = max(1, _PART // (sizes.rows * sizes.columns))
+    rows = max(1, _PART // sizes.columns)
+    for first in range(0, sizes.samples, some):
+        for row in range(0, sizes.rows, rows):
+            yield slice(first, first + some), slice(row, row + rows)
 
 
 def _plain_size(shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -159,14 +166,8 @@ def _plain_size(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    """An orthonormal basis [rows, r] of the columns of `matrix`, with the signs that make R's diagonal positive."""
+    """An orthonormal basis of the columns of each `matrix` [N, rows, r], with signs that make R's diagonal positive."""
     basis, triangle = torch.linalg.qr(matrix)
-    oriented: Tensor = basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
+    signs = torch.where(triangle.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)
+    oriented: Tensor = basis * signs.unsqueeze(1)
     return oriented
-
-
-def _power_of_two_above(x: Tensor) -> Tensor:
-    """The least power of two above `x`, float64, but 2**127 at most; 0 if `x` is too small, NaN if it is not finite."""
-    exponent = torch.frexp(x.double()).exponent.clamp(max=_LARGEST_EXPONENT)
-    power = torch.ldexp(torch.ones_like(x, dtype=torch.float64), exponent)
-    return torch.where(exponent < _SMALLEST_EXPONENT, 0.0, power) + (x - x)

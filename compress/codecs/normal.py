@@ -6,7 +6,7 @@ The scale is the block's root mean square. The levels are those of Lloyd and Max
 the mean of the values that it stands for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from thinwire.compress.codec import require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, signed_codes
-from thinwire.compress.codecs.lengths import Code
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotate, Rotated
+from thinwire.compress.codecs.rotation import Rotate, Rotated, reach_of
 from thinwire.errors import attempt
 
 LEVELS: Mapping[int, tuple[float, ...]] = MappingProxyType(
@@ -82,6 +82,9 @@ class NormalLevels(Blockwise):
     @property
     def _grid(self) -> Grid:
         return NormalGrid(self.bits, stochastic=False)
+
+    def _reach(self, shape: Sequence[int]) -> float:
+        return super()._reach(shape) * reach_of(self.rotate, shape)
 
     @property
     def _quantizer(self) -> Quantizer:

@@ -8,7 +8,7 @@ The options clip, grid, scale_bits, rotate and outliers are in clip.py, grid_wit
 and outliers.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
@@ -16,13 +16,13 @@ from typing import ClassVar, Literal, get_args
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.byte_scales import ByteScaledGrid
+from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
-from thinwire.compress.codecs.lengths import Code
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotate, Rotated
+from thinwire.compress.codecs.rotation import Rotate, Rotated, reach_of
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
@@ -123,6 +123,14 @@ class Quantize(Blockwise):
         if self.scale_bits == 8:
             return ByteScaledGrid(self.bits, stochastic, self.clip)
         return _GRIDS[self.grid](self.bits, stochastic, self.clip)
+
+    @property
+    def _bound_grows(self) -> bool:
+        options = (self.clip, self.scale_bits, self.rotate, self.outliers)
+        return self.scale == "absmax" and self.grid == "midrise" and all(option is None for option in options)
+
+    def _reach(self, shape: Sequence[int]) -> float:
+        return super()._reach(shape) * reach_of(self.rotate, shape)
 
     @property
     def _quantizer(self) -> Quantizer:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key, is_finite
-from thinwire.compress.codecs.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
+from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.granularity import Blocks, Stretch
 from thinwire.compress.codecs.grid import Grid
 

@@ -72,6 +72,11 @@ class Rotated(Wrapper):
         return infinite_beyond(bound, magnitude, x.dtype).view(x.shape)
 
 
+def reach_of(rotate: Rotate | None, shape: Sequence[int]) -> int:
+    """How many times larger than all elements of a non-empty tensor rotation, there and back, may make one."""
+    return 1 if rotate is None else blocks_per("row", shape).inner
+
+
 def turn(rows: Tensor) -> Tensor:
     """The float32 `rows` [R, n], each rotated."""
     turned = torch.empty_like(rows, memory_format=torch.contiguous_format)

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating
-from thinwire.compress.codecs.bits import entropy
 from thinwire.compress.codecs.cast import BFloat16, Cast, Float16, Uncompressed, rounding_bound, saturating_copy
-from thinwire.compress.codecs.gaps import pack_gaps, unpack_gaps
+from thinwire.compress.codecs.coding.bits import entropy
+from thinwire.compress.codecs.coding.gaps import pack_gaps, unpack_gaps
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
 from thinwire.compress.codecs.indices import (
     indices_size,
     largest,
@@ -35,7 +36,6 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
     values_at,
 )
-from thinwire.compress.codecs.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.errors import attempt
 
@@ -219,6 +219,16 @@ class TopK(MayVary, Sparse):
         least = _magnitude(kept).nan_to_num(nan=torch.inf, posinf=torch.inf).amin(1, keepdim=True)
         of_value = self._values_codec(x.dtype).error_bound(kept).expand(kept.shape)
         return put_values(torch.maximum(least, of_value), sent, least.repeat(1, n)).view(x.shape)
+
+    def error_bound_within(self, magnitudes: Tensor) -> Tensor:
+        """The k-th largest of each sample's `magnitudes`, or the error of the values' format if that is more."""
+        if not magnitudes.numel():
+            return self.error_bound(magnitudes)
+        samples, n = samples_of(magnitudes.shape)
+        rows = magnitudes.detach().reshape(samples, n)
+        least = rows.topk(self.count(n)).values[:, -1:]
+        of_value = self._values_codec(magnitudes.dtype).error_bound(rows).float()
+        return torch.maximum(least, of_value).expand(samples, n).reshape(magnitudes.shape)
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of K indices among T elements, and the full size of the values."""

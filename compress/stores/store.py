@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, tensor_bytes
-from thinwire.compress.codecs.bits import packed_size
+from thinwire.compress.codecs.coding.bits import packed_size
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.errors import ThinwireError
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.codec_helpers import assert_identical, few
-from thinwire.compress.codecs.bits import ValueTable, pack, packed_size, unpack
+from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size, unpack
 
 WIDTHS = range(1, 9)
 

@@ -261,13 +261,104 @@ def test_tensors_in_a_graph_are_taken_and_left_as_they_are():
     assert_identical(roundtrip("lowrank(2)", x).detach(), roundtrip("lowrank(2)", x.detach()))
 
 
+QUANTIZERS = ["q(8)", "q(4)", "nf(3)", "fp8", 'q(4, rotate="hadamard")', "dither(4)"]
+
+
+@few
+@given(
+    rank=st.integers(1, 9),
+    values=st.sampled_from([*FORMATS, *QUANTIZERS]),
+    per=st.sampled_from(["tensor", "sample"]),
+    shape=shapes,
+    dtype=st.sampled_from(FLOATING),
+)
+def test_contract_of_every_kind_of_factors(rank, values, per, shape, dtype):
+    codec = LowRank(rank, values=values, per=per)
+    assert parse(str(codec)) == codec
+    assert_contract(codec, gaussian(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("values", QUANTIZERS)
+def test_quantized_factors_are_payloads_of_their_columns(values):
+    x, codec = gaussian(4, 10, 30), LowRank(3, values=values)
+    assert LowRank(3, values=f" {values} ") == codec
+    payload = encode(codec, x)
+    left, right = parse(values).nbytes((1, 3, 40), torch.float32), parse(values).nbytes((1, 3, 30), torch.float32)
+    assert len(payload) == left + right
+    p = decode(values, payload[:left], (1, 3, 40), torch.float32)
+    q = decode(values, payload[left:], (1, 3, 30), torch.float32)
+    expected = (p[0].t().double() @ q[0].double()).float().view(x.shape)
+    torch.testing.assert_close(decode(codec, payload, x.shape, x.dtype), expected, rtol=1e-6, atol=1e-6)
+    assert_identical(codec.next_shared(payload, x.shape, x.dtype), q[0].t())
+
+
+def test_factors_in_8_bits_lose_little_more():
+    x = spectrum(200, 100, [0.7**step for step in range(20)])
+    whole, halved = (snr_db(x, roundtrip(f"lowrank(8, values={values})", x)) for values in ('"fp16"', '"q(8)"'))
+    assert whole - 0.2 < halved < whole
+    sizes = [parse(f"lowrank(8, values={values})").nbytes(x.shape, x.dtype) for values in ('"fp16"', '"q(8)"')]
+    assert sizes[1] < 0.51 * sizes[0]
+
+
+@pytest.mark.parametrize(("shape", "rows", "columns"), [((5, 6, 7), 6, 7), ((5, 2, 3, 4), 2, 12), ((5, 9), 1, 9)])
+def test_a_sample_is_a_matrix_of_its_own(shape, rows, columns):
+    """Samples that have nothing in common."""
+    directions = [spectrum(rows, columns, [3.0], seed=2 * sample) for sample in range(5)]
+    x = torch.stack(directions).view(shape)
+    apart = contraction(LowRank(1, per="sample", values="fp32"), x)
+    assert apart < 1e-5 and (rows == 1 or contraction(LowRank(1, values="fp32"), x) > 0.3)
+    fewest = min(5 * (4 + 2 * (rows + columns)), 4 * x.numel())
+    codec = LowRank(1, per="sample")
+    assert codec.nbytes(shape, x.dtype) == fewest
+    payload = encode(codec, x)
+    shared = codec.next_shared(payload, shape, x.dtype)
+    assert shared.shape == (5, columns, 1)
+    cold = LowRank(1)
+    for sample in range(5):
+        decoded, alone = decode(codec, payload, shape, x.dtype)[sample], torch.empty(shape[1:])
+        own = torch.empty(cold.nbytes((rows, columns), x.dtype), dtype=torch.uint8)
+        cold.encode(x[sample].view(rows, columns), own, KEY, shared[sample])
+        alone = decode(cold, own, (rows, columns), x.dtype).view(shape[1:])
+        torch.testing.assert_close(decoded, alone, rtol=0, atol=0.01)
+
+
+def test_a_sample_that_is_not_finite_spoils_no_other():
+    codec, x = LowRank(2, per="sample"), gaussian(4, 10, 8)
+    payload, clean = through(codec, x)
+    shared = codec.next_shared(payload, x.shape, x.dtype)
+    x[1, 2, 3] = torch.nan
+    payload, decoded = through(codec, x)
+    assert not decoded[1].isfinite().any()
+    assert_identical(decoded[[0, 2, 3]], clean[[0, 2, 3]])
+    again = codec.next_shared(payload, x.shape, x.dtype)
+    assert_identical(again[[0, 2, 3]], shared[[0, 2, 3]])
+    assert through(codec, gaussian(4, 10, 8), again)[1].isfinite().all(), "it starts anew"
+
+
+def test_decoding_in_parts_changes_nothing(monkeypatch):
+    for shape in ((4, 50, 30), (200, 30)):
+        for per in ("tensor", "sample"):
+            codec, x = LowRank(3, per=per), gaussian(*shape)
+            payload, decoded = through(codec, x)
+            monkeypatch.setattr("thinwire.compress.codecs.lowrank._PART", 700)
+            assert_identical(decode(codec, payload, x.shape, x.dtype), decoded)
+
+
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ("lowrank", "'lowrank': missing a required argument: 'rank'; write lowrank(rank, values)"),
+        ("lowrank", "'lowrank': missing a required argument: 'rank'; write lowrank(rank, values, per)"),
         ("lowrank(0)", "lowrank's rank must be an integer from 1 to 512, got 0"),
         ("lowrank(513)", "lowrank's rank must be an integer from 1 to 512, got 513"),
-        ('lowrank(4, values="q(4)")', 'lowrank\'s values must be one of "fp16", "bf16", "fp32", got "q(4)"'),
+        (
+            'lowrank(4, values="topk(0.1)")',
+            'lowrank\'s values must be "fp16", "bf16", "fp32", or a quantizer such as "q(8)", got "topk(0.1)"',
+        ),
+        (
+            'lowrank(4, values="q(9)")',
+            'lowrank\'s values must be "fp16", "bf16", "fp32", or a quantizer such as "q(8)", got "q(9)"',
+        ),
+        ('lowrank(4, per="row")', 'lowrank\'s per must be one of "tensor", "sample", got "row"'),
     ],
 )
 def test_every_mistake_has_its_sentence(expression, sentence):

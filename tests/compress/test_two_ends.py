@@ -31,6 +31,7 @@ CODECS = [
     'topk(0.25, values="q(4)")',
     "randk(0.5)",
     "lowrank(2)",
+    'lowrank(2, values="q(8)", per="sample") + q(1)',
 ]
 RULES = ["ef21({})", 'ef21({}, slot="sample", store_bits=8)', "aqsgd({}, store_bits=16)", "aqsgd({}, store_bits=4)"]
 METHODS = [rule.format(codec) for rule, codec in product(RULES, CODECS)]
@@ -73,7 +74,7 @@ def trained(rank, folder):
 @pytest.mark.processes
 def test_buffers_are_equal_at_both_ends_after_fifty_steps_by_every_rule_around_every_codec(tmp_path):
     sender, receiver = run(trained, 2, str(tmp_path))
-    assert {parse(codec).name for codec in CODECS} == set(NAMES) - {"reuse"}, "which feedback does not go around"
+    assert {parse(codec).name for codec in CODECS} == {*NAMES, "sum"} - {"reuse"}, "which feedback does not go around"
     for method in METHODS:
         assert sender[method] == receiver[method], method
         assert len(sender[method]) == (ROWS if parse(method).slot == "position" else SAMPLES), method

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, require_choice
-from thinwire.compress.codecs.huffman import check_installed
+from thinwire.compress.codecs.coding.huffman import check_installed
 
 Code = Literal["entropy"]
 LENGTH_BYTES = 4

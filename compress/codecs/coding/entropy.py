@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key
-from thinwire.compress.codecs.bits import pack, packed_size, unpack
-from thinwire.compress.codecs.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.lengths import LENGTH_BYTES, length_of, put_length
+from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
+from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length
 from thinwire.compress.codecs.quantizer import Quantizer
 
 _PAIRED = 3

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError
-from thinwire.compress.codecs.bits import packed_size
-from thinwire.compress.codecs.huffman import huffman, unhuffman
+from thinwire.compress.codecs.coding.bits import packed_size
+from thinwire.compress.codecs.coding.huffman import huffman, unhuffman
 from thinwire.compress.codecs.indices import (
     check_count,
     complement,

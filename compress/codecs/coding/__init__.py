@@ -1,0 +1,1 @@
+"""Coding: codes and symbols in as few bytes as they need."""
