@@ -23,8 +23,7 @@ from thinwire.errors import attempt
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.hosts import crew, network
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
-from thinwire.launch.run import failures, recipe
-from thinwire.launch.run.assembly import prepare, real_placement
+from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
@@ -71,6 +70,8 @@ def run(argv: Sequence[str]) -> int:
     if reason := missing(links):
         raise ClusterError(reason)
     job = plan(command, links.num_hosts)
+    from thinwire.launch.run import failures
+
     with crew.gathered_signals() as came, scratch.folder() as folder:
         # only a training leaves reports, and torchrun leaves folders of logs in TMPDIR
         leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.stages_of is not None else {}
@@ -131,12 +132,16 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
     if command[1] == "simulate":
         raise OptionsError("thinwire simulate is one process and sends nothing to other hosts; run thinwire train")
     wanted = recipe.parse(command[2:])
+    from thinwire.launch.run.assembly import prepare
+
     prepare(wanted)  # finds mistakes once for all hosts, and reads the data while there is a network
     return training(wanted, command[2:], num_hosts)
 
 
 def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     """A torchrun node for each host, with an equal part of the processes of the recipe."""
+    from thinwire.launch.run.assembly import real_placement
+
     processes = wanted.pipeline.num_processes
     each, left = divmod(processes, num_hosts)
     if left:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.pipeline.backends import check_installed
 from thinwire.pipeline.errors import OptionsError
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the file, and return the exit status."""
     path = make_parser().parse_args(argv).file
+    from thinwire.pipeline.backends import check_installed
+
     check_installed()
     from thinwire.pipeline.zeromq.keys import Keys
 

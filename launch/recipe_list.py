@@ -15,6 +15,9 @@ from thinwire.pipeline.errors import OptionsError
 
 def main(argv: Sequence[str]) -> int:
     """Print the table, and return the exit status."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(make_parser().format_help(), end="")
+        return OK
     if argv:
         raise OptionsError(f"thinwire recipes takes no arguments, got {' '.join(argv)}")
     table = Table("recipe", "purpose")

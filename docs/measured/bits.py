@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from thinwire.compress import parse
-from thinwire.launch.bench.codecs.command import captured
+from thinwire.launch.bench.codecs.inputs import captured
 from thinwire.launch.bench.codecs.trial import quality
 
 FAMILIES = {

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import Prediction, best, needed_bandwidth, possible, predict_each, verdict
-from thinwire.launch.timing.workload import Network, Workload, label
+from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 

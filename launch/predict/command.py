@@ -8,19 +8,18 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from thinwire.launch.predict.answer import Answer, answer
-from thinwire.launch.predict.output import as_json, show, show_published
 from thinwire.launch.run import recipe
+from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
-from thinwire.launch.timing.prediction import (
-    NO_COMPRESSION,
-)
-from thinwire.launch.timing.workload import Link, Network, codec_pair, label
+from thinwire.launch.timing.network import Link, Network
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from thinwire.launch.predict.answer import Answer
 
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
@@ -31,10 +30,13 @@ COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
-    if options.like:
+    wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG)
+    from thinwire.launch.predict.output import as_json, show, show_published
+
+    if wanted is None:
         show_published(options.json)
         return OK
-    found = _answer(options, overrides)
+    found = _answer(options, wanted)
     if options.json:
         print(json.dumps(as_json(found), indent=2, allow_nan=False))
     else:
@@ -42,10 +44,13 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> Answer:
+def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
+    from thinwire.launch.predict.answer import answer
+    from thinwire.launch.timing.prediction import NO_COMPRESSION
     from thinwire.launch.timing.profile import from_recipe
+    from thinwire.launch.timing.workload import codec_pair, label
+    from thinwire.pipeline.schedules import SCHEDULES
 
-    wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     if wanted.pipeline.num_stages < 2:
         raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
     given = [codec_pair(text) for text in options.codec or COMPARED_CODECS]
@@ -126,7 +131,7 @@ def make_parser() -> Parser:
         help="links with their own bandwidth or latency, named by their stages: 1-2:20mbit in both directions, "
         "2>1:5mbit,30ms in one",
     )
-    add("--schedule", choices=SCHEDULES, help="the schedule of the pipeline (default: that of the recipe)")
+    add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
     add(
         "--codec",
         nargs="+",

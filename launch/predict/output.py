@@ -17,13 +17,13 @@ from thinwire.launch.predict.answer import Answer
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.tables import document
 from thinwire.launch.timing import published
+from thinwire.launch.timing.network import Link
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     Prediction,
     bandwidth_text,
     hides_in_words,
 )
-from thinwire.launch.timing.workload import Link
 
 
 def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: float) -> None:

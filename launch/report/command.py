@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinwire.launch.report.comparison import compare, find_baseline
 from thinwire.launch.report.page import render
@@ -17,13 +18,15 @@ from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.timing.replay import parse_link
+
+if TYPE_CHECKING:
+    from thinwire.launch.timing.replay import PredictedLink
 
 
 def main(argv: Sequence[str]) -> int:
     """Write a report, and return the exit status."""
     options = make_parser().parse_args(argv)
-    links = [parse_link(text) for text in options.link]
+    links = [_link(text) for text in options.link]
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
     comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
@@ -32,6 +35,12 @@ def main(argv: Sequence[str]) -> int:
         print(comparison.warning)
     print(f"{options.out} is about {', '.join(map(str, options.runs))}")
     return OK
+
+
+def _link(text: str) -> PredictedLink:
+    from thinwire.launch.timing.replay import parse_link  # which imports torch
+
+    return parse_link(text)
 
 
 def make_parser() -> Parser:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.launch.report.numbers import (
     bits,
@@ -26,8 +26,10 @@ from thinwire.launch.report.numbers import (
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.shared.tables import Table, Value
-from thinwire.launch.timing.replay import PredictedLink, step_seconds
 from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from thinwire.launch.timing.replay import PredictedLink
 
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
@@ -181,7 +183,7 @@ def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[P
     """Seconds of a step: measured, and predicted for each link."""
     rows: list[list[Value]] = []
     for name, run in zip(names, runs, strict=True):
-        steps = [step_seconds(run.fields["pipeline"], run.summary, link) for link in links]
+        steps = [_step_seconds(run, link) for link in links]
         rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), *steps])
     columns = ["run", "s a step, measured", *(f"at {link.name}, predicted" for link in links)]
     note = (
@@ -237,8 +239,14 @@ def _losses_over(
     return curves(lines, title, x_label=label)
 
 
+def _step_seconds(run: RunFiles, link: PredictedLink) -> float:
+    from thinwire.launch.timing.replay import step_seconds  # which imports torch
+
+    return step_seconds(run.fields["pipeline"], run.summary, link)
+
+
 def _predicted_progress(run: RunFiles, link: PredictedLink) -> list[float]:
-    seconds = step_seconds(run.fields["pipeline"], run.summary, link)
+    seconds = _step_seconds(run, link)
     return [seconds * step for step in range(len(run.steps) + 1)]
 
 

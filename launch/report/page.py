@@ -16,7 +16,7 @@ from thinwire.launch.report.timeline import transfers
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.meters import SECTIONS
-from thinwire.pipeline.tracing.tracer import StageTrace
+from thinwire.pipeline.tracing.traces import StageTrace
 
 
 @dataclass(frozen=True)

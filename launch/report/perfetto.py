@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.launch.report.timeline import Transfer, read_traces, transfers
-from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Span
-from thinwire.pipeline.tracing.tracer import StageTrace, StepTrace
+from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
 
 Event = dict[str, Any]
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the trace of a run, and return the exit status."""
     options = make_parser().parse_args(argv)
     out = options.out or options.run / "trace.json"
-    traces = read_traces(options.run)
+    traces = read_traces(run_folder(options.run))
     write(out, json.dumps(chrome_trace(traces)))
     steps = ", ".join(str(step.step) for step in traces[0].steps)
     print(f"{out} has steps {steps} of {len(traces)} stages; open it at ui.perfetto.dev or chrome://tracing")

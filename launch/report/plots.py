@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.launch.report.timeline import Transfer
 from thinwire.pipeline.tracing.spans import Span
-from thinwire.pipeline.tracing.tracer import StepTrace
+from thinwire.pipeline.tracing.traces import StepTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

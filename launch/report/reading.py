@@ -15,7 +15,7 @@ from thinwire.launch.report.timeline import read_traces
 from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.tracing.tracer import StageTrace
+from thinwire.pipeline.tracing.traces import StageTrace
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import yaml
 
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Departure, Span
-from thinwire.pipeline.tracing.tracer import StageTrace
+from thinwire.pipeline.tracing.traces import StageTrace
 
 WAITED = 1e-4
 """Seconds. After a longer wait, a frame arrived when the wait ended; to receive a frame that is already there takes
@@ -52,8 +52,6 @@ class Transfer:
 def read_traces(run: Path) -> list[StageTrace]:
     """The traces of all stages of a run, in stage order. OptionsError names every file that cannot be read."""
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
-    if not run.is_dir():
-        raise OptionsError(f"RUN must be the folder of a run, got {run}, which does not exist")
     if not paths:
         raise OptionsError(f"{run} has no trace; train with --trace to record the last steps")
     traces, mistakes = [], _absent(run)

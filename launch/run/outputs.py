@@ -28,7 +28,7 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.tracing.tracer import StageTrace
+from thinwire.pipeline.tracing.traces import StageTrace
 
 
 class OutputError(FailedError):

@@ -39,7 +39,7 @@ from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.tracing.tracer import StageTrace
+from thinwire.pipeline.tracing.traces import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
 

@@ -43,8 +43,6 @@ def read_run(folder: Path, prog: str) -> SavedRun:
     Raises:
         OptionsError: files are missing, or are not from one save.
     """
-    if not folder.is_dir():
-        raise OptionsError(f"RUN must be the folder of a run, got {folder}, which does not exist")
     if checkpoint := find_checkpoint(folder):
         return _of_checkpoint(checkpoint, prog)
     needed = [folder / "recipe.yaml", _summary_of_weights(folder)]

@@ -24,14 +24,15 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from thinwire.compress.stores.durable import make_folder, sync
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MANIFEST = "newest.json"
 _NAME = re.compile(r"step-\d+(-again)?")
@@ -68,6 +69,8 @@ class Saving:
 
     def write(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write the weights of one stage, named as in the unsplit model, and wait until they are on the disk."""
+        from safetensors.torch import save_file
+
         target = self._base / self._set.folder / f"stage-{stage}.safetensors"
         make_folder(target.parent)
         fresh = target.with_suffix(".part")

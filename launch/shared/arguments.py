@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any, NoReturn
 
 from thinwire.pipeline.errors import OptionsError
@@ -25,6 +26,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise OptionsError instead of exiting."""
         raise OptionsError(f"{message}; see {self.prog} --help")
+
+
+def run_folder(place: Path) -> Path:
+    """A folder that an argument RUN names. OptionsError if it does not exist."""
+    if not place.is_dir():
+        raise OptionsError(f"RUN must be the folder of a run, got {place}, which does not exist")
+    return place
 
 
 def positive(text: str) -> float:

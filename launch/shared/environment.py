@@ -7,11 +7,11 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 def environment(command: str) -> dict[str, Any]:
     """The conditions as JSON values, for the document with the results of `command`."""
+    import torch
+
     return {
         "command": command,
         "torch": torch.__version__,

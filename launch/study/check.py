@@ -15,18 +15,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.run import forks, recipe
-from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import FailedError, ended
 from thinwire.launch.study.cells import Cell
-from thinwire.models.data.load import load
-from thinwire.models.data.samples import Data
 from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from thinwire.models.data.samples import Data
 
 _CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
 """The packages whose code decides a cell's numbers."""
@@ -57,6 +57,9 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
     """
     recipes = _each(cells, cells, lambda cell: recipe.parse(list(cell.arguments), prog=prog))
+    from thinwire.launch.run.assembly import prepare
+    from thinwire.models.data.load import load
+
     loaded = _Once(lambda wanted: load(wanted.data), lambda wanted: wanted.data)
     data: list[Data] = _each(cells, recipes, loaded)
     cut = _Once(

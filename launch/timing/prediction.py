@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.step_time import Course, time_step
 from thinwire.launch.timing.timetable import timetable
-from thinwire.launch.timing.workload import Link, Network, Workload, label
+from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 

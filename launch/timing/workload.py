@@ -1,15 +1,15 @@
-"""The input of a prediction: the compute of a pipeline, the tensors at its boundaries, and its links."""
+"""The input of a prediction: the compute of a pipeline, and the tensors at its boundaries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from thinwire.compress import Method
+from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.errors import OptionsError
@@ -102,39 +102,6 @@ class Workload:
     def compute(self) -> Compute:
         """The seconds of the stages, as input of the simulation."""
         return Compute(forward=self.forward, backward=self.backward)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """One direction between two processes that differs from the others. None is the number of the network."""
-
-    bandwidth: float | None = None
-    """Bits a second."""
-    latency: float | None = None
-    """Seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """The links between processes. Both directions of a link are equal, except those in `links`."""
-
-    bandwidth: float = float("inf")
-    """Bits a second in each direction of every link."""
-    latency: float = 0.0
-    """Seconds."""
-    duplex: float = 1.0
-    """Share of the bandwidth that remains in one direction while the other direction carries a frame too."""
-    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
-    """The directions that differ, by (sending process, receiving process)."""
-
-    def of(self, name: ChannelName, where: Sequence[int]) -> tuple[list[float], list[float]]:
-        """The bandwidth and the latency of a channel over each boundary; `where` is the process of each stage."""
-        ends = [(low, high) if name == "activations" else (high, low) for low, high in pairwise(where)]
-        links = [self.links.get(pair, Link()) for pair in ends]
-        return (
-            [self.bandwidth if link.bandwidth is None else link.bandwidth for link in links],
-            [self.latency if link.latency is None else link.latency for link in links],
-        )
 
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:

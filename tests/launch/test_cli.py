@@ -181,6 +181,27 @@ finally:
     assert result.stdout.splitlines()[-1] == "False False"
 
 
+def test_help_and_misspelt_names_wait_for_no_torch(tmp_path):
+    """Each took 5 to 8 seconds."""
+    code = """
+import contextlib, io, sys
+from thinwire.launch.cli import COMMANDS, main
+
+helped = [[name, "--help"] for name in COMMANDS]
+helped += [["bench", "quickstart", "--help"], ["bench", "codecs", "--help"], ["cluster", "run", "--help"]]
+mistaken = [[name, "nowhere"] for name in ("partition", "predict", "bench", "study", "trace", "report", "eval")]
+mistaken += [["export", "nowhere", "--to", "there"], ["bench", "codecs", "--recipe", "nowhere"]]
+for words in [*helped, *mistaken]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        status = main(words)
+        assert status == (0 if words in helped else 2), (words, status)
+    assert "torch" not in sys.modules, words
+"""
+    run = [sys.executable, "-c", code]
+    result = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path)
+    assert len(result.stderr.splitlines()) == 9, result.stderr
+
+
 @pytest.mark.slow
 def test_on_a_terminal_the_first_words_come_before_anything_large_is_imported(tmp_path):
     """Nothing was said for 4 to 11 seconds."""

@@ -4,7 +4,8 @@ import pytest
 
 from support.recipe_runs import simulate
 from thinwire.compress import StoreError
-from thinwire.launch import cli, evaluate
+from thinwire.launch import cli
+from thinwire.launch.evaluate import score as scoring
 
 RECIPE = """
 model: {name: gpt2, config: {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}}
@@ -46,7 +47,7 @@ def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
     def full(*arguments):
         raise StoreError("no space left for slot 3")
 
-    monkeypatch.setattr(evaluate, "evaluate", full)
+    monkeypatch.setattr(scoring, "evaluate", full)
     assert cli.main(["eval", "tiny.yaml"]) == 1
     assert capsys.readouterr() == ("", "no space left for slot 3\n")
 

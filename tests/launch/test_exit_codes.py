@@ -3,7 +3,7 @@ import pytest
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.launch import cli
-from thinwire.launch.bench.links.command import BenchError
+from thinwire.launch.bench.links.contests import BenchError
 from thinwire.launch.hosts.namespaces import ClusterError
 from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, status_of, working
 from thinwire.models.errors import ModelError

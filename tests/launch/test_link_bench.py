@@ -10,7 +10,7 @@ import torch
 from support.commands import THINWIRE, hosts_of, started
 from support.processes import run
 from thinwire.launch import cli
-from thinwire.launch.bench.links import command
+from thinwire.launch.bench.links import contests
 from thinwire.launch.bench.links.contenders import Codecs, make
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
@@ -115,7 +115,7 @@ def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, cap
 
 def test_who_is_not_root_is_told_before_anything_is_prepared(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(command, "prepare", lambda wanted: pytest.fail("prepared data and model"))
+    monkeypatch.setattr(contests, "prepare", lambda wanted: pytest.fail("prepared data and model"))
     assert cli.main(["bench", *SMALL]) == 1
     assert capsys.readouterr().err.startswith("a cluster needs root, ")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     NO_COMPRESSION,
@@ -18,7 +19,7 @@ from thinwire.launch.timing.prediction import (
     run,
     verdict,
 )
-from thinwire.launch.timing.workload import CodecCost, Link, Network, codec_pair, uniform
+from thinwire.launch.timing.workload import CodecCost, codec_pair, uniform
 from thinwire.pipeline.schedules import SCHEDULES
 
 QUARTER = codec_pair("q(8)")

@@ -5,7 +5,7 @@ import pytest
 from thinwire.launch.report.timeline import read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Departure, Span
-from thinwire.pipeline.tracing.tracer import StageTrace, StepTrace
+from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
 
 
 def stage(index, spans=(), departures=()):

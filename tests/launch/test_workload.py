@@ -5,7 +5,8 @@ import torch
 
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.launch.timing.workload import Network, codec_pair, frame_bytes, label, uniform
+from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.workload import codec_pair, frame_bytes, label, uniform
 from thinwire.pipeline.boundary import ChannelEnd
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError

@@ -4,7 +4,8 @@ import pytest
 
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.tracing.spans import Departure, Span, Work
-from thinwire.pipeline.tracing.tracer import StageTrace, StepTrace, Tracer
+from thinwire.pipeline.tracing.tracer import Tracer
+from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
 
 STEP = StepTrace(
     7,

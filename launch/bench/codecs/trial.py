@@ -41,6 +41,12 @@ class Processor:
         return f"{self.threads} thread{'s' * (self.threads != 1)}" if self.threads else "GPU"
 
 
+def processors(threads: Sequence[int]) -> list[Processor]:
+    """The processors to measure on: the CPU with these numbers of threads, and the GPU if there is one."""
+    gpu = [Processor(device="cuda")] if torch.cuda.is_available() else []
+    return [*(Processor(device="cpu", threads=count) for count in threads), *gpu]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speed:
     """The speed of one codec on one kind of data on one processor, in GB/s (10**9 bytes) of the tensor."""

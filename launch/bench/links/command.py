@@ -9,50 +9,39 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import torch.distributed as dist
-from rich.console import Console
-
-from thinwire.launch.bench.links.contenders import BASELINES, Codecs
-from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document
-from thinwire.launch.bench.links.worker import BenchPlan, measured, shaped
-from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
-from thinwire.launch.hosts.network import INTERFACE
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.environment import environment
-from thinwire.launch.shared.exit_codes import OK, FailedError, working
-from thinwire.launch.shared.links import Links, parse_bandwidth
-from thinwire.launch.shared.tables import Table, show, text_of
-from thinwire.launch.timing.published import RATIOS
-from thinwire.launch.timing.workload import codec_pair, label
+from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire bench"
 DEFAULT_CODECS = ("q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 DEFAULT_BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
-_POLL_SECONDS = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure a recipe, print tables or JSON, and return the exit status."""
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
     options, rest = make_parser().parse_known_args(argv)
+    wanted = recipe.parse(rest, prog=PROG)
+    _check(wanted, options)
+    options.bandwidth = options.bandwidth or DEFAULT_BANDWIDTHS
+    from thinwire.launch.bench.links.contests import bench
+    from thinwire.launch.bench.links.results import as_document
+    from thinwire.launch.shared.environment import environment
+    from thinwire.launch.shared.tables import Table, show
+    from thinwire.launch.timing.published import RATIOS
+
     with working():
-        contests, prepared = bench(rest, options)
+        contests, prepared = bench(wanted, rest, options)
     where = environment(shlex.join([*PROG.split(), *argv]))
     found = as_document(contests, prepared, RATIOS if options.like else {}, where)
     if options.json:
@@ -60,53 +49,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(map(Table.from_json, found["tables"]))
     return OK
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
-
-
-class BenchError(FailedError):
-    """A process of the bench ended before its work was done."""
-
-
-def bench(arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
-    """Run all contenders at all bandwidths, and return the measurements and the prepared recipe. Needs root."""
-    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth or DEFAULT_BANDWIDTHS)
-    wanted = recipe.parse(arguments, prog=PROG)
-    _check(wanted, options)
-    processes = wanted.pipeline.num_processes
-    shapes = [_links(processes, rate) for rate in (None, *bandwidths)]
-    if reason := missing(shapes[-1]):
-        raise ClusterError(reason)
-    prepared = prepare(wanted)
-    aside, contests = Console(stderr=True), list[Contest]()
-    with scratch.folder() as folder:
-        plan = BenchPlan(
-            arguments=list(arguments),
-            contenders=contenders,
-            contests=1 + (len(RATIOS) if options.like else len(bandwidths)),
-            repetitions=options.repetitions,
-            steps=options.steps,
-            store=str(folder / "store"),
-            folder=str(folder),
-        )
-        plan.write(folder / "plan.json")
-        aside.print(
-            f"{plan.repetitions} turns for each of {', '.join(contenders)}, on {processes} hosts", highlight=False
-        )
-        cluster = Cluster(Links(num_hosts=processes))
-        with cluster as hosts, _Crew(plan, hosts) as crew:
-            for index in range(plan.contests):
-                if options.like and index == 1:
-                    bandwidths = _like_aqsgd(contests[0])
-                rate = bandwidths[index - 1] if index else None
-                links = "unshaped links" if rate is None else f"links of {text_of(rate)} Mbit/s"
-                aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
-                cluster.reshape(_links(processes, rate))
-                crew.measure(index)
-                contests.append(Contest.read(Path(folder), index, processes, rate))
-    return contests, prepared
 
 
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
@@ -127,88 +69,8 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
     )
 
 
-def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
-    """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None)."""
-    wanted = {label(pair): pair for pair in map(codec_pair, (REFERENCE, *pairs))}
-    ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
-    return {**ours, **dict.fromkeys(BASELINES)}
-
-
-def _bandwidths(listed: str) -> list[float]:
-    """The bandwidths of "1gbit,100mbit" in Mbit/s, without none: unshaped links are always measured first."""
-    rates = [parse_bandwidth(text) for text in listed.split(",")]
-    return [rate for rate in rates if rate is not None]
-
-
-def _links(processes: int, bandwidth: float | None) -> Links:
-    """Links with a bandwidth for every two neighbours, so that the two links of a stage do not share one bandwidth."""
-    pairs = [pair for low in range(processes - 1) for pair in ((low, low + 1), (low + 1, low))]
-    return Links(num_hosts=processes, overrides={} if bandwidth is None else dict.fromkeys(pairs, bandwidth))
-
-
-class _Crew:
-    """The processes of a bench: one on every host, each on its own core if there are enough cores."""
-
-    def __init__(self, plan: BenchPlan, hosts: Sequence[Host]) -> None:
-        self._plan, self._hosts = plan, hosts
-        self._store = dist.FileStore(plan.store, -1)
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> _Crew:
-        cores = sorted(os.sched_getaffinity(0))
-        for rank, host in enumerate(self._hosts):
-            environment = {
-                "RANK": str(rank),
-                "LOCAL_RANK": "0",
-                "WORLD_SIZE": str(len(self._hosts)),
-                "MASTER_ADDR": self._hosts[0].address,
-                "MASTER_PORT": "29500",
-                "GLOO_SOCKET_IFNAME": INTERFACE,
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [
-                sys.executable,
-                "-m",
-                "thinwire.launch.bench.links.worker",
-                str(Path(self._plan.folder, "plan.json")),
-            ]
-            pinned = ["taskset", "-c", str(cores[rank % len(cores)]), *command]
-            output = Path(self._plan.folder, f"output-{rank}").open("wb")
-            with output:
-                self._processes.append(
-                    subprocess.Popen(
-                        host.command(pinned),
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env={**os.environ, **environment},
-                    )
-                )
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-    def measure(self, index: int) -> None:
-        """Measure one contest, on links that have its bandwidth. BenchError if a process ends before."""
-        self._store.set(shaped(index), "")
-        keys = [measured(index, rank) for rank in range(len(self._hosts))]
-        while not self._store.check(keys):
-            for rank, process in enumerate(self._processes):
-                if process.poll():
-                    said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
-                    raise BenchError(f"process {rank} of the bench ended with {process.returncode}:\n{said}")
-            time.sleep(_POLL_SECONDS)
-
-
-def _like_aqsgd(unshaped: Contest) -> list[float]:
-    """The bandwidths in Mbit/s that give the ratios of Table 2: wire time of an activation over its forward compute."""
-    compute, frames = unshaped.compute(), unshaped.frames(REFERENCE)
-    forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
-    count, nbytes = frames[0, "activations"]
-    return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def make_parser() -> Parser:

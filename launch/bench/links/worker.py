@@ -26,6 +26,9 @@ from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.worker import join
 from thinwire.pipeline.probe import probe, probe_both
 
+TURNS = "turns"
+"""The key under which the processes count the turns that they have taken."""
+
 
 @dataclass(frozen=True)
 class BenchPlan:
@@ -71,9 +74,14 @@ def main(argv: Sequence[str]) -> int:
         for index, (name, codecs) in enumerate(plan.contenders.items())
     }
     batches = _Batches(prepared)
+
+    def taken() -> None:
+        if rank == 0:
+            store.add(TURNS, 1)
+
     for index in range(plan.contests):
         store.wait([shaped(index)])
-        found = {"links": _probe_links(), "turns": _take_turns(contenders, plan, batches)}
+        found = {"links": _probe_links(), "turns": _take_turns(contenders, plan, batches, taken)}
         Path(plan.folder, f"contest-{index}-{rank}.json").write_text(json.dumps(found))
         dist.barrier()
         store.set(measured(index, rank), "")
@@ -106,7 +114,9 @@ class _Batches:
         return (first + torch.arange(self._size)) % self._count
 
 
-def _take_turns(contenders: dict[str, Contender], plan: BenchPlan, batches: _Batches) -> list[dict[str, Any]]:
+def _take_turns(
+    contenders: dict[str, Contender], plan: BenchPlan, batches: _Batches, taken: Callable[[], None]
+) -> list[dict[str, Any]]:
     """Take the turns of every contender: a first step on new samples, then steps on the same samples."""
     turns = []
     for _ in range(plan.repetitions):
@@ -115,6 +125,7 @@ def _take_turns(contenders: dict[str, Contender], plan: BenchPlan, batches: _Bat
             first = _timed(contender, ids)
             later = [_timed(contender, ids) for _ in range(plan.steps)]
             turns.append({"contender": name, "first": first, "later": later})
+            taken()
     return turns
 
 

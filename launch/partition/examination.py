@@ -1,27 +1,18 @@
-"""`thinwire partition RECIPE`: the cost of each layer, the cut of the recipe, and the best cut.
-
-If a recipe gives no `pipeline.layers`, a run cuts the model by counted costs: every process must find the same cut, and
-measured times differ. To use the best cut of measured costs, give it as `pipeline.layers`.
-"""
+"""The cost of each layer of a recipe's model, the cut of the recipe, and the best cut, as tables."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import Prepared, prepare
-from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.shared.links import parse_bandwidth
-from thinwire.launch.shared.tables import Table, Value, document, show
+from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.layers import stage_output_examples
@@ -30,23 +21,8 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
-PROG = "thinwire partition"
-SIZED_CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
 _COPIES = {"adamw": 4, "sgd": 3}
 """Tensors as large as the parameters that training keeps: parameters, gradients, moments of the optimizer."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print layers, cuts and boundary bytes, as tables or as JSON, and return the exit status."""
-    options, rest = make_parser().parse_known_args(argv)
-    prepared = prepare(recipe.parse(rest, prog=PROG))
-    tables, best = examine(prepared, options)
-    if options.json:
-        print(json.dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
-        return OK
-    show(tables)
-    Console().print(f"to use the best cut: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
-    return OK
 
 
 def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
@@ -166,31 +142,3 @@ def _boundaries_table(
     ]
     title = f"{channel} of a micro-batch over each boundary of the best cut, bytes"
     return Table(title, ["boundary", *codecs], rows)
-
-
-def make_parser() -> Parser:
-    """The options of the command itself."""
-    parser = Parser(
-        prog=PROG,
-        usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB] [--codec q(4) ...] [--json] [options of "
-        "the recipe]",
-        description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
-        "stage or link is fastest.",
-        allow_abbrev=False,
-        takes_recipe=True,
-    )
-    parser.add_argument("--count", action="store_true", help="count multiplications instead of measuring seconds")
-    parser.add_argument(
-        "--bandwidth",
-        default="none",
-        help="bandwidth of the links, such as 100mbit; then the best cut counts the time of the wire too",
-    )
-    parser.add_argument("--memory", type=float, help="the largest memory of one stage, in GB")
-    parser.add_argument(
-        "--codec",
-        nargs="+",
-        default=list(SIZED_CODECS),
-        help="show the bytes of these codecs, as activations/gradients",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser

@@ -1,12 +1,7 @@
-"""`thinwire eval DIR`: the held-out scores of a model, with compression on and off. Nothing is trained.
-
-DIR is the folder of a run or a checkpoint, a folder that `thinwire export` wrote, or any recipe. All stages run in this
-process, as in `thinwire simulate`.
-"""
+"""The held-out scores of a model, with compression on and off. All stages run in this process."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,34 +11,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import Prepared, assemble, prepare, simulated_placement
+from thinwire.launch.run.assembly import Prepared, assemble, simulated_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.saved import chosen_codecs, find_checkpoint, read_summary, weights_of
-from thinwire.launch.shared import scratch
-from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.exit_codes import OK, working
-from thinwire.launch.shared.tables import Table, document, show
+from thinwire.launch.shared.tables import Table
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score, evaluate
-
-PROG = "thinwire eval"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Evaluate, print a table or JSON, and return the exit status."""
-    options, rest = make_parser().parse_known_args(argv)
-    with scratch.folder() as copies:
-        prepared = prepare(_recipe(options.folder, rest, copies))
-        with working():
-            scores = score(prepared)
-    table = _table(prepared.recipe.name, scores)
-    if options.json:
-        print(json.dumps(document(table.title, [table]), indent=2))
-    else:
-        show([table])
-    return OK
 
 
 def score(prepared: Prepared) -> dict[Compression, Score]:
@@ -76,20 +51,20 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
     return scores
 
 
-def _recipe(place: str, options: Sequence[str], copies: Path) -> Recipe:
+def recipe_of(place: str, options: Sequence[str], copies: Path, prog: str) -> Recipe:
     """The recipe of a run, a checkpoint or an export, with its weights; or the recipe that `place` names.
 
     The weights of a checkpoint are copied to the folder `copies`.
     """
     if Path(place).is_dir() and (checkpoint := find_checkpoint(Path(place))):
         save_file(checkpoint.weights(), copies / "stage-0.safetensors")  # by this name nothing is tied
-        found = recipe.parse([str(checkpoint.recipe), *options], prog=PROG)
+        found = recipe.parse([str(checkpoint.recipe), *options], prog=prog)
         codecs = chosen_codecs(found.compression, checkpoint.choices)
         return replace(found, model=replace(found.model, weights=str(copies)), compression=codecs)
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
-        return recipe.parse([place, *options], prog=PROG)
-    found = recipe.parse([str(exported), *options], prog=PROG)
+        return recipe.parse([place, *options], prog=prog)
+    found = recipe.parse([str(exported), *options], prog=prog)
     if (exported.parent / "weights").is_dir():
         codecs = chosen_codecs(found.compression, read_summary(exported.parent)["choices"])
         return replace(found, model=replace(found.model, weights=place), compression=codecs)
@@ -112,7 +87,8 @@ def _with_stores_in(folder: str, prepared: Prepared) -> Prepared:
     return replace(prepared, recipe=replace(wanted, compression=replace(wanted.compression, store_folder=folder)))
 
 
-def _table(name: str, scores: dict[Compression, Score]) -> Table:
+def table_of(name: str, scores: dict[Compression, Score]) -> Table:
+    """The scores as a table, a row for each mode of compression."""
     metrics = list(scores["on"].metrics)
     return Table(
         f"{name}, held out",
@@ -122,17 +98,3 @@ def _table(name: str, scores: dict[Compression, Score]) -> Table:
             for mode, score in scores.items()
         ],
     )
-
-
-def make_parser() -> Parser:
-    """The options of the command itself."""
-    parser = Parser(
-        prog=PROG,
-        usage=f"{PROG} DIR [--json] [options of the recipe]",
-        description="Score held-out samples with compression on and off.",
-        allow_abbrev=False,
-        takes_recipe=True,
-    )
-    parser.add_argument("folder", metavar="DIR", help="the folder of a run, a checkpoint or an export, or a recipe")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser

@@ -1,10 +1,10 @@
-"""`thinwire export RUN --to DIR`: the stages of a run as one model, for the library that the model came from.
+"""The folder of an export: the stages of a run as one model, for the library that the model came from.
 
 DIR/
   model.safetensors, config.json    for from_pretrained (other models: model.safetensors for load_state_dict)
   generation_config.json            how the model generates text, if the first model had this file
   tokenizer files                   if the run used a tokenizer of transformers
-  recipe.yaml                       how the model was trained; `thinwire eval DIR` scores it, compression on and off
+  recipe.yaml                       how the model was trained; `thinwire eval` scores it, compression on and off
   README.md                         how to load the model, and whether inference needs the codec
 """
 
@@ -21,9 +21,7 @@ from torch import Tensor
 
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.saved import SavedRun, chosen_codecs, read_run, weights_of
-from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.run.saved import SavedRun, chosen_codecs, weights_of
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
@@ -31,20 +29,8 @@ from thinwire.models.file_mode import follow_umask
 from thinwire.models.model import library_code
 from thinwire.pipeline.errors import OptionsError
 
-PROG = "thinwire export"
-DTYPES = ("float32", "bfloat16", "float16")
 NEEDS_CODEC = 0.01
 """If the held-out loss without compression is higher by more than this share, inference needs the codec."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Export a run, and return the exit status."""
-    options = make_parser().parse_args(argv)
-    run = read_run(Path(options.run), PROG)
-    for line in export(run, Path(options.to), options.dtype):
-        print(line)
-    print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")
-    return OK
 
 
 def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
@@ -208,16 +194,3 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     save_torch_state_dict(dict(weights), folder)
     for path in folder.glob("*.safetensors"):
         follow_umask(path)
-
-
-def make_parser() -> Parser:
-    """The options of the command itself."""
-    parser = Parser(prog=PROG, description="Write the model of a run for the library that the model came from.")
-    parser.add_argument(
-        "run", metavar="RUN", help="the folder of a run that has saved weights or a checkpoint, or a checkpoint"
-    )
-    parser.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="dtype of the weights (default: that of the pretrained model, else float32)"
-    )
-    return parser

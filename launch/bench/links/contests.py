@@ -1,0 +1,177 @@
+"""The contests of a link bench: the contenders' processes, and the links that they take turns on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.status import Status
+
+from thinwire.launch.bench.links.contenders import BASELINES, Codecs
+from thinwire.launch.bench.links.results import REFERENCE, Contest
+from thinwire.launch.bench.links.worker import TURNS, BenchPlan, measured, shaped
+from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
+from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.run.assembly import Prepared, prepare
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.launch.shared.links import Links, parse_bandwidth
+from thinwire.launch.shared.tables import text_of
+from thinwire.launch.timing.published import RATIOS
+from thinwire.launch.timing.workload import codec_pair, label
+
+_POLL_SECONDS = 0.05
+
+
+class BenchError(FailedError):
+    """A process of the bench ended before its work was done."""
+
+
+def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
+    """Run all contenders at all bandwidths, and return the measurements and the prepared recipe. Needs root.
+
+    Args:
+        wanted: the recipe.
+        arguments: the words of the command line that give this recipe.
+        options: those of the bench.
+    """
+    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
+    processes = wanted.pipeline.num_processes
+    shapes = [_links(processes, rate) for rate in (None, *bandwidths)]
+    if reason := missing(shapes[-1]):
+        raise ClusterError(reason)
+    prepared = prepare(wanted)
+    aside, contests = Console(stderr=True), list[Contest]()
+    with scratch.folder() as folder:
+        plan = BenchPlan(
+            arguments=list(arguments),
+            contenders=contenders,
+            contests=1 + (len(RATIOS) if options.like else len(bandwidths)),
+            repetitions=options.repetitions,
+            steps=options.steps,
+            store=str(folder / "store"),
+            folder=str(folder),
+        )
+        plan.write(folder / "plan.json")
+        aside.print(
+            f"{plan.repetitions} turns for each of {', '.join(contenders)}, on {processes} hosts", highlight=False
+        )
+        cluster = Cluster(Links(num_hosts=processes))
+        with cluster as hosts, _Crew(plan, hosts) as crew:
+            for index in range(plan.contests):
+                if options.like and index == 1:
+                    bandwidths = _like_aqsgd(contests[0])
+                rate = bandwidths[index - 1] if index else None
+                links = "unshaped links" if rate is None else f"links of {text_of(rate)} Mbit/s"
+                aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
+                cluster.reshape(_links(processes, rate))
+                with aside.status(links) as view:
+                    crew.measure(index, view)
+                contests.append(Contest.read(Path(folder), index, processes, rate))
+    return contests, prepared
+
+
+def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
+    """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None)."""
+    wanted = {label(pair): pair for pair in map(codec_pair, (REFERENCE, *pairs))}
+    ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
+    return {**ours, **dict.fromkeys(BASELINES)}
+
+
+def _bandwidths(listed: str) -> list[float]:
+    """The bandwidths of "1gbit,100mbit" in Mbit/s, without none: unshaped links are always measured first."""
+    rates = [parse_bandwidth(text) for text in listed.split(",")]
+    return [rate for rate in rates if rate is not None]
+
+
+def _links(processes: int, bandwidth: float | None) -> Links:
+    """Links with a bandwidth for every two neighbours, so that the two links of a stage do not share one bandwidth."""
+    pairs = [pair for low in range(processes - 1) for pair in ((low, low + 1), (low + 1, low))]
+    return Links(num_hosts=processes, overrides={} if bandwidth is None else dict.fromkeys(pairs, bandwidth))
+
+
+class _Crew:
+    """The processes of a bench: one on every host, each on its own core if there are enough cores."""
+
+    def __init__(self, plan: BenchPlan, hosts: Sequence[Host]) -> None:
+        self._plan, self._hosts = plan, hosts
+        self._store = dist.FileStore(plan.store, -1)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> _Crew:
+        cores = sorted(os.sched_getaffinity(0))
+        for rank, host in enumerate(self._hosts):
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(len(self._hosts)),
+                "MASTER_ADDR": self._hosts[0].address,
+                "MASTER_PORT": "29500",
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                "OMP_NUM_THREADS": "1",
+            }
+            command = [
+                sys.executable,
+                "-m",
+                "thinwire.launch.bench.links.worker",
+                str(Path(self._plan.folder, "plan.json")),
+            ]
+            pinned = ["taskset", "-c", str(cores[rank % len(cores)]), *command]
+            output = Path(self._plan.folder, f"output-{rank}").open("wb")
+            with output:
+                self._processes.append(
+                    subprocess.Popen(
+                        host.command(pinned),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env={**os.environ, **environment},
+                    )
+                )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def measure(self, index: int, view: Status) -> None:
+        """Measure one contest, on links that have its bandwidth. BenchError if a process ends before.
+
+        The view shows the turns that were taken, and the time that is left.
+        """
+        began, before = time.monotonic(), self._turns()
+        self._store.set(shaped(index), "")
+        keys = [measured(index, rank) for rank in range(len(self._hosts))]
+        while not self._store.check(keys):
+            for rank, process in enumerate(self._processes):
+                if process.poll():
+                    said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
+                    raise BenchError(f"process {rank} of the bench ended with {process.returncode}:\n{said}")
+            view.update(self._progress(index, self._turns() - before, time.monotonic() - began))
+            time.sleep(_POLL_SECONDS)
+
+    def _turns(self) -> int:
+        return self._store.add(TURNS, 0)
+
+    def _progress(self, index: int, taken: int, seconds: float) -> str:
+        turns = len(self._plan.contenders) * self._plan.repetitions
+        said = f"{index + 1} of {self._plan.contests}: turn {min(taken + 1, turns)} of {turns}"
+        return f"{said}, {timedelta(seconds=round(seconds / taken * (turns - taken)))} left" if taken else said
+
+
+def _like_aqsgd(unshaped: Contest) -> list[float]:
+    """The bandwidths in Mbit/s that give the ratios of Table 2: wire time of an activation over its forward compute."""
+    compute, frames = unshaped.compute(), unshaped.frames(REFERENCE)
+    forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
+    count, nbytes = frames[0, "activations"]
+    return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]

@@ -1,0 +1,1 @@
+"""`thinwire eval`: the held-out scores of a model."""

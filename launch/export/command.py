@@ -1,0 +1,41 @@
+"""`thinwire export RUN --to DIR`: write the model of a run for the library that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.launch.shared.arguments import Parser, run_folder
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.progress import tell
+
+PROG = "thinwire export"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Export a run, and return the exit status."""
+    options = make_parser().parse_args(argv)
+    place = run_folder(Path(options.run))
+    tell("importing torch")
+    from thinwire.launch.export.folder import export
+    from thinwire.launch.run.saved import read_run
+
+    run = read_run(place, PROG)
+    for line in export(run, Path(options.to), options.dtype):
+        print(line)
+    print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")
+    return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(prog=PROG, description="Write the model of a run for the library that the model came from.")
+    parser.add_argument(
+        "run", metavar="RUN", help="the folder of a run that has saved weights or a checkpoint, or a checkpoint"
+    )
+    parser.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of the weights (default: that of the pretrained model, else float32)"
+    )
+    return parser

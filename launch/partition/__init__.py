@@ -1,0 +1,1 @@
+"""`thinwire partition`: the cost of each layer, and the best cut."""
