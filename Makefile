@@ -5,6 +5,8 @@ BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
 WORKERS = --numprocesses auto --dist loadgroup
+# for thousands of runs, whose files a disk would take longer to write than the runs take
+IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 PACKAGES = errors compress models pipeline launch
 
 .PHONY: help quickstart test browser test-fast drill damage fuzz soak lint format types docs clean
@@ -36,7 +38,7 @@ damage: $(VENV)/installed-dev ## Damage COUNT (1000) checkpoints: the run goes o
 
 fuzz: $(VENV)/installed-dev ## Train under SEEDS (10000) plans of faults in links, disk and process, and mutate FRAMES (100000) frames.
 	THINWIRE_SEEDS=$(or $(SEEDS),10000) THINWIRE_FIRST_SEED=$(or $(FIRST),0) THINWIRE_FRAMES=$(or $(FRAMES),100000) \
-	$(BIN)/pytest --numprocesses auto --dist load -rP tests/launch/test_fuzz.py tests/pipeline/test_frames.py -k "seed or mutated"
+	$(IN_MEMORY) $(BIN)/pytest --numprocesses auto --dist load -rP tests/launch/test_fuzz.py tests/pipeline/test_frames.py -k "seed or mutated"
 
 soak: $(VENV)/installed-dev ## Train STEPS (5000) steps: memory, threads, descriptors and disk must not grow.
 	THINWIRE_STEPS=$(or $(STEPS),5000) $(BIN)/pytest -rP tests/launch/test_bounded.py

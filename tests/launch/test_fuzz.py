@@ -44,6 +44,7 @@ ATTEMPTS, AT_REST = 3, 0.15
 OPTIONS = [
     *("--training.steps", "4", "--save_every", "3", "--wait_for_space", "0"),
     *("--data.held_out", "0.34", "--output", "run"),
+    *("--model.name", "support.tiny_model:layers", "--model.config", "{}"),
 ]
 CASES = {
     "aqsgd": [
