@@ -86,6 +86,8 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             parser.error(
                 f"--like {options.like} predicts a published workload; remove RECIPE and all other options but --json"
             )
+    if (options.forward_ms is None) != (options.backward_ms is None):
+        parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     options.link = {pair: link for group in options.link for pair, link in group.items()}
     return options, overrides
 

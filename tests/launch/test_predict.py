@@ -132,6 +132,7 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--pipeline.num_stages", "1"], "a prediction needs links"),
         ([*GIVEN, "--pipeline.num_microbatches", "2", "--schedule", "1f1b"], "must be at least num_stages"),
         ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
+        (["quickstart", "--forward-ms", "45"], "give --forward-ms and --backward-ms together"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(arguments, said, capsys):
