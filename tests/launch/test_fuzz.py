@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -27,7 +28,7 @@ from support.faults.plan import Extent, Plan, drawn
 from support.faults.process import Crash, Process
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
-from thinwire.launch.run import outputs, weights
+from thinwire.launch.run import outputs
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.recipe import dump
@@ -154,7 +155,7 @@ class Fuzzed:
                 raise SafetensorError(f"I/O error: {error.strerror}") from error
             save_file(*args, **kwargs)
 
-        for module in (checkpoint, weights):
+        for module in (checkpoint, safetensors.torch):  # weights import it when they are saved
             patch.setattr(module, "save_file", saving)
 
         real_assemble, real_wait, real_step = run_module.assemble, checkpoint.Checkpoints.wait, Run._after_step
