@@ -46,6 +46,8 @@ class Job:
     """Number of processes of the training, if the command trains."""
     stages_of: Callable[[int], list[int]] | None = None
     """The stages of a rank, if the command trains."""
+    replica_of: Callable[[int], int | None] = lambda rank: None
+    """The replica of a rank; None without replicas."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,7 +95,7 @@ def run(argv: Sequence[str]) -> int:
     if reports and job.stages_of is not None and not came:
         # a host only says that one of its processes failed; the process without a report is the one
         silent = dict.fromkeys(rank for rank in range(job.num_processes) if rank not in reports)
-        told = failures.tell(reports, silent, job.stages_of)
+        told = failures.tell(reports, silent, job.stages_of, replica_of=job.replica_of)
     if told:
         print(told, file=sys.stderr)
     return outcome.status
@@ -142,10 +144,10 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     """A torchrun node for each host, with an equal part of the processes of the recipe."""
     from thinwire.launch.run.assembly import real_placement
 
-    processes = wanted.pipeline.num_processes
+    processes = wanted.num_processes
     each, left = divmod(processes, num_hosts)
     if left:
-        advice = "change --hosts or pipeline.num_stages"
+        advice = "change --hosts, pipeline.num_stages or replicas.count"
         raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
     meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
@@ -161,8 +163,14 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     # early. The messages of a stage about a failure do not depend on them.
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
     settings = {"OMP_NUM_THREADS": str(wanted.training.threads), **{k: os.environ.get(k, v) for k, v in quiet.items()}}
-    stages_of = real_placement(wanted).stages_of
-    return Job(commands=commands, environment=settings, num_processes=processes, stages_of=stages_of)
+    where = real_placement(wanted)
+    return Job(
+        commands=commands,
+        environment=settings,
+        num_processes=processes,
+        stages_of=where.stages_of,
+        replica_of=where.replica_of,
+    )
 
 
 def environment(host: int, num_hosts: int) -> dict[str, str]:

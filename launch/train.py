@@ -88,25 +88,27 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.pipeline.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
-    tell(f"building {wanted.pipeline.num_stages} stages in {wanted.pipeline.num_processes} processes")
+    copies = f"{wanted.replicas.count} times " if wanted.replicas.count > 1 else ""
+    tell(f"building {copies}{wanted.pipeline.num_stages} stages in {wanted.num_processes} processes")
     start = _starting(prepared, arguments, descriptor)
     scratch.remove_orphans()
     with gathered_signals() as came:
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
                 keys = fresh_keys(wanted.wire, folder)
-                given = local.environments(wanted.pipeline.num_processes, wanted.training.threads, folder)
+                given = local.environments(wanted.num_processes, wanted.training.threads, folder)
                 if not forks.is_safe():
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 wire, saves = wanted.wire, wanted.checkpoint.wanted
                 given = [{**environment, **keys} for environment in given]
                 end = local.run(start, given, came, heartbeat=wire.heartbeat, saves=saves)
-                reports = failures.read_reports(folder) | failures.silences(end.silent, wire.heartbeat, where.stages_of)
+                silences = failures.silences(end.silent, wire.heartbeat, where.stages_of, where.replica_of)
+                reports = failures.read_reports(folder) | silences
             if end.finished:
                 return
             if came:
                 raise StoppedError(failures.tell_stopped(came[0], reports.values()))
-            told = failures.tell(reports, end.failed, where.stages_of, end.hung)
+            told = failures.tell(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
                 raise FailedError(told)
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)

@@ -217,6 +217,12 @@ def build_stage(
     return stage.to(device)
 
 
+def build_layers(blueprint: Blueprint) -> list[Layer]:
+    """All layers of a model, their weights on the meta device."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        return [_build_layer(spec) for spec in blueprint.layers]
+
+
 def check_weights(blueprint: Blueprint) -> None:
     """Check that the checkpoint, if there is one, fits the whole model. No values are read.
 
@@ -225,9 +231,7 @@ def check_weights(blueprint: Blueprint) -> None:
     """
     if blueprint.checkpoint is None:
         return
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        layers = [_build_layer(spec) for spec in blueprint.layers]
-    state = {name: tensor for layer in layers for name, tensor in layer.full_state().items()}
+    state = {name: tensor for layer in build_layers(blueprint) for name, tensor in layer.full_state().items()}
     lacking = set(blueprint.checkpoint.lacking(list(state)))
     blueprint.checkpoint.check({name: tensor for name, tensor in state.items() if name not in lacking})
 

@@ -46,10 +46,13 @@ Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
 
 
 class ChannelEnd:
-    """One end of a channel: its description, and a coder for each tensor, which keeps the state of its method."""
+    """One end of a channel: its description, and a coder for each tensor, which keeps the state of its method.
 
-    def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter) -> None:
-        self.channel, self.coders, self._meter = channel, tuple(coders), meter
+    `copies` of each frame cross a link.
+    """
+
+    def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: int = 1) -> None:
+        self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
 
     @property
     def capacity(self) -> int:
@@ -62,7 +65,7 @@ class ChannelEnd:
         return FramePlan(messages, frame_bytes(message.nbytes for message in messages))
 
     def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
-        """Count one frame of `nbytes`."""
+        """Count one frame of `nbytes`, as often as it crosses a link."""
         channel = self.channel
         coded = [
             message.rows
@@ -77,7 +80,8 @@ class ChannelEnd:
             rows=sum(rows.num_full + rows.num_coded for rows in coded),
             full_rows=sum(rows.num_full for rows in coded),
         )
-        count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
+        for _ in range(self._copies):
+            count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
 
     def prefetch(self, microbatch: Microbatch) -> None:
         """Announce a micro-batch, so that its buffers are read ahead."""
@@ -124,8 +128,9 @@ class Sender(ChannelEnd):
         options: WireOptions,
         meter: Meter,
         observer: Observer | None = None,
+        copies: int = 1,
     ) -> None:
-        super().__init__(channel, encoders, meter)
+        super().__init__(channel, encoders, meter, copies)
         self._encoders, self._transport, self._options = tuple(encoders), transport, options
         self.observers = [] if observer is None else [observer]
 
@@ -153,9 +158,7 @@ class Sender(ChannelEnd):
             seal(header, frame, payload=self._options.checksum)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._meter.depart(work, nbytes)
-            self._transport.send(
-                frame, nbytes, f"stage {channel.source} was sending {what} to stage {channel.destination}"
-            )
+            self._transport.send(frame, nbytes, f"{channel.sender} was sending {what} to {channel.receiver}")
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
@@ -177,7 +180,7 @@ class Sender(ChannelEnd):
 
     def flush(self) -> None:
         """Wait until all sent frames have left."""
-        what = f"stage {self.channel.source} was waiting for its {self.channel.name} to leave"
+        what = f"{self.channel.sender} was waiting for its {self.channel.name} to leave"
         with self._meter.section("wire", what, Work("flush", boundary=self.channel.boundary)):
             self._transport.flush()
 
@@ -187,14 +190,14 @@ class Sender(ChannelEnd):
         planned = [(example.dtype, tuple(example.shape)) for example in examples]
         if len(got) != len(planned) or any(g is not None and g != p for g, p in zip(got, planned, strict=True)):
             raise PipelineError(
-                f"stage {self.channel.source} announced {planned} but has {got} as {what}; give output_args and "
+                f"{self.channel.sender} announced {planned} but has {got} as {what}; give output_args and "
                 f"input_args that match what the modules return"
             )
         if self._options.nonfinite == "raise" and not all(
             is_finite(tensor) for tensor in tensors if tensor is not None
         ):
             raise NonFiniteError(
-                f"stage {self.channel.source} has NaN or infinity in the {what}; lower the learning rate, or set "
+                f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or set "
                 f"wire.nonfinite to send to pass it on"
             )
 
@@ -219,15 +222,16 @@ class Receiver(ChannelEnd):
         options: WireOptions,
         meter: Meter,
         local_time: LocalTime = same_clock,
+        copies: int = 1,
     ) -> None:
-        super().__init__(channel, decoders, meter)
+        super().__init__(channel, decoders, meter, copies)
         self._decoders, self._transport, self._options = tuple(decoders), transport, options
         self._local_time = local_time
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
         channel = self.channel
-        what = f"stage {channel.destination} was making room for {channel.name} from stage {channel.source}"
+        what = f"{channel.receiver} was making room for {channel.name} from {channel.sender}"
         self._transport.post(count, what)
 
     def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
@@ -236,7 +240,7 @@ class Receiver(ChannelEnd):
         Raises PeerError if none comes, WireError if it is not the planned frame or cannot be decoded.
         """
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
-        waiting = f"stage {channel.destination} was waiting for {what} from stage {channel.source}"
+        waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
         # 1. Wait; the time of departure counts for measurements only, so the frame need not be checked yet.
         with self._meter.waiting(waiting, work) as wait:
             frame = self._transport.receive(waiting)
@@ -291,7 +295,7 @@ class Receiver(ChannelEnd):
 
     def _refused(self, what: str, error: Exception) -> WireError:
         channel = self.channel
-        return WireError(f"stage {channel.destination} received from stage {channel.source}, as {what}: {error}")
+        return WireError(f"{channel.receiver} received from {channel.sender}, as {what}: {error}")
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,16 @@ class Channel:
         """The stage that receives."""
         return self.boundary + 1 if self.name == "activations" else self.boundary
 
+    @property
+    def sender(self) -> str:
+        """Who sends, in words."""
+        return f"stage {self.source}"
+
+    @property
+    def receiver(self) -> str:
+        """Who receives, in words."""
+        return f"stage {self.destination}"
+
     @cached_property
     def uncompressed(self) -> int:
         """Bytes of the uncompressed tensors."""

@@ -43,7 +43,9 @@ def evaluate(
     batches: Callable[[], Iterable[Any]],
     mask: Callable[[Tensor, Tensor], Tensor],
 ) -> dict[Compression, Score] | None:
-    """Score held-out samples with compression on, then off; None except in the process of the last stage.
+    """Score held-out samples with compression on, then off; None except in the process that reports.
+
+    Replicas take the batches in turn.
 
     Args:
         trainer: gives stages and schedule. Its training state and the seconds of its meters do not change.
@@ -57,7 +59,7 @@ def evaluate(
         scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in PASS_KINDS.items()}
         # whoever is through first would wait for the others in its next training step
         trainer.placement.meet("waiting for the end of an evaluation")
-    return scores if trainer.has_last else None
+    return scores if trainer.reports else None
 
 
 def _score(
@@ -74,13 +76,21 @@ def _score(
     for stage in trainer.stages:
         stage.submod.eval()
     with torch.no_grad():
-        for batch in batches:
+        for index, batch in enumerate(batches):
+            if index % trainer.replicas.count not in trainer.replicas.here:
+                trainer.skip(kind, 1)
+                continue
             inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
             losses = trainer.run(Pass(kind=kind, sample_ids=batch.ids), samples, inputs, targets)
             sums += [float(loss) for loss in losses]
-    if not counts:
+    if not trainer.has_last:
         return Score(math.nan, 0, {})
-    mean_loss = math.fsum(sums) / max(1, num_targets)
-    return Score(mean_loss, num_targets, trainer.task.metrics(mean_loss, torch.stack(counts).sum(0)))
+    counted = torch.stack(counts).sum(0).tolist() if counts else None
+    # every loss, not their sum: fsum of all does not depend on which replica has which; counts are whole numbers
+    told = trainer.placement.everyone_across([sums, num_targets, counted])
+    total = sum(number for _, number, _ in told)
+    mean_loss = math.fsum(loss for losses, _, _ in told for loss in losses) / max(1, total)
+    observed = torch.tensor([each for _, _, each in told if each is not None], dtype=torch.float64)
+    return Score(mean_loss, total, trainer.task.metrics(mean_loss, observed.sum(0)))

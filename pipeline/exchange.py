@@ -19,37 +19,37 @@ LARGEST = 1 << 28
 """Most bytes that one process may send at a time."""
 
 
-def all_gather_json(mine: Any, what: str) -> list[Any]:
-    """One JSON value of every process of the default group, in their order.
+def all_gather_json(mine: Any, what: str, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """One JSON value of every process of a group, in their order; None is the default group.
 
     Raises WireError if a process sends something else, and PeerError, which names `what`, if one sends nothing.
     """
-    if dist.get_world_size() == 1:  # as in a simulation, which would wait for gloo's threads
+    if dist.get_world_size(group) == 1:  # as in a simulation, which would wait for gloo's threads
         return [json.loads(json.dumps(mine))]
-    body, lengths = _announced(mine, what)
+    body, lengths = _announced(mine, what, group)
     everyone = [torch.empty_like(body) for _ in lengths]
     with reaching(what):
-        dist.all_gather(everyone, body)
+        dist.all_gather(everyone, body, group)
     return _read(everyone, lengths)
 
 
-def gather_json(mine: Any, to: int, what: str) -> list[Any] | None:
-    """As `all_gather_json`, but for process `to` alone; None elsewhere."""
-    if dist.get_world_size() == 1:
-        return all_gather_json(mine, what)
-    body, lengths = _announced(mine, what)
+def gather_json(mine: Any, to: int, what: str, group: dist.ProcessGroup | None = None) -> list[Any] | None:
+    """As `all_gather_json`, but for process `to` (of the default group) alone; None elsewhere."""
+    if dist.get_world_size(group) == 1:
+        return all_gather_json(mine, what, group)
+    body, lengths = _announced(mine, what, group)
     everyone = [torch.empty_like(body) for _ in lengths] if dist.get_rank() == to else None
     with reaching(what):
-        dist.gather(body, everyone, dst=to)
+        dist.gather(body, everyone, dst=to, group=group)
     return None if everyone is None else _read(everyone, lengths)
 
 
-def _announced(mine: Any, what: str) -> tuple[Tensor, list[int]]:
+def _announced(mine: Any, what: str, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
     """The bytes of this process, padded to the longest of all, and the length of each."""
     body = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
-    announced = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    announced = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     with reaching(what):
-        dist.all_gather(announced, torch.tensor([len(body)]))
+        dist.all_gather(announced, torch.tensor([len(body)]), group)
     lengths = [int(length) for length in announced]
     for rank, length in enumerate(lengths):
         if not 0 < length <= LARGEST:

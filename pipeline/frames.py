@@ -6,6 +6,8 @@
 
 All numbers are little-endian.
 
+- `boundary`, `microbatch`, `step`: of a frame between replicas the stage, the bucket and the sender, and the optimizer
+  step (`pipeline/replicas/lane.py`).
 - `nones`: bit i is set if tensor i of the tuple is None. Its bytes are sent, but mean nothing.
 - `length`: bytes after the header.
 - `crc32`: covers the header, with this field as zeros, and all bytes after it; only the header, if payloads are not
@@ -31,13 +33,17 @@ if TYPE_CHECKING:
 
 Phase = Literal["train", "eval-on", "eval-off"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-ChannelName = Literal["activations", "gradients"]
-CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
+ChannelName = Literal["activations", "gradients", "parts", "means"]
+CHANNELS: tuple[ChannelName, ...] = ("activations", "gradients")
+"""The channels of a boundary. The other two carry gradients of weights between the replicas of a stage."""
+EXCHANGE: tuple[ChannelName, ...] = ("parts", "means")
+"""The channels between replicas: to the owner of a part of the weights, and back to all."""
 
 MAGIC = b"TWIR"
 VERSION = 3
 HEADER_BYTES = 64
 ALIGNMENT = 16
+_ALL_CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
 _LAYOUT = struct.Struct("<4sHBBIIQQQI4xQ")
 _CRC = slice(40, 44)
 _DEPARTED = slice(48, 56)
@@ -66,7 +72,7 @@ class Header:
             MAGIC,
             VERSION,
             PHASES.index(self.phase),
-            CHANNELS.index(self.channel),
+            _ALL_CHANNELS.index(self.channel),
             self.boundary,
             self.microbatch,
             self.step,
@@ -90,11 +96,11 @@ class Header:
             raise WireError(
                 f"frames must have version {VERSION}, got version {version}: use the same release in every process"
             )
-        if phase >= len(PHASES) or channel >= len(CHANNELS):
+        if phase >= len(PHASES) or channel >= len(_ALL_CHANNELS):
             raise WireError(f"unknown phase {phase} or channel {channel} in a frame's header: the frame is damaged")
         return cls(
             phase=PHASES[phase],
-            channel=CHANNELS[channel],
+            channel=_ALL_CHANNELS[channel],
             boundary=boundary,
             microbatch=microbatch,
             step=step,

@@ -2,12 +2,17 @@
 
 The one place for rank arithmetic. A sum over stages is gathered and added in stage order in float64, never
 all-reduced, so that it does not depend on where the stages live.
+
+With replicas, every pipeline has processes of its own, one pipeline after the other: rank = replica * processes of a
+pipeline + process. So neighbours of a pipeline have neighbouring ranks. What is gathered is gathered over one of two
+axes: the processes of a pipeline, or the processes that hold the same stages in every replica.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -21,9 +26,17 @@ from thinwire.pipeline.transport import reaching
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each stage lives: `process_of[stage]` is a rank of the default group."""
+    """Where each stage of this process's pipeline lives: `process_of[stage]` is a rank of the default group."""
 
     process_of: Mapping[int, int]
+    replica: int = 0
+    """Which of the pipelines this one is."""
+    num_replicas: int = 1
+    """Pipelines with processes of their own; a simulation has one, which does the work of all replicas."""
+    pipeline: dist.ProcessGroup | None = field(default=None, compare=False)
+    """The processes of this pipeline; None is the default group."""
+    across: dist.ProcessGroup | None = field(default=None, compare=False)
+    """The processes with the same stages, one of each replica, in their order; None without replicas."""
 
     @property
     def num_stages(self) -> int:
@@ -31,9 +44,28 @@ class Placement:
         return len(self.process_of)
 
     @property
+    def num_processes(self) -> int:
+        """Processes of one pipeline."""
+        return len(set(self.process_of.values()))
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a checkpoint: one for each stage of each replica."""
+        return self.num_replicas * self.num_stages
+
+    def part(self, stage: int) -> int:
+        """The part of a checkpoint that holds a stage of this pipeline."""
+        return self.replica * self.num_stages + stage
+
+    @property
     def last_process(self) -> int:
         """The rank that holds the last stage, and so the loss."""
         return self.process_of[self.num_stages - 1]
+
+    @property
+    def reporter(self) -> int:
+        """The rank that logs and prints for all: it holds the last stage of the first replica."""
+        return self.last_process - self.replica * self.num_processes
 
     @property
     def neighbours(self) -> list[tuple[int, int]]:
@@ -42,24 +74,77 @@ class Placement:
         pairs = {(min(pair), max(pair)) for pair in pairwise(processes) if pair[0] != pair[1]}
         return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
 
+    def watched(self, process: int) -> list[tuple[int, int]]:
+        """The pairs with a process that hear each other's heartbeat: neighbours, and replicas next to each other."""
+        size = self.num_processes
+        replicas = [(process - size, process), (process, process + size)]
+        last = self.num_replicas * size
+        return [pair for pair in self.neighbours if process in pair] + [
+            (low, high) for low, high in replicas if low >= 0 and high < last and self.num_replicas > 1
+        ]
+
     def stages_of(self, process: int) -> list[int]:
-        """The stages a process holds, in stage order."""
-        return sorted(stage for stage, holder in self.process_of.items() if holder == process)
+        """The stages a process of any replica holds, in stage order."""
+        here = process
+        if self.num_replicas > 1:
+            here = process % self.num_processes + self.replica * self.num_processes
+        return sorted(stage for stage, holder in self.process_of.items() if holder == here)
+
+    def replica_of(self, process: int) -> int | None:
+        """The replica of a process; None without replicas."""
+        return process // self.num_processes if self.num_replicas > 1 else None
+
+    def connected(self, timeout: timedelta) -> Placement:
+        """The same placement with the process groups of both axes; collective over the default group."""
+        if self.num_replicas == 1:
+            return self
+        size, rank = self.num_processes, dist.get_rank()
+        first = self.replica * size
+        with reaching(f"process {rank} was waiting for the others of its pipeline and of its stages"):
+            pipeline = _group(range(first, first + size), timeout)
+            across = _group([rank - first + other * size for other in range(self.num_replicas)], timeout)
+        return replace(self, pipeline=pipeline, across=across)
 
     def gather_numbers(self, local: Mapping[int, float]) -> list[float]:
-        """Gather one float64 of every stage, in stage order, in all processes."""
+        """Gather one float64 of every stage of this pipeline, in stage order, in all its processes."""
         mine = torch.zeros(self.num_stages, dtype=torch.float64)
         for stage, value in local.items():
             mine[stage] = value
-        everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(self.pipeline))]
         with reaching(f"{_named(local)} waiting for numbers of all stages"):
-            dist.all_gather(everyone, mine)
-        return [float(everyone[self.process_of[stage]][stage]) for stage in range(self.num_stages)]
+            dist.all_gather(everyone, mine, self.pipeline)
+        return [float(everyone[self._place_of(stage)][stage]) for stage in range(self.num_stages)]
+
+    def gather_across(self, mine: Sequence[float]) -> list[float]:
+        """The numbers of this process's counterparts in all replicas, in their order, in each of them.
+
+        Every replica gives equally many. Without replicas, the numbers themselves.
+        """
+        if self.num_replicas == 1:
+            return list(mine)
+        given = torch.tensor(mine, dtype=torch.float64)
+        everyone = [torch.empty_like(given) for _ in range(self.num_replicas)]
+        with reaching(f"{self._me} waiting for numbers of the other replicas"):
+            dist.all_gather(everyone, given, self.across)
+        return [float(number) for numbers in everyone for number in numbers]
+
+    def everyone_across(self, mine: Any) -> list[Any]:
+        """One JSON value of this process's counterparts in all replicas, in their order, in each of them."""
+        if self.num_replicas == 1:
+            return [mine]
+        return all_gather_json(mine, f"{self._me} waiting for a message of the other replicas", self.across)
 
     def meet(self, what: str) -> None:
         """Wait until all processes are here. A PeerError says `what` if one is gone or silent."""
-        with reaching(f"{_named(dict.fromkeys(self.stages_of(dist.get_rank())))} {what}"):
+        with reaching(f"{self._me} {what}"):
             dist.barrier()
+
+    def anyone(self, mine: bool) -> bool:
+        """Whether any process says yes; in all processes."""
+        everyone = [torch.zeros(1) for _ in range(dist.get_world_size())]
+        with reaching(f"{self._me} waiting for a word of all processes"):
+            dist.all_gather(everyone, torch.tensor([float(mine)]))
+        return any(map(bool, everyone))
 
     def compare(self, local: Mapping[int, Mapping[str, str]]) -> None:
         """Compare values with the same name on several stages; collective. MismatchError names the first difference."""
@@ -73,19 +158,49 @@ class Placement:
                         f"equal ones; use the same release, torch and kind of machine at both"
                     )
 
+    def compare_replicas(self, local: Mapping[int, str]) -> None:
+        """Compare the digest of each stage's weights with those in the other replicas; collective.
+
+        Raises MismatchError, in every process with that stage, if one differs.
+        """
+        told = self.everyone_across([local[stage] for stage in sorted(local)])
+        for place, stage in enumerate(sorted(local)):
+            different = [replica for replica, digests in enumerate(told) if digests[place] != told[0][place]]
+            if different:
+                raise MismatchError(
+                    f"the weights of stage {stage} differ between replicas 0 and {different[0]}, but all replicas "
+                    f"must hold equal ones; use the same release, torch and kind of machine for all"
+                )
+
     def gather(self, local: Mapping[int, Any]) -> list[Any] | None:
-        """Gather one JSON value of every stage, in stage order; None except in the process of the last stage."""
+        """Gather one JSON value of every stage of this pipeline, in stage order, in the process of the last stage.
+
+        None in the other processes.
+        """
         what = f"{_named(local)} reporting to the last stage"
-        everyone = gather_json(list(local.items()), self.last_process, what)
+        everyone = gather_json(list(local.items()), self.last_process, what, self.pipeline)
         if everyone is None:
             return None
         found = [dict(pairs) for pairs in everyone]
-        return [found[self.process_of[stage]][stage] for stage in range(self.num_stages)]
+        return [found[self._place_of(stage)][stage] for stage in range(self.num_stages)]
 
     def everyone(self, mine: Any) -> list[Any]:
         """Gather one JSON value of every process, in rank order, in all processes."""
-        here = _named(dict.fromkeys(self.stages_of(dist.get_rank())))
-        return all_gather_json(mine, f"{here} waiting for a message of all processes")
+        return all_gather_json(mine, f"{self._me} waiting for a message of all processes")
+
+    def _place_of(self, stage: int) -> int:
+        """The place of a stage's process among those of its pipeline."""
+        return self.process_of[stage] - self.replica * self.num_processes
+
+    @property
+    def _me(self) -> str:
+        return _named(dict.fromkeys(self.stages_of(dist.get_rank())))
+
+
+def _group(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    created = dist.new_group(list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True)
+    assert isinstance(created, dist.ProcessGroup), "this process is a member"
+    return created
 
 
 def _named(stages: Mapping[int, Any]) -> str:

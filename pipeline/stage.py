@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.compress import Key, Microbatch
+from thinwire.compress import Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
 from thinwire.pipeline.ends import StageEnds
@@ -110,6 +110,10 @@ class CompressedStage(PipelineStage):
         Without this call, a pass trains, or evaluates with compression on, and has no sample ids.
         """
         self._coming = coming
+
+    def skip(self, kind: PassKind, count: int) -> None:
+        """Count passes of a kind that this stage does not run, because other replicas do."""
+        self.passes[phase_of(kind)] += count
 
     def connect(self) -> None:
         """Set up both boundaries and compare them with the neighbours. The first step does it, if nothing did before.

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.compress import PassKind
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
@@ -26,6 +27,7 @@ from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squa
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import Placement
+from thinwire.pipeline.replicas.exchange import ALONE, Replicas
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
@@ -71,7 +73,7 @@ class WholeBatchLoss:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The record of one optimizer step. `loss` is None except in the process of the last stage."""
+    """The record of one optimizer step. `loss` is None except in the process that reports."""
 
     step: int
     epoch: int
@@ -80,6 +82,7 @@ class StepRecord:
     grad_norm: float | None
     seconds: float
     samples: int
+    """Samples of all replicas."""
     sections: dict[Section, float]
     bytes: int
     """Bytes of the frames that this process's stages sent and received."""
@@ -98,6 +101,7 @@ class Trainer:
         samples, sampler: the training data and its order.
         task: counts valid targets.
         shared: weights that several stages hold, or None.
+        replicas: those of these stages.
         trace: how many of the last steps the tracer keeps.
     """
 
@@ -115,13 +119,16 @@ class Trainer:
         optimizer: OptimizerOptions,
         training: TrainingOptions,
         shared: SharedWeights | None = None,
+        replicas: Replicas = ALONE,
         trace: int = 0,
     ) -> None:
         self.stages, self.schedule, self.loss, self.placement = list(stages), schedule, loss, placement
         self.samples, self.sampler, self.task = samples, sampler, task
         self._pipeline, self._options, self._training, self._shared = pipeline, optimizer, training, shared
+        self.replicas = replicas
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
+        self.reports = self.has_last and placement.replica == 0
         self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in self.stages}, trace)
         for stage in self.stages:
@@ -129,14 +136,14 @@ class Trainer:
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
         """Run all optimizer steps from `first` on, calling `after_step` after each."""
-        self.tracer.read_clock(self.placement.last_process)
+        self.tracer.read_clock(self.placement.reporter)
         for step in range(first, self._training.steps):
             if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
                 self.read_clocks()
             with self.tracer.step(step):
                 record = self.train_step(step)
             after_step(record)
-        self.tracer.read_clock(self.placement.last_process)
+        self.tracer.read_clock(self.placement.reporter)
 
     def read_clocks(self) -> None:
         """Compare the clocks of neighbours, so that waiting can be told apart; collective, between two steps."""
@@ -146,25 +153,28 @@ class Trainer:
         """Take one optimizer step, counted from 0."""
         started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
         batch = self.sampler.batch(step)
-        inputs = self.samples.inputs(batch.ids, batch.epoch) if self.has_first else None
         targets = self.samples.targets(batch.ids) if self.has_last else None
-        # before any pass: the share of a micro-batch divides by the targets of the whole batch
+        # before any pass: the share of a micro-batch divides by the targets of the whole batch, of all replicas
         if targets is not None:
             self.loss.begin(self.task.num_valid(targets))
         losses: list[Tensor] = []
         for stage in self.stages:
             stage.submod.train()
         warms_up = self.stages[0].wire.compression.warms_up(step, batch.epoch)
-        ids_of_passes = batch.ids.chunk(self._pipeline.accumulation)
-        passes = zip(ids_of_passes, self._passes(inputs), self._passes(targets), strict=True)
-        for index, (ids, part_inputs, part_targets) in enumerate(passes):
-            coming = Pass(kind="warmup" if warms_up else "train", accumulation=index, sample_ids=ids)
-            losses += self.run(coming, self.samples, part_inputs, part_targets)
+        kind: PassKind = "warmup" if warms_up else "train"
+        # pass numbers are those of the whole batch: dropout and codecs draw by them, so not by replica
+        self.skip(kind, self.replicas.before * self._pipeline.accumulation)
+        for replica in self.replicas.here:
+            losses += self._run_replica(replica, kind, batch, targets)
+            self.replicas.submit(replica, step)
+        self.skip(kind, self.replicas.after * self._pipeline.accumulation)
+        self.replicas.finish(step)
         grad_norm = self._update(step)
+        shares = self.placement.gather_across([float(loss) for loss in losses]) if self.has_last else []
         return StepRecord(
             step=step,
             epoch=batch.epoch,
-            loss=math.fsum(float(loss) for loss in losses) if self.has_last else None,
+            loss=math.fsum(shares) if self.reports else None,
             lr=self._options.lr * lr_factor(step, self._training.steps, self._options),
             grad_norm=grad_norm,
             seconds=time.perf_counter() - started,
@@ -173,6 +183,11 @@ class Trainer:
             bytes=self._traffic().bytes - traffic.bytes,
             uncompressed=self._traffic().uncompressed - traffic.uncompressed,
         )
+
+    def skip(self, kind: PassKind, count: int) -> None:
+        """Count passes that other replicas run."""
+        for stage in self.stages:
+            stage.skip(kind, count)
 
     def run(self, coming: Pass, samples: Samples, inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
         """One pass through the schedule: the micro-batches' losses on the last stage.
@@ -198,17 +213,18 @@ class Trainer:
         return [loss.detach() for loss in losses]
 
     def collect(self) -> dict[int, StageState]:
-        """Copies of the state of every stage of this process, between two steps."""
+        """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
         return {
-            stage.stage_index: collect(stage, optimizer)
+            self.placement.part(stage.stage_index): collect(stage, optimizer)
             for stage, optimizer in zip(self.stages, self._optimizers, strict=True)
         }
 
     def resume(self, checkpoints: Checkpoints, manifest: Manifest) -> None:
         """Go on from a checkpoint of the same cut, with all state. CheckpointError if it is damaged."""
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
-            saved = SavedStage(checkpoints.folder, manifest.step, stage.stage_index)
-            checkpoints.resume(manifest, stage.stage_index, stores_of(stage, saved))
+            part = self.placement.part(stage.stage_index)
+            saved = SavedStage(checkpoints.folder, manifest.step, part)
+            checkpoints.resume(manifest, part, stores_of(stage, saved))
             restore(stage, optimizer, saved)
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
@@ -217,8 +233,32 @@ class Trainer:
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, saved)
 
+    def _run_replica(self, replica: int, kind: PassKind, batch: Any, targets: Tensor | None) -> list[Tensor]:
+        """All passes of one replica: the micro-batches' losses on the last stage.
+
+        Args:
+            replica: the replica; its samples are a part of the batch.
+            kind: of its passes.
+            batch: the whole batch.
+            targets: those of the whole batch; None except in the process of the last stage.
+        """
+        count = self.replicas.count
+        ids = batch.ids.chunk(count)[replica]
+        inputs = self.samples.inputs(ids, batch.epoch) if self.has_first else None
+        own_targets = None if targets is None else targets.chunk(count)[replica]
+        # slots of feedback by position are those of this process's replicas
+        first = (replica - self.replicas.here.start) * self._pipeline.accumulation
+        losses: list[Tensor] = []
+        parts = zip(
+            ids.chunk(self._pipeline.accumulation), self._passes(inputs), self._passes(own_targets), strict=True
+        )
+        for index, (part_ids, part_inputs, part_targets) in enumerate(parts):
+            coming = Pass(kind=kind, accumulation=first + index, sample_ids=part_ids)
+            losses += self.run(coming, self.samples, part_inputs, part_targets)
+        return losses
+
     def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
-        """The tensor in one part for each pass of a batch; None for each part if there is no tensor."""
+        """The tensor in one part for each pass of a replica; None for each part if there is no tensor."""
         count = self._pipeline.accumulation
         return [None] * count if tensor is None else tensor.chunk(count)
 

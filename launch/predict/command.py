@@ -30,7 +30,7 @@ COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
-    wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG)
+    wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG).without_replicas(PROG)
     from thinwire.launch.predict.output import as_json, show, show_published
 
     if wanted is None:

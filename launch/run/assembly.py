@@ -11,30 +11,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import SlotCounts
+from thinwire.compress import SlotCounts, parse
 from thinwire.errors import attempt
 from thinwire.launch.run.host_data import load_once
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import tell
+from thinwire.models.batch_norm import batch_norms
 from thinwire.models.costs import operations
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Layer, Stage, build_stage, check_weights, stage_output_examples
+from thinwire.models.layers import (
+    Blueprint,
+    Layer,
+    Stage,
+    build_layers,
+    build_stage,
+    check_weights,
+    stage_output_examples,
+)
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.process import Placement
+from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
 from thinwire.pipeline.wire import Wire
+
+UNCOMPRESSED = parse("none")
+"""What the gradients between replicas go through."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,7 @@ class Prepared:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass through the training data."""
-        return len(self.data.training) // self.recipe.pipeline.batch_size
+        return len(self.data.training) // self.recipe.batch_size
 
     @property
     def inputs(self) -> Tensor:
@@ -92,6 +106,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     )
     prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
+    _check_replicas(prepared)
     epochs = recipe.training.epochs
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
@@ -162,12 +177,13 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
     pipeline = recipe.pipeline
     one_pass = pipeline.num_microbatches * pipeline.microbatch_size
     fewer = "lower pipeline.num_microbatches or microbatch_size"
+    fewer_replicas = ", or replicas.count" if recipe.replicas.count > 1 else ""
     require(
         (
-            len(data.training) >= pipeline.batch_size,
-            f"a batch must not hold a sample twice: a step needs {pipeline.batch_size} samples, and there are "
+            len(data.training) >= recipe.batch_size,
+            f"a batch must not hold a sample twice: a step needs {recipe.batch_size} samples, and there are "
             f"{len(data.training)} to train on; "
-            + ", or ".join([*more_samples(recipe.data), f"{fewer} or accumulation"]),
+            + ", or ".join([*more_samples(recipe.data), f"{fewer} or accumulation{fewer_replicas}"]),
         ),
         (
             data.held_out is None or len(data.held_out) >= one_pass,
@@ -178,14 +194,26 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
     )
 
 
-def real_placement(recipe: Recipe) -> Placement:
-    """The process of each stage in a real run."""
+def _check_replicas(prepared: Prepared) -> None:
+    """Raise ModelError if replicas could not hold equal weights: a batch norm's statistics are of one replica."""
+    if prepared.recipe.replicas.count > 1 and (found := batch_norms(build_layers(prepared.blueprint))):
+        raise ModelError(
+            f"replicas must not have batch norms that train, because each would keep statistics of its own samples; "
+            f"got {found[0]}; lower replicas.count to 1, or use a norm within each sample"
+        )
+
+
+def real_placement(recipe: Recipe, rank: int = 0) -> Placement:
+    """The process of each stage in a real run, as the process of a rank sees it: the stages of its own pipeline."""
     pipeline = recipe.pipeline
-    return Placement(placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes))
+    replica = rank // pipeline.num_processes
+    alone = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
+    process_of = {stage: process + replica * pipeline.num_processes for stage, process in alone.items()}
+    return Placement(process_of, replica, recipe.replicas.count)
 
 
 def simulated_placement(recipe: Recipe) -> Placement:
-    """All stages on process 0."""
+    """All stages on process 0, which does the work of all replicas."""
     return Placement(dict.fromkeys(range(recipe.pipeline.num_stages), 0))
 
 
@@ -203,11 +231,12 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         seed=training.seed,
         agreement=_agreement(prepared),
         slots=SlotCounts(
-            positions=pipeline.batch_size,
+            positions=recipe.batch_size // where.num_replicas,
             samples=len(data.training),
             evaluation_samples=len(data.held_out or ()),
         ),
         observer=observer,
+        group=where.pipeline,
     )
     outputs = prepared.outputs
     inputs = [(prepared.inputs,), *outputs[:-1]]
@@ -219,6 +248,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
             torch.device("cpu"),
             input_args=inputs[index],
             output_args=outputs[index],
+            group=where.pipeline,
             wire=wire,
             first_layer=prepared.cuts[index].start,
         )
@@ -231,17 +261,31 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         loss=loss,
         placement=where,
         samples=data.training,
-        sampler=Sampler(len(data.training), pipeline.batch_size, training.seed, shuffle=recipe.data.shuffle),
+        sampler=make_sampler(prepared),
         task=data.task,
         pipeline=pipeline,
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
+        replicas=connect(stages, where, recipe.replicas.count, UNCOMPRESSED, _agreement(prepared)),
         trace=recipe.debug.trace,
     )
     for stage in stages:
         stage.connect()
     return Assembly(trainer, prepared, where)
+
+
+def make_sampler(prepared: Prepared) -> Sampler:
+    """The order of the samples of all replicas."""
+    recipe = prepared.recipe
+    parts = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
+    return Sampler(
+        len(prepared.data.training),
+        recipe.batch_size,
+        recipe.training.seed,
+        shuffle=recipe.data.shuffle,
+        parts=parts,
+    )
 
 
 def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, Stage]:
@@ -275,7 +319,7 @@ def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:
     """The schedule: torch's own in a real run; in one process, torch's order merged into one list."""
     pipeline = recipe.pipeline
-    if where == real_placement(recipe):
+    if where.process_of == real_placement(recipe, dist.get_rank()).process_of:
         return build(pipeline.schedule, stages, pipeline.num_microbatches, loss)
     order = actions(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
     return build_merged(merge(order), stages, pipeline.num_microbatches, loss)
@@ -294,6 +338,7 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
         "model": recipe.model,
         "data": recipe.data,
         "pipeline": recipe.pipeline,
+        "replicas": recipe.replicas,
         "optimizer": recipe.optimizer,
         "training": recipe.training,
         "debug": recipe.debug,

@@ -149,6 +149,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     console.print(table)
     console.print(_apart(summary), highlight=False, soft_wrap=True)
     _show_channels(console, summary["channels"])
+    if summary["replicas"]:
+        console.print(_replicas_table(summary["replicas"]))
     console.print(_stages_table(summary))
     if note := uneven(summary):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
@@ -232,9 +234,30 @@ def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, 
     return table
 
 
+def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The bytes that the replicas of each stage sent each other."""
+    ways = {"parts": "to the owner of a part", "means": "from the owner to all"}
+    table = _table("gradients of weights sent between replicas")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("way", no_wrap=True)
+    for column in ("sent", "of", "ratio", "bits"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row["stage"]),
+            ways[row["channel"]],
+            _megabytes(row["bytes"]),
+            _megabytes(row["uncompressed"]),
+            f"{row['uncompressed'] / max(1, row['bytes']):.2f}x",
+            f"{row['bits_per_element']:.2f}",
+        )
+    return table
+
+
 def _stages_table(summary: Mapping[str, Any]) -> Table:
     total = max(1e-9, summary["training_seconds"])
-    table = _table(f"where the {total:.0f} s of training steps went, and peak memory")
+    whose = "" if summary["timed"] == "all" else f" of {summary['timed']}"
+    table = _table(f"where the {total:.0f} s of training steps{whose} went, and peak memory")
     table.add_column("stage", no_wrap=True)
     for column in ("compute", "codecs", "neighbour", "wire", "other", "memory"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -56,6 +56,8 @@ class Report:
 
     rank: int
     stages: list[int]
+    replica: int | None = None
+    """Which pipeline; None where there is one only."""
     kind: str
     text: str
     lasting: bool = False
@@ -75,7 +77,7 @@ class Report:
     def line(self) -> str:
         """The report in words."""
         heads = {"own": "failed:", "peer": "lost a peer:", "stopped": "was told to stop:", "saved": "stopped"}
-        return f"{named(self.stages)} {heads[self.kind]} {self.text}"
+        return f"{named(self.stages, self.replica)} {heads[self.kind]} {self.text}"
 
 
 def _next_place(folder: Path) -> Path:
@@ -87,11 +89,12 @@ def _next_place(folder: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def report_of(error: BaseException, rank: int, stages: Sequence[int]) -> Report:
+def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: int | None = None) -> Report:
     """The report of a process that ends with `error`: a sentence for a `ThinwireError`, else a traceback."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "own")
-    return Report(rank=rank, stages=list(stages), kind=kind, text=text, lasting=isinstance(error, _LASTING))
+    lasting = isinstance(error, _LASTING)
+    return Report(rank=rank, stages=list(stages), replica=replica, kind=kind, text=text, lasting=lasting)
 
 
 def read_reports(folder: Path) -> dict[int, Report]:
@@ -106,6 +109,7 @@ def tell(
     exit_codes: Mapping[int, int | None],
     stages_of: Callable[[int], list[int]],
     hung: Iterable[int] = (),
+    replica_of: Callable[[int], int | None] = lambda rank: None,
 ) -> str:
     """The whole failure in words: killed processes, then own failures, then what the others were waiting for.
 
@@ -117,10 +121,15 @@ def tell(
         exit_codes: exit codes of the processes that failed: negative is the number of a signal, None is unknown.
         stages_of: the stages of a rank.
         hung: the ranks that did not end after SIGTERM.
+        replica_of: the replica of a rank; None without replicas.
     """
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
-    killed = [f"{named(stages_of(rank))} {_ended(exit_codes[rank])}" for rank in silent]
-    hanging = [f"{named(stages_of(rank))} hung: it did not end when it was told to" for rank in hung]
+
+    def who(rank: int) -> str:
+        return named(stages_of(rank), replica_of(rank))
+
+    killed = [f"{who(rank)} {_ended(exit_codes[rank])}" for rank in silent]
+    hanging = [f"{who(rank)} hung: it did not end when it was told to" for rank in hung]
     order = {"own": 0, "peer": 1, "saved": 2, "stopped": 3}
     told = sorted(reports.values(), key=lambda report: order[report.kind])
     causes = [report for report in told if report.kind == "own"]
@@ -132,10 +141,21 @@ def tell(
     return "\n".join(killed + [report.line() for report in _merged(causes)] + others + [f"  {it}" for it in hanging])
 
 
-def silences(silent: Mapping[int, float], allowed: float, stages_of: Callable[[int], list[int]]) -> dict[int, Report]:
+def silences(
+    silent: Mapping[int, float],
+    allowed: float,
+    stages_of: Callable[[int], list[int]],
+    replica_of: Callable[[int], int | None] = lambda rank: None,
+) -> dict[int, Report]:
     """The reports of processes that were killed for their silence, by rank; they leave none."""
     return {
-        rank: Report(rank=rank, stages=stages_of(rank), kind="own", text=sentence("it", seconds, allowed))
+        rank: Report(
+            rank=rank,
+            stages=stages_of(rank),
+            replica=replica_of(rank),
+            kind="own",
+            text=sentence("it", seconds, allowed),
+        )
         for rank, seconds in silent.items()
     }
 
@@ -147,11 +167,11 @@ def tell_stopped(number: signal.Signals, reports: Iterable[Report]) -> str:
 
 
 def _merged(reports: Iterable[Report]) -> list[Report]:
-    """The reports, with one report for all stages that have the same text."""
-    merged: dict[str, Report] = {}
+    """The reports, with one report for all stages of a pipeline that have the same text."""
+    merged: dict[tuple[int | None, str], Report] = {}
     for report in reports:
-        before = merged.get(report.text)
-        merged[report.text] = (
+        before = merged.get((report.replica, report.text))
+        merged[report.replica, report.text] = (
             report if before is None else replace(before, stages=sorted(before.stages + report.stages))
         )
     return list(merged.values())
@@ -210,8 +230,9 @@ def _ended(exit_code: int | None) -> str:
     return "ended without a report, as a killed process does" if exit_code is None else ended(exit_code)
 
 
-def named(stages: Sequence[int]) -> str:
-    """The stages of a process in words."""
+def named(stages: Sequence[int], replica: int | None = None) -> str:
+    """The stages of a process in words, with the replica if there are several."""
     if not stages:
         return "a process without a stage"
-    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+    said = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+    return said if replica is None else f"{said} of replica {replica}"

@@ -37,6 +37,7 @@ from thinwire.pipeline.options import (
     DebugOptions,
     OptimizerOptions,
     PipelineOptions,
+    ReplicaOptions,
     TrainingOptions,
     WireOptions,
     split_pair,
@@ -71,6 +72,7 @@ class Recipe:
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
+    replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
     compression: CompressionOptions = field(default_factory=CompressionOptions)
     wire: WireOptions = field(default_factory=WireOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
@@ -99,8 +101,46 @@ class Recipe:
                 f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
                 f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
             )
+        mistakes += self._mistakes_of_replicas()
         if mistakes:
             raise OptionsError(mistakes)
+
+    def _mistakes_of_replicas(self) -> list[str]:
+        """Mistakes of replicas beside other parts."""
+        if self.replicas.count == 1:
+            return []
+        mistakes = []
+        if self.compression.automatic:
+            mistakes.append(
+                f"replicas need the names of codecs, because auto measures the links of one pipeline only; got auto "
+                f"for {', '.join(self.compression.automatic)}"
+            )
+        if self.wire.transport != "gloo":
+            mistakes.append(f"replicas need wire.transport gloo, got {self.wire.transport}")
+        if self.replicas.shuffle == "across" and (by_sample := self.compression.by_sample):
+            mistakes.append(
+                f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
+                f"with one replica; got across beside {', '.join(by_sample)}"
+            )
+        return mistakes
+
+    def without_replicas(self, command: str) -> Recipe:
+        """The same recipe; OptionsError if it has replicas, which `command` does not know."""
+        if self.replicas.count == 1:
+            return self
+        raise OptionsError(
+            f"{command} knows one pipeline only, and replicas.count is {self.replicas.count}; add --replicas.count 1"
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per optimizer step, of all replicas."""
+        return self.replicas.count * self.pipeline.batch_size
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of all replicas."""
+        return self.replicas.count * self.pipeline.num_processes
 
     @property
     def num_boundaries(self) -> int:

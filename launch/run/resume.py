@@ -71,31 +71,36 @@ class Resumption:
         self._asked_to_stop = False
         self._checkpoints = Checkpoints(
             checkpoint_folder(recipe),
-            stages=[stage.stage_index for stage in trainer.stages],
-            num_stages=where.num_stages,
+            stages=[where.part(stage.stage_index) for stage in trainer.stages],
+            num_stages=where.num_parts,
             keep=recipe.checkpoint.keep,
-            header=header(prepared),
+            header=header(prepared, where),
             words=dist.distributed_c10d._get_default_store(),
             timeout=recipe.wire.timeout,
         )
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
-        self._same_cut = self._manifest is not None and same_cut(self._manifest, prepared)
+        self._same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
         self.first = 0 if self._manifest is None else self._manifest.step
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
             self._last_saved = self.first
-            self.saved = SavedStage(self._checkpoints.folder, self.first, self._stages[0]).values["run"]
+            part = self._stages[0] if self._same_parts else int(next(iter(self._manifest.files)))
+            self.saved = SavedStage(self._checkpoints.folder, self.first, part).values["run"]
 
     @property
     def _stages(self) -> list[int]:
-        return [stage.stage_index for stage in self._trainer.stages]
+        return [self._trainer.placement.part(stage.stage_index) for stage in self._trainer.stages]
 
     @property
     def note(self) -> str | None:
         """A sentence that says where the run goes on; None for a new run."""
         if self._manifest is None:
             return None
-        anew = "" if self._same_cut else "; the cut has changed, so the buffers of feedback start empty"
+        anew = (
+            ""
+            if self._same_parts
+            else "; the cut or the processes of the replicas have changed, so the buffers of feedback start empty"
+        )
         return f"goes on from the checkpoint of step {self.first} in {self._checkpoints.folder}{anew}"
 
     def begin(self) -> None:
@@ -106,7 +111,7 @@ class Resumption:
         """
         if self._manifest is None:
             self._checkpoints.discard_after(-1)
-        elif self._same_cut:
+        elif self._same_parts:
             self._trainer.resume(self._checkpoints, self._manifest)
         else:
             self._trainer.resume_model(self._checkpoints.folder, self._manifest)
@@ -135,9 +140,7 @@ class Resumption:
             StoppedError: a process was asked to. It says how to go on.
         """
         where = self._trainer.placement
-        if not self._options.wanted or not any(
-            where.gather_numbers(dict.fromkeys(self._stages, float(self._asked_to_stop)))
-        ):
+        if not self._options.wanted or not where.anyone(self._asked_to_stop):
             return
         self.finish(done, said())
         where.meet("waiting for the last checkpoint of all stages")
@@ -161,24 +164,29 @@ def checkpoint_folder(recipe: Recipe) -> Path:
     return Path(recipe.checkpoint.folder or recipe.folder / "checkpoints")
 
 
-def header(prepared: Prepared) -> dict[str, Any]:
-    """The facts about a run in a manifest, as JSON values: its recipe, its data, and its cut."""
-    fields = values_of(asdict(prepared.recipe)) | {"samples": prepared.data.training.digest}
-    header: dict[str, Any] = json.loads(
-        json.dumps({"fields": fields, "cuts": [[cut.start, cut.stop] for cut in prepared.cuts]})
-    )
+def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
+    """The facts about a run in a manifest, as JSON values: its recipe, its data, and its cut, the layers of every part.
+
+    Replicas with processes of their own have parts of their own.
+    """
+    recipe = asdict(prepared.recipe)
+    if prepared.recipe.replicas.count == 1:
+        del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
+    fields = values_of(recipe) | {"samples": prepared.data.training.digest}
+    cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
+    header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))
     return header
 
 
-def same_cut(manifest: Manifest, prepared: Prepared) -> bool:
-    """Whether a checkpoint has the same layers in the same stages."""
-    return bool(manifest.cut == header(prepared)["cuts"])
+def same_parts(manifest: Manifest, prepared: Prepared, where: Placement) -> bool:
+    """Whether a checkpoint has the same layers in the same parts."""
+    return bool(manifest.cut == header(prepared, where)["cuts"])
 
 
 def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:
     """The newest checkpoint that every process has whole; None if there is none. Collective.
 
-    A process needs the parts of its own stages. If the cut of the checkpoint is another, it needs those of all stages.
+    A process needs the parts of its own stages. If the checkpoint has other parts, it needs those of all stages.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
@@ -194,7 +202,9 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     mine = [
         step
         for step, manifest in known.items()
-        if is_whole(folder, manifest, stages if same_cut(manifest, prepared) else [int(one) for one in manifest.files])
+        if is_whole(
+            folder, manifest, stages if same_parts(manifest, prepared, where) else list(map(int, manifest.files))
+        )
     ]
     common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
     if not common:
@@ -209,7 +219,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
             )
         return None
     newest = known[max(common)]
-    if differing := differences(newest.header["fields"], header(prepared)["fields"]):
+    if differing := differences(newest.header["fields"], header(prepared, where)["fields"]):
         raise OptionsError(
             [
                 f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "

@@ -94,6 +94,8 @@ class Room:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _weights(self, sets: int) -> list[SpaceNeed]:
+        if self._where.replica:  # the first replica saves the weights
+            return []
         return needs_of("weights", [(sets * self._weight_bytes(), self._recipe.folder / "weights" / "new")])
 
     def _checkpoints(self) -> list[SpaceNeed]:

@@ -1,4 +1,7 @@
-"""One process of a run: it trains its stages, saves them and reports. The last stage's process also logs and prints."""
+"""One process of a run: it trains its stages, saves them and reports.
+
+The process with the last stage, of replicas that of the first, also logs and prints.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,12 @@ from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption, Said
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.slower_links import show_slower_links
-from thinwire.launch.run.summary import module_of, stage_report, summarize
+from thinwire.launch.run.summary import module_of, stage_report, sum_routes, summarize
 from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
+from thinwire.models.digest import weights_digest
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
@@ -63,7 +67,7 @@ class Run:
         self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()
         self._times = Times(self._resumption.saved.get("seconds", {}))
-        self._log = self._open_log() if self.trainer.has_last else None
+        self._log = self._open_log() if self.trainer.reports else None
         self._done: int | None = None
         self._evaluated: int | None = self._resumption.saved.get("evaluated")
 
@@ -183,6 +187,11 @@ class Run:
             self._show_stores()
 
     @property
+    def _saves(self) -> bool:
+        """Whether this process saves the weights of its stages: those of the first replica do."""
+        return self.assembly.placement.replica == 0
+
+    @property
     def _steps_measured(self) -> int:
         return self.recipe.compression.steps_measured(self._steps_per_epoch)
 
@@ -196,7 +205,7 @@ class Run:
             {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self.trainer.stages}
         )
         cut = None if self._resumption.first else uneven_cut(self.assembly)
-        if gathered is not None:
+        if gathered is not None and self._log is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
             notes = [self._resumption.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning, cut]
             show_notes([note for note in notes if note])
@@ -216,7 +225,7 @@ class Run:
             for medium in ("memory", "disk")
         }
         gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, mine)))
-        if gathered is not None:
+        if gathered is not None and self._log is not None:
             show_stores({tuple(stages): taken for stages, taken in gathered})
 
     def _open_log(self) -> MetricsLog:
@@ -255,7 +264,8 @@ class Run:
                 raise OutputError(trouble)
             mine = self._write_set(saving, summary)
         with writing(self.recipe.folder):
-            saving.complete()
+            if self._saves:
+                saving.complete()
             if summary is not None:
                 save_summary(self.recipe.folder, summary)
         return summary
@@ -267,7 +277,7 @@ class Run:
                 self._log.sync()
         except OSError as error:
             return f"the metrics cannot be saved in {self.recipe.folder}: {error.strerror or error}; free some space"
-        for stage in self.trainer.stages:
+        for stage in self.trainer.stages if self._saves else ():
             try:
                 saving.write(stage.stage_index, module_of(stage).full_state())
             except (OSError, SafetensorError) as error:
@@ -284,10 +294,16 @@ class Run:
         return None
 
     def _summarize(self, done: int) -> dict[str, Any] | None:
-        """The summary after `done` steps, from the reports of all stages; None in other processes. Collective."""
-        stages = self.assembly.placement.gather(
-            {stage.stage_index: stage_report(stage) for stage in self.trainer.stages}
-        )
+        """The summary after `done` steps, from the reports of all stages; None in other processes. Collective.
+
+        Raises MismatchError if the replicas of a stage hold other weights.
+        """
+        where, reports = self.assembly.placement, [stage_report(stage) for stage in self.trainer.stages]
+        where.compare_replicas({report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
+        of_replicas = where.everyone_across([report["traffic"] for report in reports])
+        for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
+            report["traffic"] = sum_routes(traffic)
+        stages = where.gather({report["stage"]: report for report in reports})
         if self._log is None or stages is None:
             return None
         return summarize(
@@ -296,6 +312,7 @@ class Run:
             done=done,
             codec_of=lambda boundary, channel: str(self._wire.compression.method(boundary, channel)),
             times=self._times,
+            apart=where.num_replicas > 1,
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choices,

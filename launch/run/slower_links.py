@@ -45,7 +45,7 @@ def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
 
 def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
     """Print the predicted speeds over slower links at the end of a run."""
-    measured = recipe.pipeline.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
+    measured = recipe.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
     show_gains(measured, gains(recipe, summary), [PREDICTED, crowding(recipe), how_to_measure(recipe)])
 
 
@@ -75,6 +75,7 @@ def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
     pipeline, usual = recipe.pipeline, SCHEDULES[recipe.pipeline.schedule].stages_per_process
     return (
         1 < processes == here
+        and recipe.replicas.count == 1
         and summary["steps"] >= FEWEST_STEPS
         and pipeline.per_process == usual
         and any(channel["codec"] != "none" for channel in summary["channels"])

@@ -42,7 +42,7 @@ def _little(recipe: Recipe) -> DataOptions:
     """As much of the data as three different batches and one evaluation need."""
     data, pipeline = recipe.data, recipe.pipeline
     shared = data.held_out if data.evaluation is None else 0.0
-    training = STEPS * pipeline.batch_size / (1 - shared)
+    training = STEPS * recipe.batch_size / (1 - shared)
     one_pass = pipeline.num_microbatches * pipeline.microbatch_size
     # one sample more than the held-out share, because shares are rounded
     held_out = (one_pass + 1) / shared if shared else one_pass

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.automatic import Choice
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.frames import CHANNELS, PHASES, ChannelName, Phase
-from thinwire.pipeline.meters import Traffic
+from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
+from thinwire.pipeline.meters import Route, Traffic, count
 from thinwire.pipeline.stage import CompressedStage
 
 
@@ -39,6 +40,15 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
     }
 
 
+def sum_routes(reported: Iterable[Iterable[tuple[Route, Mapping[str, int]]]]) -> list[tuple[Route, dict[str, int]]]:
+    """The traffic of one stage over all replicas, by route, from what each of them reported."""
+    total: dict[Route, Traffic] = {}
+    for route, traffic in chain.from_iterable(reported):
+        boundary, channel, phase = route
+        count(total, (boundary, channel, phase), Traffic(**traffic))
+    return [(route, asdict(traffic)) for route, traffic in total.items()]
+
+
 def summarize(
     recipe: Recipe,
     stages: Sequence[Mapping[str, Any]],
@@ -46,6 +56,7 @@ def summarize(
     done: int,
     codec_of: Callable[[int, ChannelName], str],
     times: Times,
+    apart: bool,
     train_loss: float | None,
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
@@ -58,6 +69,7 @@ def summarize(
         done: the number of steps done.
         codec_of: (boundary, channel) -> the expression of its codec.
         times: the seconds of the run so far.
+        apart: whether the replicas have processes of their own, so that seconds and memory are those of the first.
         train_loss: the training loss of the last step.
         evaluations: (steps done, scores by compression).
         choices: the choices of auto.
@@ -76,6 +88,8 @@ def summarize(
         "train_loss": train_loss,
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
+        "replicas": replica_rows(stages) if recipe.replicas.count > 1 else [],
+        "timed": "replica 0" if apart else "all",
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
@@ -121,6 +135,22 @@ def channel_rows(
                 }
             )
     return rows
+
+
+def replica_rows(stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The gradients of weights that the replicas sent each other: one row for each stage and channel."""
+    sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
+    return [
+        {
+            "stage": stage,
+            "channel": channel,
+            **{name: value for name, value in asdict(traffic).items() if name in ("frames", "bytes", "uncompressed")},
+            "bits_per_element": traffic.bits_per_element,
+        }
+        for stage in range(len(stages))
+        for channel in EXCHANGE
+        for traffic in [sent.get((stage, channel, "train"), Traffic())]
+    ]
 
 
 def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

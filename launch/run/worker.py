@@ -33,8 +33,9 @@ _POLL = 0.02
 
 def work(prepared: Prepared, pulse: Pulse) -> int:
     """Run as the process of the rank in the environment, and beat with `pulse`; the exit status."""
-    rank, where = int(os.environ["RANK"]), real_placement(prepared.recipe)
-    stages = where.stages_of(rank)
+    rank = int(os.environ["RANK"])
+    where = real_placement(prepared.recipe, rank)
+    stages, replica = where.stages_of(rank), where.replica_of(rank)
     run: Run | None = None
 
     @once
@@ -50,11 +51,12 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
 
     def stopping() -> None:
         doing = run.doing if run is not None else "starting"
-        leave(Report(rank=rank, stages=stages, kind="stopped", text=doing))
+        leave(Report(rank=rank, stages=stages, replica=replica, kind="stopped", text=doing))
 
     def lost(peer: int, seconds: float) -> None:
-        said = sentence(named(where.stages_of(peer)), seconds, prepared.recipe.wire.heartbeat)
-        leave(Report(rank=rank, stages=stages, kind="peer", text=said))
+        who = named(where.stages_of(peer), where.replica_of(peer))
+        said = sentence(who, seconds, prepared.recipe.wire.heartbeat)
+        leave(Report(rank=rank, stages=stages, replica=replica, kind="peer", text=said))
         os._exit(1)
 
     # 1. signals before joining, because joining can wait for the time-out
@@ -68,7 +70,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or hears this process
             refuse_replacing(prepared, where)
             listen(prepared, where, rank, pulse, lost)
-        run = Run(prepared, where)
+        run = Run(prepared, where.connected(timedelta(seconds=prepared.recipe.wire.timeout)))
         pulse.trains = lambda: run is not None and run.trains
         run.go()
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
@@ -77,7 +79,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         dist.destroy_process_group()
     except Exception as error:
         # 4. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
-        leave(report_of(error, rank, stages))
+        leave(report_of(error, rank, stages, replica))
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
 
@@ -103,11 +105,11 @@ def refuse_replacing(prepared: Prepared, where: Placement) -> None:
 
 def join(prepared: Prepared, rank: int) -> None:
     """Meet the other processes. MismatchError if their number is not that of the recipe."""
-    needed, found = prepared.recipe.pipeline.num_processes, int(os.environ["WORLD_SIZE"])
+    needed, found = prepared.recipe.num_processes, int(os.environ["WORLD_SIZE"])
     if needed != found:
         raise MismatchError(
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
-            f"equal to {needed}, or change pipeline.num_stages"
+            f"equal to {needed}, or change pipeline.num_stages or replicas.count"
         )
     several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts

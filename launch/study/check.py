@@ -68,7 +68,7 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
     )
     steps: list[int] = _each(cells, list(zip(recipes, data, strict=True)), cut)
     return [
-        Checked(cell, _origin(wanted, found), count, wanted.pipeline.num_processes, wanted.training.threads)
+        Checked(cell, _origin(wanted, found), count, wanted.num_processes, wanted.training.threads)
         for cell, wanted, found, count in zip(cells, recipes, data, steps, strict=True)
     ]
 

@@ -29,19 +29,32 @@ class Batch:
 
 
 class Sampler:
-    """Gives every sample once per epoch. Seed and epoch decide the order; a last batch that is not full is dropped."""
+    """Gives every sample once per epoch. Seed and epoch decide the order; a last batch that is not full is dropped.
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch") -> None:
+    Args:
+        num_samples: the ids are 0..num_samples - 1.
+        batch_size: samples of a batch, a multiple of `parts`.
+        seed: that of the order.
+        shuffle: when the order changes.
+        parts: each batch is `parts` equal pieces in a row. The samples with an id of the same remainder always come in
+            the same piece: of three, samples 1, 4, 7 and so on in the second. So a replica keeps its samples.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch", parts: int = 1
+    ) -> None:
         known = get_args(Shuffle)
         require(
             (shuffle in known, f"shuffle must be one of {', '.join(known)}, got {shuffle!r}"),
             (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
+            (batch_size % parts == 0, f"batch_size must be a multiple of the {parts} parts, got {batch_size}"),
             (num_samples >= batch_size, f"batch_size must be at most the {num_samples} samples, got {batch_size}"),
         )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
+        self._parts = parts
         self._order = (0, self._compute_order(0))
 
     @property
@@ -55,15 +68,21 @@ class Sampler:
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, self._compute_order(epoch))
-        ids = self._order[1][index * self.batch_size : (index + 1) * self.batch_size].clone()
+        size = self.batch_size // self._parts
+        ids = torch.cat([order[index * size : (index + 1) * size] for order in self._order[1]])
         return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
 
-    def _compute_order(self, epoch: int) -> Tensor:
+    def _compute_order(self, epoch: int) -> list[Tensor]:
+        """The ids of each part in their order."""
+        return [self._compute_part(epoch, part) for part in range(self._parts)]
+
+    def _compute_part(self, epoch: int, part: int) -> Tensor:
+        ids = torch.arange(part, self.num_samples, self._parts)
         if self.shuffle == "never":
-            return torch.arange(self.num_samples)
-        drawn_for = 0 if self.shuffle == "once" else epoch
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", drawn_for))
-        return torch.randperm(self.num_samples, generator=generator)
+            return ids
+        purpose = ("epoch", 0 if self.shuffle == "once" else epoch, *(("part", part) if part else ()))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
+        return ids[torch.randperm(len(ids), generator=generator)]
 
 
 def evaluation_batches(num_samples: int, batch_size: int) -> Iterator[Batch]:

@@ -5,6 +5,7 @@ Large libraries are imported inside the checks, so `thinwire train --help` needs
 
 from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions, split_pair
 from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
+from thinwire.pipeline.options.replicas import ReplicaOptions
 from thinwire.pipeline.options.training import CheckpointOptions, DebugOptions, OptimizerOptions, TrainingOptions
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "DebugOptions",
     "OptimizerOptions",
     "PipelineOptions",
+    "ReplicaOptions",
     "TrainingOptions",
     "WireOptions",
     "split_pair",

@@ -145,6 +145,12 @@ class CompressionOptions:
         return [where for where, _, expression in self._expressions() if is_on_disk(_method(expression))]
 
     @property
+    def by_sample(self) -> list[str]:
+        """The dotted names of fields whose method keeps a buffer for each sample."""
+        methods = {where: _method(expression) for where, _, expression in self._expressions()}
+        return [where for where, method in methods.items() if method.feedback and method.feedback.slot == "sample"]
+
+    @property
     def automatic(self) -> list[str]:
         """The dotted names of fields that say auto."""
         return [where for where, _, expression in self._expressions() if _is_auto(expression)]

@@ -39,6 +39,8 @@ def summary(*codecs):
         "traffic": {phase: {"bytes": 111_000_000} for phase in ("train", "eval-on", "eval-off")},
         "held_out": scores,
         "channels": channels,
+        "replicas": [],
+        "timed": "all",
         "stages": [{"stage": index, **stage} for index in range(2)],
         "weights_digest": "0123456789abcdef",
         "folder": "runs/long",

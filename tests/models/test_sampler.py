@@ -100,6 +100,24 @@ def test_a_step_is_not_negative():
         Sampler(3, 1, seed=0).batch(-1)
 
 
+@pytest.mark.parametrize("shuffle", ["epoch", "once", "never"])
+def test_a_replica_keeps_its_samples(shuffle):
+    """11 samples in batches of two for each of three replicas: one step an epoch for each of 0..2 modulo 3."""
+    sampler = Sampler(11, 6, seed=3, shuffle=shuffle, parts=3)
+    assert sampler.steps_per_epoch == 1
+    seen = [sampler.batch(step).ids for step in range(6)]
+    for ids in seen:
+        assert len(set(ids.tolist())) == 6
+        assert (ids % 3).tolist() == [0, 0, 1, 1, 2, 2]
+    assert len({tuple(ids.tolist()) for ids in seen}) == (6 if shuffle == "epoch" else 1)
+
+
+def test_unshuffled_batches_hold_the_same_samples_however_many_replicas_there_are():
+    alone, three = (Sampler(24, 6, seed=0, shuffle="never", parts=parts) for parts in (1, 3))
+    for step in range(4):
+        assert sorted(three.batch(step).ids.tolist()) == alone.batch(step).ids.tolist()
+
+
 @pytest.mark.parametrize(
     ("num_samples", "batch_size", "ids", "num_valid"),
     [

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import nn
 
-from thinwire.compress import SlotCounts
+from thinwire.compress import SlotCounts, parse
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import (
     CompressionOptions,
@@ -17,6 +18,7 @@ from thinwire.pipeline.options import (
     WireOptions,
 )
 from thinwire.pipeline.process import Placement
+from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import SCHEDULES, actions, build, build_merged, merge, placement
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
@@ -117,6 +119,8 @@ class Setting:
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "max_grad_norm": 0.5})
     samples: type[Samples] = Samples
     trace: int = 0
+    replicas: int = 1
+    exchange: str = "none"
 
     @property
     def pipeline(self):
@@ -128,14 +132,15 @@ class Setting:
             accumulation=self.accumulation,
         )
 
-    @property
-    def placement(self):
+    def placement(self, rank):
         if self.simulated:
             return Placement(dict.fromkeys(range(self.num_stages), 0))
-        return Placement(placement(self.schedule, self.num_stages, self.pipeline.num_processes))
+        replica, count = rank // self.pipeline.num_processes, self.pipeline.num_processes
+        alone = placement(self.schedule, self.num_stages, count)
+        return Placement({stage: process + replica * count for stage, process in alone.items()}, replica, self.replicas)
 
 
-def make_stages(setting, rank):
+def make_stages(setting, rank, where):
     """The stages of one process on a wire of their own, not yet connected."""
     compression = CompressionOptions(**setting.compression)
     wire = Wire(
@@ -143,7 +148,12 @@ def make_stages(setting, rank):
         WireOptions(**setting.wire),
         seed=5,
         agreement={"automatic": compression.automatic},
-        slots=SlotCounts(positions=setting.pipeline.batch_size, samples=64, evaluation_samples=64),
+        slots=SlotCounts(
+            positions=setting.pipeline.batch_size * (setting.replicas if setting.simulated else 1),
+            samples=64,
+            evaluation_samples=64,
+        ),
+        group=where.pipeline,
     )
     example = torch.empty(setting.microbatch_size, 3, WIDTH, device="meta")
     return [
@@ -154,10 +164,11 @@ def make_stages(setting, rank):
             torch.device("cpu"),
             input_args=example,
             output_args=example,
+            group=where.pipeline,
             wire=wire,
             first_layer=index,
         )
-        for index in setting.placement.stages_of(rank)
+        for index in where.stages_of(rank)
     ]
 
 
@@ -173,20 +184,22 @@ def make_schedule(setting, stages, loss):
 def make_trainer(rank, **options):
     """A trainer over the stages of one process, connected; the options are fields of `Setting`."""
     setting = Setting(**options)
-    stages, task = make_stages(setting, rank), Task()
+    where = setting.placement(rank).connected(timedelta(seconds=60))
+    stages, task = make_stages(setting, rank, where), Task()
     loss = WholeBatchLoss(task, Meter())
     trainer = Trainer(
         stages=stages,
         schedule=make_schedule(setting, stages, loss),
         loss=loss,
-        placement=setting.placement,
+        placement=where,
         samples=setting.samples(),
-        sampler=Sampler(setting.pipeline.batch_size),
+        sampler=Sampler(setting.pipeline.batch_size * setting.replicas),
         task=task,
         pipeline=setting.pipeline,
         optimizer=OptimizerOptions(**setting.optimizer),
         training=TrainingOptions(steps=setting.steps),
         trace=setting.trace,
+        replicas=connect(stages, where, setting.replicas, parse(setting.exchange), {}),
     )
     for stage in stages:
         stage.connect()
@@ -204,7 +217,7 @@ def train(rank, options):
     }
     traffic = {stage.stage_index: dict(stage.meter.sent) for stage in trainer.stages}
     digests = {stage.stage_index: stage.digests() for stage in trainer.stages}
-    return (losses if trainer.has_last else None), weights, traffic, digests
+    return (losses if trainer.reports else None), weights, traffic, digests
 
 
 def processes_of(schedule, num_stages):

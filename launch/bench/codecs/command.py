@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure codecs, print tables or JSON, and return the exit status."""
     options = _options(argv)
     for name in options.recipe:
-        recipe.parse([name], prog=PROG)  # finds mistakes before the long imports
+        recipe.parse([name], prog=PROG).without_replicas(PROG)  # finds mistakes before the long imports
     from rich.console import Console
 
     from thinwire.launch.bench.codecs.inputs import FEEDBACK_EXAMPLES, captured, default_codecs, gaussian, parse_method

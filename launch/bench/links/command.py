@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure a recipe, print tables or JSON, and return the exit status."""
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
     options, rest = make_parser().parse_known_args(argv)
-    wanted = recipe.parse(rest, prog=PROG)
+    wanted = recipe.parse(rest, prog=PROG).without_replicas(PROG)
     _check(wanted, options)
     options.bandwidth = options.bandwidth or DEFAULT_BANDWIDTHS
     from thinwire.launch.bench.links.contests import bench

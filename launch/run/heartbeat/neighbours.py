@@ -59,7 +59,7 @@ class Neighbours:
         self._listener: socket.socket | None = None
         store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
         self._token = _token(store, rank)
-        pairs = [pair for pair in where.neighbours if rank in pair]
+        pairs = where.watched(rank)
         self._missing = {above for below, above in pairs if below == rank}
         if self._missing:
             self._listen(store)

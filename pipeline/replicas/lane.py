@@ -1,0 +1,68 @@
+"""A lane: what one replica of a stage sends to the owner of a part, or an owner to all replicas.
+
+The description that both ends have alike, as a channel of a boundary has one. The fields of a frame's header say:
+
+    channel      parts, to an owner, or means, from it
+    boundary     the stage
+    microbatch   bucket * replicas + the replica that sends
+    step         the optimizer step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from thinwire.compress import Key, Microbatch
+from thinwire.pipeline.channel import Channel
+from thinwire.pipeline.frames import Header
+from thinwire.pipeline.passes import phase_of
+from thinwire.pipeline.tracing.spans import Work
+
+
+@dataclass(frozen=True)
+class Lane(Channel):
+    """One lane of one bucket; `boundary` is the stage."""
+
+    bucket: int
+    replica: int
+    """The replica that sends."""
+    to: int | None
+    """The replica that receives; None are all."""
+    replicas: int
+    """Their number."""
+
+    def __post_init__(self) -> None:
+        self.method.check_channel("gradients")
+
+    @property
+    def sender(self) -> str:
+        """Who sends, in words."""
+        return f"replica {self.replica} of stage {self.boundary}"
+
+    @property
+    def receiver(self) -> str:
+        """Who receives, in words."""
+        return "its replicas" if self.to is None else f"replica {self.to} of stage {self.boundary}"
+
+    def header(self, microbatch: Microbatch, nbytes: int) -> Header:
+        """The header of one step's frame of `nbytes`."""
+        return replace(super().header(microbatch, nbytes), microbatch=self._number)
+
+    def key(self, microbatch: Microbatch, tensor: int) -> Key:
+        """The source of randomness of one step: every replica, part and bucket has another."""
+        phase = phase_of(microbatch.kind)
+        owner = -1 if self.to is None or self.name == "means" else self.to
+        return Key(self.seed, self.boundary, f"{self.name} {owner}", phase, microbatch.step, self._number, tensor)
+
+    def work(self, microbatch: Microbatch) -> Work:
+        """A frame in the terms of a trace; it crosses no boundary, so it has none."""
+        return Work(self.name, microbatch.step)
+
+    def describe(self, microbatch: Microbatch) -> str:
+        """A frame in words, for errors."""
+        whose = "its part of the gradients" if self.name == "parts" else "the sum of a part of the gradients"
+        return f"{whose} of the weights, bucket {self.bucket}, optimizer step {microbatch.step}"
+
+    @property
+    def _number(self) -> int:
+        return self.bucket * self.replicas + self.replica

@@ -1,0 +1,93 @@
+"""Replicas as a user runs them."""
+
+import pytest
+
+from support.commands import THINWIRE, completed
+from support.recipe_runs import losses, simulate, summary
+from support.tiny_run import prepared, write_recipe
+from thinwire.launch import cli
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import prepare, real_placement
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+SAME = ("train_loss", "held_out", "channels", "replicas", "weights_digest", "bytes_sent", "steps")
+TWO = ["--replicas.count", "2", "--optimizer.schedule", "constant"]
+BY_SAMPLE = ["--codec", "aqsgd(q(4))/ef(q(8, round='stochastic'))", "--training.evaluate_every", "3 steps"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the recipe `tiny.yaml`, where the test is."""
+    write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.processes
+def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder):
+    """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first epoch left in the checkpoint."""
+    options = [*TWO, *BY_SAMPLE]
+    simulated = simulate("tiny.yaml", folder / "simulated", *options, "--training.steps", "15")
+    first = [*options, "--training.steps", "12", "--checkpoint.every", "5 steps", "--debug.check_buffers", "true"]
+    assert completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *first], folder).status == 0
+    again = completed([*THINWIRE, "train", "--resume", "real", "--training.steps", "15"], folder)
+    assert again.status == 0, again.stderr
+    assert "goes on from the checkpoint of step 12 in real/checkpoints\n" in again.stdout
+    wanted, got = summary(simulated), summary(folder / "real")
+    assert {name: got[name] for name in SAME} == {name: wanted[name] for name in SAME}
+    assert losses(folder / "real") == losses(simulated)
+    assert sorted(path.name for path in (folder / "real/weights/step-15").glob("*.safetensors")) == [
+        "stage-0.safetensors",
+        "stage-1.safetensors",
+    ]
+    assert sum(row["bytes"] for row in got["replicas"]) > 0
+
+
+def test_a_step_takes_the_samples_of_all_replicas(folder):
+    # 99 samples in batches of 4 a replica
+    assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
+    with pytest.raises(ModelError, match=r"a step needs 100 samples, and there are 99 .* or replicas.count"):
+        prepared("--replicas.count", "25")
+
+
+def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
+    wanted = recipe.parse(["tiny.yaml", "--replicas.count", "3"])
+    assert wanted.num_processes == 6
+    where = [real_placement(wanted, rank) for rank in range(6)]
+    assert [place.process_of for place in where] == [{0: first, 1: first + 1} for first in (0, 0, 2, 2, 4, 4)]
+    assert [place.reporter for place in where] == [1] * 6
+    assert [where[0].stages_of(rank) for rank in range(6)] == [[0], [1]] * 3
+    assert [where[0].replica_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [where[3].part(stage) for stage in range(2)] == [2, 3]
+    assert where[2].watched(2) == [(2, 3), (0, 2), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--codec", "auto"], "replicas need the names of codecs, because auto measures"),
+        (["--wire.transport", "zmq"], "replicas need wire.transport gloo, got zmq"),
+        (
+            ["--replicas.shuffle", "across", "--codec", "aqsgd(q(4))/q(8)"],
+            "replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
+            "one replica; got across beside compression.activations",
+        ),
+        (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(folder, options, said):
+    with pytest.raises(OptionsError) as caught:
+        recipe.parse(["tiny.yaml", "--replicas.count", "2", *options])
+    assert said in str(caught.value)
+
+
+def test_a_batch_norm_is_refused():
+    wanted = recipe.parse(["resnet-tiny", "--replicas.count", "2", "--data.limit", "250", "--data.held_out", "0.3"])
+    with pytest.raises(ModelError, match="replicas must not have batch norms that train"):
+        prepare(wanted)
+
+
+def test_a_command_that_knows_one_pipeline_says_so(folder, capsys):
+    assert cli.main(["predict", "tiny.yaml", "--replicas.count", "2"]) == 2
+    assert "knows one pipeline only, and replicas.count is 2" in capsys.readouterr().err
