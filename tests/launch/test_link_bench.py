@@ -90,8 +90,11 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
     assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
     assert "must give at least 2 processes, got 1" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit"]) == 2
-    said = "--like aqsgd sets its own bandwidths; remove --bandwidth\n"
+    assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit,2gbit"]) == 2
+    said = (
+        "--bandwidth with --like aqsgd must name bandwidths of its table, got 1gbit,2gbit; known: 10000mbit, 1000mbit, "
+        "500mbit, 300mbit, 100mbit\n"
+    )
     assert capsys.readouterr().err == said
     assert cli.main(["bench", *SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
     assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
@@ -128,3 +131,15 @@ def test_a_bench_that_is_stopped_leaves_no_host(tmp_path):
         command.process.terminate()
         assert command.wait(timeout=30) == 128 + signal.SIGTERM
     assert hosts_of(command.process.pid) == set()
+
+
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_codecs_alone_at_one_ratio_of_the_table(capsys):
+    arguments = [*SMALL, "--like", "aqsgd", "--bandwidth", "100mbit", "--compressed-only", "--codec", "q(2)/q(4)"]
+    assert cli.main(["bench", *arguments, "--repetitions", "1", "--steps", "1", "--json"]) == 0
+    speeds = Table.from_json(json.loads(capsys.readouterr().out)["tables"][0])
+    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
+    assert [row["who"] for row in rows[:-1]] == ["none", "q(2)/q(4)", "torch fp32", "torch bf16"]
+    assert (rows[-1]["links"], rows[-1]["who"], rows[-1]["x none"]) == ("like 100 Mbps", "q(2)/q(4)", None)
+    assert rows[-1]["of unshaped"] == pytest.approx(rows[-1]["samples/s"] / rows[0]["samples/s"])

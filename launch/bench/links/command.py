@@ -33,17 +33,17 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     wanted = recipe.parse(rest, prog=PROG).without_replicas(PROG)
     _check(wanted, options)
-    options.bandwidth = options.bandwidth or DEFAULT_BANDWIDTHS
-    from thinwire.launch.bench.links.contests import bench
+    from thinwire.launch.bench.links.contests import bench, ratios_of
     from thinwire.launch.bench.links.results import as_document
     from thinwire.launch.shared.environment import environment
     from thinwire.launch.shared.tables import Table, show
-    from thinwire.launch.timing.published import RATIOS
 
+    options.ratios = ratios_of(options)
+    options.bandwidth = options.bandwidth or DEFAULT_BANDWIDTHS
     with working():
         contests, prepared = bench(wanted, rest, options)
     where = environment(shlex.join([*PROG.split(), *argv]))
-    found = as_document(contests, prepared, RATIOS if options.like else {}, where)
+    found = as_document(contests, prepared, options.ratios, where)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
@@ -61,10 +61,6 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
-        (
-            options.like is None or options.bandwidth is None,
-            f"--like {options.like} sets its own bandwidths; remove --bandwidth",
-        ),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
     )
 
@@ -99,7 +95,13 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--like",
         choices=["aqsgd"],
-        help="use bandwidths that give the same ratios of wire to compute as Table 2 of 2206.01299",
+        help="use bandwidths that give the same ratios of wire to compute as Table 2 of 2206.01299; --bandwidth names "
+        "some of that table's, such as 100mbit",
+    )
+    parser.add_argument(
+        "--compressed-only",
+        action="store_true",
+        help="only codecs take turns on shaped links, which saves most of the time on slow ones",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

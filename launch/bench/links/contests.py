@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import text_of
 from thinwire.launch.timing.published import RATIOS
 from thinwire.launch.timing.workload import codec_pair, label
+from thinwire.pipeline.errors import OptionsError
 
 _POLL_SECONDS = 0.05
 
@@ -42,7 +43,7 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
     Args:
         wanted: the recipe.
         arguments: the words of the command line that give this recipe.
-        options: those of the bench.
+        options: those of the bench, and `ratios`, what `ratios_of` finds in them.
     """
     contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
     processes = wanted.pipeline.num_processes
@@ -55,7 +56,8 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
         plan = BenchPlan(
             arguments=list(arguments),
             contenders=contenders,
-            contests=1 + (len(RATIOS) if options.like else len(bandwidths)),
+            shaped=[name for name in contenders if not options.compressed_only or name not in (REFERENCE, *BASELINES)],
+            contests=1 + len(options.ratios or bandwidths),
             repetitions=options.repetitions,
             steps=options.steps,
             store=str(folder / "store"),
@@ -68,8 +70,8 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
         cluster = Cluster(Links(num_hosts=processes))
         with cluster as hosts, _Crew(plan, hosts) as crew:
             for index in range(plan.contests):
-                if options.like and index == 1:
-                    bandwidths = _like_aqsgd(contests[0])
+                if options.ratios and index == 1:
+                    bandwidths = _like_aqsgd(contests[0], options.ratios)
                 rate = bandwidths[index - 1] if index else None
                 links = "unshaped links" if rate is None else f"links of {text_of(rate)} Mbit/s"
                 aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
@@ -78,6 +80,22 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
                     crew.measure(index, view)
                 contests.append(Contest.read(Path(folder), index, processes, rate))
     return contests, prepared
+
+
+def ratios_of(options: argparse.Namespace) -> dict[float, float]:
+    """The rows of Table 2 whose ratios the links get, by bandwidth in bits a second; empty without --like."""
+    if not options.like:
+        return {}
+    wanted = [round(1e6 * rate) for rate in _bandwidths(options.bandwidth)] if options.bandwidth else list(RATIOS)
+    known = ", ".join(f"{bandwidth / 1e6:g}mbit" for bandwidth in RATIOS)
+    OptionsError.require(
+        (
+            bool(wanted) and set(wanted) <= set(RATIOS),
+            f"--bandwidth with --like {options.like} must name bandwidths of its table, got {options.bandwidth}; "
+            f"known: {known}",
+        )
+    )
+    return {bandwidth: RATIOS[bandwidth] for bandwidth in wanted}
 
 
 def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
@@ -164,14 +182,14 @@ class _Crew:
         return self._store.add(TURNS, 0)
 
     def _progress(self, index: int, taken: int, seconds: float) -> str:
-        turns = len(self._plan.contenders) * self._plan.repetitions
+        turns = len(self._plan.shaped if index else self._plan.contenders) * self._plan.repetitions
         said = f"{index + 1} of {self._plan.contests}: turn {min(taken + 1, turns)} of {turns}"
         return f"{said}, {timedelta(seconds=round(seconds / taken * (turns - taken)))} left" if taken else said
 
 
-def _like_aqsgd(unshaped: Contest) -> list[float]:
-    """The bandwidths in Mbit/s that give the ratios of Table 2: wire time of an activation over its forward compute."""
+def _like_aqsgd(unshaped: Contest, ratios: Mapping[float, float]) -> list[float]:
+    """The bandwidths in Mbit/s that give these ratios: wire time of an activation over its forward compute."""
     compute, frames = unshaped.compute(), unshaped.frames(REFERENCE)
     forward = max(seconds for (_, task), seconds in compute.items() if task == "forward")
     count, nbytes = frames[0, "activations"]
-    return [8e-6 * nbytes / count / (ratio * forward) for ratio in RATIOS.values()]
+    return [8e-6 * nbytes / count / (ratio * forward) for ratio in ratios.values()]

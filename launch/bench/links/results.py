@@ -193,9 +193,10 @@ def _speeds(
         for contender in contest.contenders:
             seconds, least, guess = contest.seconds(contender), limit.get(contender), simulation.get(contender)
             sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
+            gain = contest.seconds(REFERENCE) / seconds if REFERENCE in contest.contenders else None
             rows.append(
                 [
-                    *(name, contender, samples / seconds, contest.seconds(REFERENCE) / seconds, free / seconds),
+                    *(name, contender, samples / seconds, gain, free / seconds),
                     samples / least if least else None,
                     least / seconds if least else None,
                     guess / seconds if guess else None,
@@ -273,7 +274,7 @@ def _beside_table_2(contests: Sequence[Contest], ratios: Mapping[float, float]) 
         for contender in contest.contenders:
             published = THROUGHPUT[network]
             paper = published.get(ours.get(contender, ""))
-            if paper is not None:
+            if paper is not None and REFERENCE in contest.contenders:
                 mine = contest.seconds(REFERENCE) / contest.seconds(contender)
                 rows.append([network / 1e6, ratios[network], contender, paper / published["fp32"], mine])
     return Table(

@@ -38,6 +38,8 @@ class BenchPlan:
     """The recipe and its options."""
     contenders: dict[str, Codecs | None]
     """The codecs of each contender by name; None for plain torch."""
+    shaped: list[str]
+    """The contenders that take turns on shaped links too."""
     contests: int
     """Number of contests: one with unshaped links, and one for each bandwidth."""
     repetitions: int
@@ -81,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
 
     for index in range(plan.contests):
         store.wait([shaped(index)])
-        found = {"links": _probe_links(), "turns": _take_turns(contenders, plan, batches, taken)}
+        chosen = {name: contenders[name] for name in (plan.shaped if index else contenders)}
+        found = {"links": _probe_links(), "turns": _take_turns(chosen, plan, batches, taken)}
         Path(plan.folder, f"contest-{index}-{rank}.json").write_text(json.dumps(found))
         dist.barrier()
         store.set(measured(index, rank), "")
