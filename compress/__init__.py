@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from thinwire.compress.expression import parse
     from thinwire.compress.feedback import Feedback, Method
     from thinwire.compress.microbatch import Microbatch, PassKind
+    from thinwire.compress.progress import Progress
     from thinwire.compress.rules import check
     from thinwire.compress.stores.store import StoreError
 else:
@@ -23,6 +24,7 @@ else:
             "thinwire.compress.expression": ["parse"],
             "thinwire.compress.feedback": ["Feedback", "Method"],
             "thinwire.compress.microbatch": ["Microbatch", "PassKind"],
+            "thinwire.compress.progress": ["Progress"],
             "thinwire.compress.rules": ["check"],
             "thinwire.compress.stores.store": ["StoreError"],
         },
@@ -40,6 +42,7 @@ __all__ = [
     "Method",
     "Microbatch",
     "PassKind",
+    "Progress",
     "SlotCounts",
     "StoreError",
     "check",

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.compress.progress import Progress
 from thinwire.errors import ThinwireError
 from thinwire.errors.calls import call
 
@@ -158,6 +159,18 @@ class Codec(Described):
     def feedback(self) -> None:
         """None; for feedback, itself."""
         return None
+
+    def at(self, progress: Progress | None) -> "Codec":
+        """The codec to use at a point in training: itself, unless it changes while training goes on.
+
+        Raises CodecError if it changes, and the point is not known.
+        """
+        return self
+
+    @property
+    def variants(self) -> tuple["Codec", ...]:
+        """Every codec that `at` may return."""
+        return (self,)
 
     def bound_to(self, activations: "Codec") -> "Codec":
         """The codec for gradients, given the codec of the same boundary's activations.

@@ -15,7 +15,7 @@ intermediates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
 from thinwire.compress.codec import Codec, CodecError, Key, is_finite, size_of
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
-from thinwire.compress.feedback import Method
+from thinwire.compress.feedback import Feedback, Method
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.plan import MessagePlan, Rows
 from thinwire.compress.stores.store import Loan
@@ -106,9 +106,29 @@ class Coder:
             rows, opening = self._in_full(~store.known(slots)), self._opening
         if self.warm_starts is not None:
             shared = self.warm_starts.of(microbatch)
+        codec, feedback = self._method_for(microbatch) if rows.num_coded else (self._codec, self._feedback)
         full_bytes = self._full_sizes[opening][rows.num_full]
-        nbytes = full_bytes + self._coded_sizes[rows.num_full]
-        return MessagePlan(microbatch, rows, opening, full_bytes, nbytes, slots, store, writes, shared)
+        nbytes = full_bytes + self._coded_sizes[codec][rows.num_full] if rows.num_coded else full_bytes
+        return MessagePlan(
+            microbatch=microbatch,
+            rows=rows,
+            codec=codec,
+            feedback=feedback,
+            opening=opening,
+            full_bytes=full_bytes,
+            nbytes=nbytes,
+            slots=slots,
+            store=store,
+            writes=writes,
+            shared=shared,
+        )
+
+    def _method_for(self, microbatch: Microbatch) -> tuple[Codec, Feedback | None]:
+        """The codec of a micro-batch, and the rule around it."""
+        codec, feedback = self._codec.at(microbatch.progress), self._feedback
+        if feedback is not None and codec is not self._codec:
+            feedback = replace(feedback, codec=feedback.codec.at(microbatch.progress))
+        return codec, feedback
 
     @property
     def varies(self) -> bool:
@@ -117,13 +137,17 @@ class Coder:
 
     def used(self, payload: Tensor, plan: MessagePlan) -> int:
         """How many bytes of a payload [plan.nbytes] are sent."""
-        return plan.full_bytes + (self._codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
+        return plan.full_bytes + (plan.codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
 
     @property
     def capacity(self) -> int:
         """Bytes of the largest possible payload."""
-        coded = self._coded_sizes
-        return max(full + rest for sizes in self._full_sizes.values() for full, rest in zip(sizes, coded, strict=True))
+        return max(
+            full + rest
+            for sizes in self._full_sizes.values()
+            for coded in self._coded_sizes.values()
+            for full, rest in zip(sizes, coded, strict=True)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, for a checkpoint."""
@@ -137,10 +161,13 @@ class Coder:
         self.buffers.load_state_dict(state["stores"])
 
     @cached_property
-    def _coded_sizes(self) -> list[int]:
-        """Bytes of the rows that the codec sends, for each number of rows in full."""
+    def _coded_sizes(self) -> dict[Codec, list[int]]:
+        """Bytes of the rows that the codec sends, for each number of rows in full, by every codec that it becomes."""
         shapes = [self._shape_of(self.rows - full) if self._shape else () for full in range(self.rows)]
-        return [*(size_of(self._codec, shape, self._coded_dtype) for shape in shapes), 0]
+        return {
+            codec: [*(size_of(codec, shape, self._coded_dtype) for shape in shapes), 0]
+            for codec in self._codec.variants
+        }
 
     @cached_property
     def _full_sizes(self) -> dict[Codec, list[int]]:
@@ -176,10 +203,10 @@ class Coder:
             return
         if self._traces is not None:
             shape = self._shape_of(plan.rows.num_coded)
-            indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
+            indices = plan.codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
             self._traces.record(plan.microbatch, Trace(plan.rows, indices))
         if self.warm_starts is not None and not plan.rows.num_full:
-            start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
+            start = plan.codec.next_shared(coded, self._shape, self._coded_dtype)
             self.warm_starts.keep(plan.microbatch, start)
 
 
@@ -210,12 +237,12 @@ class Encoder(Coder):
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:
-            self._codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, plan.shared)
+            plan.codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, plan.shared)
             return Encoded(x, out, key, plan)
-        assert self._feedback is not None, "only feedback has a store"
+        assert plan.feedback is not None, "only feedback has a store"
         loan = plan.store.borrow(rows.coded(plan.slots))
         given = rows.coded(x).reshape(self._shape_of(rows.num_coded))
-        return Encoded(x, out, key, plan, self._feedback.encode(given, loan, coded, key, plan.shared), loan)
+        return Encoded(x, out, key, plan, plan.feedback.encode(given, loan, coded, key, plan.shared), loan)
 
     def settle(self, encoded: Encoded) -> None:
         """Update the state. The payload is only read: the transport may be sending it."""
@@ -229,7 +256,7 @@ class Encoder(Coder):
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
             # Where the receiver keeps the buffer too, `advance` does not read u, so c may overwrite it.
             decoded = message if self._feedback.receiver_keeps else torch.empty_like(message)
-            self._codec.decode(coded, decoded, encoded.key, plan.shared)
+            plan.codec.decode(coded, decoded, encoded.key, plan.shared)
             for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                 self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
@@ -257,9 +284,9 @@ class Decoder(Coder):
             in_place = not rows.num_full and out.dtype == self._coded_dtype
             shape = self._shape_of(rows.num_coded)
             values = out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype)
-            self._codec.decode(coded, values, key, plan.shared)
+            plan.codec.decode(coded, values, key, plan.shared)
             if plan.store is None:
-                _require(not finite or self._codec.is_finite(coded, values))
+                _require(not finite or plan.codec.is_finite(coded, values))
             else:
                 self._receive(values, plan, finite)
             if not in_place:

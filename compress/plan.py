@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from thinwire.compress.codec import Codec
+from thinwire.compress.feedback import Feedback
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.stores.store import Store
 
@@ -44,6 +45,10 @@ class MessagePlan:
     microbatch: Microbatch
     rows: Rows
     """Which rows go in full."""
+    codec: Codec
+    """The codec of the other rows."""
+    feedback: Feedback | None
+    """The rule around it."""
     opening: Codec
     """The codec of the rows in full: `none`, or for first visits what feedback names."""
     full_bytes: int

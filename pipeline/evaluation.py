@@ -83,7 +83,8 @@ def _score(
             inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
-            losses = trainer.run(Pass(kind=kind, sample_ids=batch.ids), samples, inputs, targets)
+            coming = Pass(kind=kind, sample_ids=batch.ids, progress=trainer.progress)
+            losses = trainer.run(coming, samples, inputs, targets)
             sums += [float(loss) for loss in losses]
     if not trainer.has_last:
         return Score(math.nan, 0, {})

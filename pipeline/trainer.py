@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import PassKind
+from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
@@ -37,6 +37,10 @@ from thinwire.pipeline.tracing.tracer import Tracer
 
 class Batches(Protocol):
     """The order of samples: a pure function of the step."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in one pass through the training data."""
 
     def batch(self, step: int) -> Any:
         """The batch of a step: `ids` int64 [B], `valid` bool [B]."""
@@ -103,6 +107,9 @@ class Trainer:
         shared: weights that several stages hold, or None.
         replicas: those of these stages.
         trace: how many of the last steps the tracer keeps.
+
+    Attributes:
+        done: optimizer steps that are done. Codecs that change while training goes on depend on it.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class Trainer:
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in self.stages}, trace)
         for stage in self.stages:
             stage.keep_outputs = False
+        self.done = 0
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
         """Run all optimizer steps from `first` on, calling `after_step` after each."""
@@ -151,6 +159,7 @@ class Trainer:
 
     def train_step(self, step: int) -> StepRecord:
         """Take one optimizer step, counted from 0."""
+        self.done = step
         started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
@@ -170,6 +179,7 @@ class Trainer:
         self.skip(kind, self.replicas.after * self._pipeline.accumulation)
         self.replicas.finish(step)
         grad_norm = self._update(step)
+        self.done = step + 1
         shares = self.placement.gather_across([float(loss) for loss in losses]) if self.has_last else []
         return StepRecord(
             step=step,
@@ -212,6 +222,11 @@ class Trainer:
             stage.flush()
         return [loss.detach() for loss in losses]
 
+    @property
+    def progress(self) -> Progress:
+        """How far training is."""
+        return Progress(self.done, self.sampler.steps_per_epoch)
+
     def collect(self) -> dict[int, StageState]:
         """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
         return {
@@ -221,6 +236,7 @@ class Trainer:
 
     def resume(self, checkpoints: Checkpoints, manifest: Manifest) -> None:
         """Go on from a checkpoint of the same cut, with all state. CheckpointError if it is damaged."""
+        self.done = manifest.step
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             part = self.placement.part(stage.stage_index)
             saved = SavedStage(checkpoints.folder, manifest.step, part)
@@ -229,6 +245,7 @@ class Trainer:
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
         """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
+        self.done = manifest.step
         saved = [SavedStage(folder, manifest.step, int(stage)) for stage in manifest.files]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, saved)
@@ -253,7 +270,7 @@ class Trainer:
             ids.chunk(self._pipeline.accumulation), self._passes(inputs), self._passes(own_targets), strict=True
         )
         for index, (part_ids, part_inputs, part_targets) in enumerate(parts):
-            coming = Pass(kind=kind, accumulation=first + index, sample_ids=part_ids)
+            coming = Pass(kind=kind, accumulation=first + index, sample_ids=part_ids, progress=self.progress)
             losses += self.run(coming, self.samples, part_inputs, part_targets)
         return losses
 

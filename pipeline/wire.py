@@ -288,7 +288,7 @@ def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) 
     if method.feedback is None or not method.feedback.receiver_keeps:
         return
     x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
-    c = contraction(method.inner, x)
+    c = max(contraction(codec, x) for codec in method.inner.variants)
     if not c < 1:
         warnings.warn(
             f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by "

@@ -9,6 +9,7 @@ added up in float32 from the first to the last, and then rounded to the tensor's
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, Key, call_method, require_floating, size_of
 from thinwire.compress.codecs.cast import Uncompressed, infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length
+from thinwire.compress.progress import Progress
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +80,16 @@ class Sum(Codec):
     def unscaled(self) -> "Sum":
         """The sum without the scaling that makes its last codec unbiased."""
         return Sum((*self.terms[:-1], self.terms[-1].unscaled()))
+
+    def at(self, progress: Progress | None) -> "Sum":
+        """The sum of the codecs at a point in training."""
+        terms = tuple(term.at(progress) for term in self.terms)
+        return self if terms == self.terms else Sum(terms)
+
+    @property
+    def variants(self) -> tuple[Codec, ...]:
+        """Every sum that it may become."""
+        return tuple(Sum(terms) for terms in product(*(term.variants for term in self.terms)))
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of all payloads; if one varies the most, and four bytes more."""

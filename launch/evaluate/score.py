@@ -41,6 +41,7 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
         with _temporary_folder(chosen) as stores:
             passing = _with_stores_in(stores, prepared)
             trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
+            trainer.done = passing.recipe.training.steps  # codecs that change are those of the end
             scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
             for stage in trainer.stages:
                 stage.close()

@@ -66,7 +66,11 @@ FEEDBACK = {
     "lowrank": {"activations": 'lowrank(2, values="q(8)") + q(1)', "gradients": "ef(dither(4))"},
     "rotated and outliers": {"activations": 'ef21(q(3, rotate="hadamard"))', "gradients": "q(4, outliers=0.05)"},
     "entropy": {"activations": 'aqsgd(q(2, code="entropy"))', "gradients": 'q(4, code="entropy")'},
-    "warm-up": {"activations": "aqsgd(q(2))", "gradients": "ef21(q(3))", "warmup": "2 steps"},
+    "warm-up and falling bits": {
+        "activations": 'aqsgd(q(4 -> 2, over="30 steps"))',
+        "gradients": 'ef21(lowrank(1) + q(3 -> 1, over="9 epochs"))',
+        "warmup": "2 steps",
+    },
 }
 
 

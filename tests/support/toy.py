@@ -77,6 +77,10 @@ class Sampler:
     def __init__(self, size):
         self.size = size
 
+    @property
+    def steps_per_epoch(self):
+        return max(1, 16 // self.size)
+
     def batch(self, step):
         return Batch(0, (torch.arange(self.size) + step * self.size) % 16)
 

@@ -66,6 +66,11 @@ class _Given:
     def __init__(self) -> None:
         self.ids = torch.empty(0, dtype=torch.int64)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """One: every step is the first of an epoch."""
+        return 1
+
     def batch(self, step: int) -> Batch:
         """The batch that was set, always in the first epoch."""
         return Batch(0, self.ids, torch.ones(len(self.ids), dtype=torch.bool))
