@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
+from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
@@ -75,7 +77,7 @@ class Resumption:
             num_stages=where.num_parts,
             keep=recipe.checkpoint.keep,
             header=header(prepared, where),
-            words=dist.distributed_c10d._get_default_store(),
+            words=words_of,
             timeout=recipe.wire.timeout,
         )
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
@@ -157,6 +159,19 @@ class Resumption:
             stage: replace(state, values={**state.values, "run": said})
             for stage, state in self._trainer.collect().items()
         }
+
+
+def words_of(step: int) -> dist.Store:
+    """The store where the processes of a run post what they have written for a checkpoint.
+
+    A file store only grows, so processes that meet in a file have another one for each checkpoint. The last process
+    that lets go of it deletes it.
+    """
+    meeting = os.environ.get(MEETING_VARIABLE)
+    if meeting is None:
+        store: dist.Store = dist.distributed_c10d._get_default_store()
+        return store
+    return dist.FileStore(f"{meeting}-{step}", dist.get_world_size())
 
 
 def checkpoint_folder(recipe: Recipe) -> Path:
