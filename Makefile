@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
-INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --editable
+INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --editable
+# pip would use one core for it; some packages hold files for other versions of Python
+COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 WORKERS = --numprocesses auto --dist loadgroup
 # for thousands of runs, whose files a disk would take longer to write than the runs take
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
@@ -19,10 +21,10 @@ quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small m
 	@echo "To call thinwire yourself: . $(BIN)/activate in this shell, or for every shell: pipx install . (or: uv tool install .)"
 	@echo "Then, for example: thinwire train quickstart --codec 'q(2)/q(6)' --output runs/two-bits"
 
-test: lint types browser ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
-	$(BIN)/pytest $(WORKERS) -m "not namespaces"
-	@# by themselves, because they measure how fast their links are
-	$(BIN)/pytest -m namespaces
+test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync lint types browser
+	$(BIN)/pytest $(WORKERS) -m "not alone"
+	$(BIN)/pytest -m alone
 
 browser:
 	@sh tests/support/browser.sh
@@ -70,10 +72,12 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@echo "Installing Thinwire and torch into $(VENV): minutes and gigabytes, but once."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-%: $(VENV)/installed
 	$(INSTALL) '.[$*]'
+	@$(COMPILE)
 	@touch $@
 
 # mypy and mkdocs do not follow the import hook of an editable install: here the folders lie as the package they are.

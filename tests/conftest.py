@@ -9,11 +9,15 @@ from support.needs import left_out
 
 
 def pytest_collection_modifyitems(items):
-    """Keep a file's tests on one worker, and let files that start processes come first, for they take longest."""
+    """Keep a file's tests on one worker, and let those that start processes come first, for they take longest.
+
+    Tests with hosts share a worker too: each removes the hosts that killed processes left, and some test just that.
+    """
     starts_processes = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: item.path not in starts_processes)
+    items.sort(key=lambda item: item.path not in starts_processes and not item.get_closest_marker("namespaces"))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        together = "hosts" if item.get_closest_marker("namespaces") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(together))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -53,6 +53,7 @@ def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
         assert any(moved), "bf16 on the wire changes nothing"
 
 
+@pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
 def test_every_contender_is_measured_at_every_bandwidth(capsys):
@@ -133,6 +134,7 @@ def test_a_bench_that_is_stopped_leaves_no_host(tmp_path):
     assert hosts_of(command.process.pid) == set()
 
 
+@pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
 def test_codecs_alone_at_one_ratio_of_the_table(capsys):
