@@ -9,7 +9,7 @@ from thinwire.compress import parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import cli
 from thinwire.launch.bench.codecs import inputs, trial
-from thinwire.launch.bench.codecs.capture import Passage, capture
+from thinwire.launch.bench.codecs.capture import Passage, capture, snapshots
 from thinwire.launch.bench.codecs.inputs import EXAMPLES, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
 from thinwire.launch.run import recipe
@@ -90,7 +90,7 @@ def test_what_is_captured_is_what_an_unsplit_model_computes(tiny):
 
 def test_the_last_step_is_captured_and_nothing_of_the_capture_remains(tiny):
     wanted, send = recipe.parse([tiny]), Sender.send
-    first, third = capture(wanted, 1), capture(wanted, 3)
+    first, third = snapshots(wanted, [1, 3]).values()
     assert list(third) == EVERY_PASSAGE
     assert not any(torch.equal(first[passage], third[passage]) for passage in EVERY_PASSAGE)
     assert Sender.send is send

@@ -19,6 +19,7 @@ from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.trainer import StepRecord
 
 
 @dataclass(frozen=True, order=True)
@@ -33,10 +34,15 @@ class Passage:
 
 
 def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
-    """Train a recipe for `steps` without compression, and return the tensors that crossed boundaries in the last pass.
+    """What `snapshots` finds in the last of `steps` steps."""
+    return snapshots(wanted, [steps])[steps]
 
-    It keeps only tensors that need gradients, because codecs get no others. They are in the order of their boundaries.
-    This process must not have a default process group.
+
+def snapshots(wanted: Recipe, after: Sequence[int]) -> dict[int, dict[Passage, Tensor]]:
+    """Train a recipe without compression to the last step of `after`; the tensors that crossed boundaries, by step.
+
+    They are those of the step's last pass, in the order of their boundaries, and only those that need gradients,
+    because codecs get no others. This process must not have a default process group.
 
     Raises:
         ModelError: the parts of the recipe do not fit together.
@@ -49,20 +55,26 @@ def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
         replace(
             wanted,
             compression=CompressionOptions(activations="none", gradients="none"),
-            training=replace(wanted.training, steps=steps),
+            training=replace(wanted.training, steps=max(after)),
         )
     )
     passages: dict[Passage, Tensor] = {}
+    found: dict[int, dict[Passage, Tensor]] = {}
+
+    def keep(record: StepRecord) -> None:
+        if record.step + 1 in after:
+            found[record.step + 1] = dict(sorted(passages.items()))
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         where = simulated_placement(prepared.recipe)
         trainer = assemble(prepared, where, rank=0, observer=recording(passages)).trainer
-        trainer.train(lambda _: None)
+        trainer.train(keep)
         for stage in trainer.stages:
             stage.close()
     finally:
         dist.destroy_process_group()
-    return dict(sorted(passages.items()))
+    return found
 
 
 def recording(passages: dict[Passage, Tensor]) -> Observer:
