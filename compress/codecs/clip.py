@@ -48,7 +48,7 @@ class Maxima:
     @classmethod
     def of(cls, values: Tensor) -> "Maxima":
         """Those of `values` [outer, count, inner]."""
-        maxima = _maxima(values.abs())
+        maxima = _maxima(values)
         largest = maxima.amax(_OVER_BLOCK, keepdim=True)
         # in units of the largest no sum overflows
         maxima.div_(largest.masked_fill(largest == 0, 1.0))
@@ -60,18 +60,20 @@ def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float])
 
     At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
     """
-    values = maxima.values
-    mean, square = values.mean(_OVER_BLOCK, keepdim=True), values.square().mean(_OVER_BLOCK, keepdim=True)
+    # a row a block: torch is slower over two dimensions
+    values = maxima.values.transpose(0, 1).flatten(1)
+    number = values.shape[1]
+    mean, square = values.mean(1, keepdim=True), values.square().mean(1, keepdim=True)
     factor = torch.where(square < _GAUSSIAN_BELOW * mean.square(), gaussian.get(bits, 1.0), 1.0)
     slope = factor * (maxima.size / (3 * 4.0**bits))
-    number = values.shape[0] * values.shape[2]
     scale = mean * (number / (number + slope))  # the first step, from 0
+    beyond = torch.empty_like(values)
     for _ in range(_STEPS):
-        beyond = (values - scale).clamp_(min=0)
-        total = beyond.sum(_OVER_BLOCK, keepdim=True)
-        count = beyond.sign_().sum(_OVER_BLOCK, keepdim=True)
+        torch.sub(values, scale, out=beyond).clamp_(min=0)
+        total = beyond.sum(1, keepdim=True)
+        count = beyond.sign_().sum(1, keepdim=True)
         scale = scale + (total - slope * scale) / (count + slope)
-    return (scale.clamp_(max=1) * maxima.largest).view(-1, 1)
+    return scale.clamp_(max=1) * maxima.largest.view(-1, 1)
 
 
 def mean_magnitude(values: Tensor) -> Tensor:
@@ -83,12 +85,14 @@ def mean_magnitude(values: Tensor) -> Tensor:
     return (mean * largest).view(-1, 1)
 
 
-def _maxima(magnitudes: Tensor) -> Tensor:
-    """The largest of each 8 elements of a block, those far apart, and the few left over: [.., count, ..]."""
-    dim = 0 if magnitudes.shape[0] > magnitudes.shape[2] else 2
-    size = magnitudes.shape[dim] // _POOLED
+def _maxima(values: Tensor) -> Tensor:
+    """The largest magnitude of each 8 elements of a block, those far apart, and the few left over: [.., count, ..]."""
+    dim = 0 if values.shape[0] > values.shape[2] else 2
+    size = values.shape[dim] // _POOLED
     if not size:
-        return magnitudes
-    eights, rest = magnitudes.tensor_split([_POOLED * size], dim)
-    maxima = eights.unflatten(dim, (_POOLED, size)).amax(dim)
-    return torch.cat([maxima, rest], dim) if rest.shape[dim] else maxima
+        return values.abs()
+    eights, rest = values.tensor_split([_POOLED * size], dim)
+    eights = eights.unflatten(dim, (_POOLED, size))
+    # two passes that only read are faster than one that writes magnitudes
+    maxima = torch.maximum(eights.amax(dim), eights.amin(dim).neg_())
+    return torch.cat([maxima, rest.abs()], dim) if rest.shape[dim] else maxima

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 _LANES = (8, 16, 32)
-_PIECES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_QUARTERED = 6
+"""The width of codes of which four, not eight, are joined in a word."""
 
 
 def packed_size(n: int, bits: int) -> int:
@@ -33,25 +34,38 @@ def pack(codes: Tensor, bits: int, out: Tensor) -> None:
     if bits == 8:
         out.copy_(codes)
         return
-    n, full = len(codes), len(codes) // 8
-    words = torch.empty((n + 7) // 8, dtype=torch.int64, device=codes.device)
-    words[full:] = 0
-    word_bytes = words.view(torch.uint8)
-    word_bytes[:n] = codes
-    for lane in _LANES:
+    # 4 codes of 6 bits fill 3 bytes, 8 of any width as many bytes as that
+    dtype = torch.int32 if bits == _QUARTERED else torch.int64
+    n, of_word = len(codes), dtype.itemsize
+    words = torch.empty(-(-n // of_word), dtype=dtype, device=codes.device)
+    words[n // of_word :] = 0
+    words.view(torch.uint8)[:n] = codes
+    for lane in _LANES[: of_word.bit_length() - 1]:
         used = bits * lane // 8
         low = (1 << used) - 1
         upper = words >> (lane - used)
-        upper &= _repeat(low << used, 2 * lane)
-        words &= _repeat(low, 2 * lane)
+        upper &= _repeat(low << used, 2 * lane, dtype)
+        words &= _repeat(low, 2 * lane, dtype)
         words |= upper
-    packed = torch.empty(full * bits, dtype=torch.uint8, device=codes.device)
-    size = bits & -bits
-    rows, packed_rows = words[:full].view(_PIECES[size]), packed.view(_PIECES[size])
-    for column in range(bits // size):
-        packed_rows[column :: bits // size] = rows[column :: 8 // size]
-    out[: full * bits] = packed
-    out[full * bits :] = word_bytes[8 * full :][: len(out) - full * bits]
+    _put_words(words, bits * of_word // 8, out)
+
+
+def _put_words(words: Tensor, size: int, out: Tensor) -> None:
+    """Write the `size` lowest bytes of each word, as many as `out` has room for."""
+    if out.device.type != "cpu":
+        out.copy_(words.view(torch.uint8).view(len(words), -1)[:, :size].reshape(-1)[: len(out)])
+        return
+    # NumPy writes integers that begin at any byte: the next one overwrites what is above the lowest bytes.
+    source = words.numpy()
+    direct = max(0, (len(out) - source.itemsize) // size + 1)
+    whole, rest = min(direct, len(source)), bytearray()
+    if whole:
+        np.copyto(np.ndarray(whole, source.dtype, out.numpy(), strides=(size,)), source[:whole])
+    for word in source[whole:]:
+        rest += word.tobytes()[:size]
+    if rest:
+        tail = out[whole * size :]
+        tail.copy_(torch.frombuffer(rest, dtype=torch.uint8)[: len(tail)])
 
 
 def unpack(payload: Tensor, bits: int, n: int) -> Tensor:
