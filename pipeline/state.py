@@ -4,6 +4,8 @@
     optimizer/NAME/KEY            what the optimizer keeps for a parameter
     ends/CODER/warm-start/ROW     what the next message of a codec starts from
     stores/CODER-PURPOSE          the buffers of feedback
+    replicas/worker/REPLICA/NAME/FIRST    the error of a replica's gradients; elements of a parameter from FIRST on
+    replicas/owner/NAME/FIRST             the error of their sums
 
 A CODER is named by boundary, channel and tensor. Nothing is named by a rank, so weights and optimizer can be read by
 any cut, and the rest by any placement of the same cut. No generator is kept: a key gives every random number.
@@ -12,6 +14,7 @@ any cut, and the rest by any placement of the same cut. No generator is kept: a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -27,12 +30,18 @@ from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.stage import CompressedStage
 
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
-def collect(stage: CompressedStage, optimizer: Optimizer) -> StageState:
-    """Copies of a stage's state, between two steps; stores give a snapshot."""
+
+def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str, Tensor] = NOTHING) -> StageState:
+    """Copies of a stage's state, between two steps; stores give a snapshot.
+
+    `exchange` is the state of its exchange with other replicas, copied already.
+    """
     tensors = {f"weights/{name}": tensor.detach().clone() for name, tensor in _weights(stage.submod).items()}
+    tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
     numbers: dict[str, dict[str, Any]] = {}
-    for name, parameter in _parameters(stage.submod).items():
+    for name, parameter in parameters_of(stage.submod).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer/{name}/{key}"] = value.detach().clone()
@@ -92,7 +101,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
             _copy(tensor, missing.pop(name), name)
     if missing:
         raise CheckpointError(f"the checkpoint in {saved[0].folder} has no weights {', '.join(sorted(missing)[:5])}")
-    parameters = _parameters(stage.submod)
+    parameters = parameters_of(stage.submod)
     for part in saved:
         numbers = part.values["optimizer"]
         for name in parameters.keys() & (_names_of(part.names("optimizer/")) | numbers.keys()):
@@ -120,5 +129,6 @@ def _weights(module: Module) -> Mapping[str, Tensor]:
     return full()
 
 
-def _parameters(module: Module) -> dict[str, Parameter]:
+def parameters_of(module: Module) -> dict[str, Parameter]:
+    """Parameters by their names in the unsplit model; those of a module of one's own by its names."""
     return module.full_parameters() if isinstance(module, Stage) else dict(module.named_parameters())

@@ -21,6 +21,7 @@ from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
@@ -92,6 +93,8 @@ class StepRecord:
     """Bytes of the frames that this process's stages sent and received."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
+    exchanged: int
+    """Of `bytes`, those of frames to and from other replicas."""
 
 
 class Trainer:
@@ -160,7 +163,7 @@ class Trainer:
     def train_step(self, step: int) -> StepRecord:
         """Take one optimizer step, counted from 0."""
         self.done = step
-        started, spent, traffic = time.perf_counter(), self._sections(), self._traffic()
+        started, spent, traffic, exchanged = time.perf_counter(), self._sections(), self._traffic(), self._exchanged()
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
         # before any pass: the share of a micro-batch divides by the targets of the whole batch, of all replicas
@@ -175,9 +178,9 @@ class Trainer:
         self.skip(kind, self.replicas.before * self._pipeline.accumulation)
         for replica in self.replicas.here:
             losses += self._run_replica(replica, kind, batch, targets)
-            self.replicas.submit(replica, step)
+            self.replicas.submit(replica, self.progress)
         self.skip(kind, self.replicas.after * self._pipeline.accumulation)
-        self.replicas.finish(step)
+        self.replicas.finish(self.progress)
         grad_norm = self._update(step)
         self.done = step + 1
         shares = self.placement.gather_across([float(loss) for loss in losses]) if self.has_last else []
@@ -192,6 +195,7 @@ class Trainer:
             sections={name: now - spent[name] for name, now in self._sections().items()},
             bytes=self._traffic().bytes - traffic.bytes,
             uncompressed=self._traffic().uncompressed - traffic.uncompressed,
+            exchanged=self._exchanged() - exchanged,
         )
 
     def skip(self, kind: PassKind, count: int) -> None:
@@ -230,7 +234,9 @@ class Trainer:
     def collect(self) -> dict[int, StageState]:
         """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
         return {
-            self.placement.part(stage.stage_index): collect(stage, optimizer)
+            self.placement.part(stage.stage_index): collect(
+                stage, optimizer, self.replicas.state_dict(stage.stage_index)
+            )
             for stage, optimizer in zip(self.stages, self._optimizers, strict=True)
         }
 
@@ -242,6 +248,7 @@ class Trainer:
             saved = SavedStage(checkpoints.folder, manifest.step, part)
             checkpoints.resume(manifest, part, stores_of(stage, saved))
             restore(stage, optimizer, saved)
+            self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
         """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
@@ -311,6 +318,12 @@ class Trainer:
 
     def _traffic(self) -> Traffic:
         return sum((stage.meter.total for stage in self.stages), Traffic())
+
+    def _exchanged(self) -> int:
+        """Bytes of the frames to and from other replicas."""
+        meters = [stage.meter for stage in self.stages]
+        routes = [route for meter in meters for route in (*meter.sent.items(), *meter.received.items())]
+        return sum(traffic.bytes for (_, channel, _), traffic in routes if channel in EXCHANGE)
 
     def _sections(self) -> dict[Section, float]:
         return {name: sum(stage.meter.seconds[name] for stage in self.stages) for name in SECTIONS}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import SlotCounts, parse
+from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
 from thinwire.launch.run.host_data import load_once
 from thinwire.launch.run.recipe import Recipe
@@ -46,9 +46,6 @@ from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
 from thinwire.pipeline.wire import Wire
-
-UNCOMPRESSED = parse("none")
-"""What the gradients between replicas go through."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +264,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=connect(stages, where, recipe.replicas.count, UNCOMPRESSED, _agreement(prepared)),
+        replicas=connect(stages, where, recipe.replicas.count, recipe.replicas.method, _agreement(prepared)),
         trace=recipe.debug.trace,
     )
     for stage in stages:

@@ -108,5 +108,7 @@ class Room:
         written = -(-self._recipe.training.steps // (number * (self._steps_per_epoch if in_epochs else 1)))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = sum(layout.nbytes for layout, _ in self._trainer.stages[0].wire.stores)
-        nbytes = count * COPIES[self._recipe.optimizer.name] * self._weight_bytes() + rows
+        # a replica's errors: as a worker of all gradients, as an owner of a part
+        errors = 2 if self._recipe.replicas.count > 1 and self._recipe.replicas.method.feedback is not None else 0
+        nbytes = count * (COPIES[self._recipe.optimizer.name] + errors) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])

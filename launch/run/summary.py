@@ -88,7 +88,7 @@ def summarize(
         "train_loss": train_loss,
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
-        "replicas": replica_rows(stages) if recipe.replicas.count > 1 else [],
+        "replicas": replica_rows(stages, str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
         "timed": "replica 0" if apart else "all",
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
@@ -137,13 +137,14 @@ def channel_rows(
     return rows
 
 
-def replica_rows(stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def replica_rows(stages: Sequence[Mapping[str, Any]], codec: str) -> list[dict[str, Any]]:
     """The gradients of weights that the replicas sent each other: one row for each stage and channel."""
     sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
     return [
         {
             "stage": stage,
             "channel": channel,
+            "codec": codec,
             **{name: value for name, value in asdict(traffic).items() if name in ("frames", "bytes", "uncompressed")},
             "bits_per_element": traffic.bits_per_element,
         }

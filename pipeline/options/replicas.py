@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
 
 MOST_REPLICAS = 1024
@@ -20,7 +21,55 @@ class ReplicaOptions:
     shuffle: Literal["within", "across"] = "within"
     """Whether a sample stays with one replica for the whole run (within), or the order of all samples decides its
     replica (across). Feedback with a buffer for each sample needs within."""
+    gradients: str = "none"
+    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)). With ef, each replica
+    adds what a message lost to its next one: to its gradients, and to the sums that it sends."""
 
     def __post_init__(self) -> None:
+        mistakes = []
         if not 1 <= self.count <= MOST_REPLICAS:
-            raise OptionsError(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
+            mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
+        try:
+            mistakes += [f"replicas.gradients: {mistake}" for mistake in _mistakes_of(self.method)]
+        except compress.CodecError as error:
+            mistakes += [f"replicas.gradients: {mistake}" for mistake in error.mistakes]
+        if mistakes:
+            raise OptionsError(mistakes)
+
+    @property
+    def method(self) -> compress.Method:
+        """What the gradients go through between replicas."""
+        return compress.parse(self.gradients)
+
+
+def _mistakes_of(method: compress.Method) -> list[str]:
+    """What keeps a method from carrying gradients between replicas, a sentence each."""
+    method.check_channel("gradients")
+    feedback = method.feedback
+    rules = [
+        (
+            not method.codec.reuses_indices,
+            f"{method} needs the indices of an activation, and the gradients of weights have none; use topk",
+        ),
+        (
+            not method.codec.warm_starts,
+            f"{method} starts each message from the last one, which replicas do not keep; use q or topk",
+        ),
+    ]
+    if feedback is not None:
+        rules += [
+            (
+                not feedback.receiver_keeps,
+                f"{method} keeps a buffer at both ends, and replicas keep errors at the sender; use ef",
+            ),
+            (
+                feedback.slot == "position",
+                f"{method} keeps a buffer for each sample, and a gradient is the sum over many; drop slot",
+            ),
+            (feedback.store == "memory", f"{method} must keep its buffers in memory between replicas; drop store"),
+            (
+                feedback.store_bits >= 16,
+                f"{method} must keep errors in 32 or 16 bits between replicas, got store_bits={feedback.store_bits}",
+            ),
+        ]
+    return [sentence for holds, sentence in rules if not holds]

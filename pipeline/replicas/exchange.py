@@ -9,44 +9,53 @@ accumulated batch. It keeps the gradients of each replica apart, and the frames 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import Method
-from thinwire.pipeline.errors import MismatchError
+from thinwire.compress import Method, Progress
+from thinwire.compress.stores.store import Store
+from thinwire.pipeline.errors import CheckpointError, MismatchError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import ROW, divide, num_rows
 from thinwire.pipeline.replicas.links import Links
 from thinwire.pipeline.replicas.member import Member, Setting
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.state import parameters_of
+
+FIRST = torch.zeros(1, dtype=torch.int64)
+"""The slot of an error: a part is one sample for its codec."""
 
 
 class StageExchange:
     """The exchange of one stage: its gradients as rows, and the members of the replicas in this process.
 
     Args:
-        parameters: those of the stage, in an order that all replicas have.
+        parameters: those of the stage by name, in an order that all replicas have.
         setting: what all buckets have in common.
         here: the replicas in this process.
         links: makes the ways of the frames.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], setting: Setting, here: Sequence[int], links: Links) -> None:
-        self._parameters = list(parameters)
+    def __init__(
+        self, parameters: Mapping[str, Parameter], setting: Setting, here: Sequence[int], links: Links
+    ) -> None:
+        self._names, self._parameters = list(parameters), list(parameters.values())
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._rows = num_rows(sum(self._sizes))
         buckets = divide(self._rows, setting.replicas)
         self._members = {replica: [Member(setting, replica, bucket, links) for bucket in buckets] for replica in here}
         self._used: set[int] = set()
+        self._keeps_errors = setting.method.feedback is not None
 
-    def submit(self, replica: int, step: int) -> None:
+    def submit(self, replica: int, progress: Progress) -> None:
         """Send the gradients of one replica to the owners, and clear them."""
         rows = torch.zeros(self._rows, ROW)
         for index, (part, parameter) in enumerate(zip(self._parts(rows), self._parameters, strict=True)):
@@ -55,20 +64,63 @@ class StageExchange:
                 parameter.grad = None
                 self._used.add(index)
         for member in self._members[replica]:
-            member.send_parts(rows, step)
+            member.send_parts(rows, progress)
 
-    def finish(self, step: int) -> None:
-        """Give every parameter the sum of all replicas' gradients; one that no replica used stays without."""
+    def add_up(self, progress: Progress) -> None:
+        """Add up the parts that the replicas here own, and send the sums to all."""
         for members in self._members.values():
             for member in members:
-                member.send_sum(step)
+                member.send_sum(progress)
+
+    def finish(self, progress: Progress) -> None:
+        """Give every parameter the sum of all replicas' gradients; one that no replica used stays without."""
         rows = torch.zeros(self._rows, ROW)
         for members in self._members.values():
             for member in members:
-                member.take(rows, step)
+                member.take(rows, progress)
         for index, (part, parameter) in enumerate(zip(self._parts(rows), self._parameters, strict=True)):
             if index in self._used or part.any():
                 parameter.grad = part.view_as(parameter)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all errors of the replicas here: worker/REPLICA/NAME/FIRST and owner/NAME/FIRST.
+
+        Float32 [elements]: those of a parameter from the first one on. An error of an owner belongs to the elements,
+        whichever replica owns them.
+        """
+        return {
+            name: values[piece].clone()
+            for prefix, rows, store in self._errors()
+            for values in [store.read(FIRST).view(-1)]
+            for name, piece in self._pieces(prefix, rows)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take exactly the errors that `state_dict` returned. CheckpointError if one is missing."""
+        for prefix, rows, store in self._errors():
+            pieces = [name for name, _ in self._pieces(prefix, rows)]
+            if missing := [name for name in pieces if name not in state]:
+                raise CheckpointError(f"the checkpoint has no errors of gradients between replicas {missing[0]}")
+            values = torch.cat([state[name] for name in pieces])
+            store.write(FIRST, values.view(1, len(rows), ROW))
+
+    def _errors(self) -> Iterator[tuple[str, range, Store]]:
+        """Where each error belongs, its rows, and its store."""
+        for replica, members in self._members.items() if self._keeps_errors else ():
+            for member in members:
+                yield from ((f"worker/{replica}", rows, store) for rows, store in member.errors("parts"))
+                yield from (("owner", rows, store) for rows, store in member.errors("means"))
+
+    def _pieces(self, prefix: str, rows: range) -> Iterator[tuple[str, slice]]:
+        """The parameters that some rows cover: PREFIX/NAME/FIRST, and their elements among those of the rows.
+
+        The zeros behind the last parameter have errors too, under the name `padding`.
+        """
+        first, last = rows.start * ROW, rows.stop * ROW
+        stops = list(accumulate([*self._sizes, self._rows * ROW - sum(self._sizes)]))
+        for name, start, stop in zip([*self._names, "padding"], [0, *stops], stops, strict=False):
+            if (begin := max(first, start)) < (end := min(last, stop)):
+                yield f"{prefix}/{name}/{begin - start}", slice(begin - first, end - first)
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
         """The elements of each parameter, without the zeros behind the last one."""
@@ -100,15 +152,27 @@ class Replicas:
         """Replicas behind those of this process."""
         return self.count - self.here.stop
 
-    def submit(self, replica: int, step: int) -> None:
+    def state_dict(self, stage: int) -> dict[str, Tensor]:
+        """Copies of what the exchange of a stage remembers."""
+        return self.exchanges[stage].state_dict() if self.exchanges else {}
+
+    def load_state_dict(self, stage: int, state: Mapping[str, Tensor]) -> None:
+        """Take exactly what `state_dict` returned. CheckpointError if something is missing."""
+        if self.exchanges:
+            self.exchanges[stage].load_state_dict(state)
+
+    def submit(self, replica: int, progress: Progress) -> None:
         """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""
         for exchange in (self.exchanges or {}).values():
-            exchange.submit(replica, step)
+            exchange.submit(replica, progress)
 
-    def finish(self, step: int) -> None:
+    def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, after all replicas here have submitted theirs."""
-        for exchange in (self.exchanges or {}).values():
-            exchange.finish(step)
+        exchanges = (self.exchanges or {}).values()
+        for exchange in exchanges:
+            exchange.add_up(progress)
+        for exchange in exchanges:
+            exchange.finish(progress)
 
 
 ALONE = Replicas()
@@ -134,10 +198,11 @@ def connect(
     here = range(where.replica, where.replica + 1) if where.num_replicas > 1 else range(count)
     wire = stages[0].wire
     links = Links(here, where.across, where.num_stages, timedelta(seconds=wire.options.timeout))
-    parameters = {
-        stage.stage_index: [each for each in stage.submod.parameters() if each.requires_grad] for stage in stages
+    parameters = {stage.stage_index: _trained(stage) for stage in stages}
+    shapes = {
+        f"shapes of stage {stage}": [[name, *each.shape] for name, each in those.items()]
+        for stage, those in parameters.items()
     }
-    shapes = {f"shapes of stage {stage}": [list(each.shape) for each in those] for stage, those in parameters.items()}
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
     exchanges = {
         stage.stage_index: StageExchange(
@@ -156,6 +221,12 @@ def connect(
         for stage in stages
     }
     return Replicas(count, here, exchanges)
+
+
+def _trained(stage: CompressedStage) -> dict[str, Parameter]:
+    """The parameters that a stage trains, each once, named as in the unsplit model."""
+    found = {id(each): (name, each) for name, each in reversed(parameters_of(stage.submod).items())}
+    return {name: each for name, each in reversed(found.values()) if each.requires_grad}
 
 
 def _compare(where: Placement, mine: Mapping[str, Any]) -> None:

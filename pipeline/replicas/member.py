@@ -1,23 +1,23 @@
 """One replica in the exchange of one bucket: it sends parts to their owners, adds up its own, and takes all sums.
 
-    worker    C(g_i) to the owner of each part              every replica i
-    owner     m = sum over i of what arrived; C(m) to all   in the order of the replicas
-    all       use what arrived, the owner too
+    worker    u = g_i + e_i; sends C(u) to the owner of each part; e_i <- u - C(u)     every replica i
+    owner     v = E + the sum over i of what arrived, in the order of the replicas; sends C(v) to all; E <- v - C(v)
+    all       use C(v), the owner too
 
-A frame of a replica to itself takes the same way, through memory. So every contribution is treated alike, and all
-replicas use the same bytes.
+Without feedback the errors e and E are zero. A frame of a replica to itself takes the same way, through memory. So
+every contribution is treated alike, and all replicas use the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Decoder, Encoder, Method, Microbatch, SlotCounts
+from thinwire.compress import Decoder, Encoder, Method, Microbatch, Progress, SlotCounts
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store, StoreLayout
@@ -65,20 +65,20 @@ class Member:
             self._to_all = self._sender("means", replica, everyone)
         self._from_owners = {owner: self._receiver("means", owner, owner) for owner in owners}
 
-    def send_parts(self, rows: Tensor, step: int) -> None:
+    def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Send each owner its part of the gradients, float32 [rows of the stage, ROW]."""
         # receive ahead: gloo moves bytes only once the receiver has posted
         for receiver in (*self._from_workers, *self._from_owners.values()):
             receiver.post(1)
         for owner, sender in self._to_owners.items():
             part = self._bucket.parts[owner]
-            sender.send(self._message(owner, step), [rows[part.start : part.stop]])
+            sender.send(self._message(progress), [rows[None, part.start : part.stop]])
 
-    def send_sum(self, step: int) -> None:
+    def send_sum(self, progress: Progress) -> None:
         """Add up the parts that this replica owns, in the order of the replicas, and send the sum to all."""
         if self._to_all is None:
             return
-        message = self._message(self._replica, step)
+        message = self._message(progress)
         total: Tensor | None = None
         for receiver in self._from_workers:
             [part] = receiver.receive(message)
@@ -86,22 +86,29 @@ class Member:
             total = part if total is None else total.add_(part)
         self._to_all.send(message, [total])
 
-    def take(self, rows: Tensor, step: int) -> None:
+    def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sums of all parts into `rows`, and wait until all frames of this bucket have left."""
         for owner, receiver in self._from_owners.items():
-            [total] = receiver.receive(self._message(owner, step))
+            [total] = receiver.receive(self._message(progress))
             assert total is not None, "a sum is a tensor"
             part = self._bucket.parts[owner]
-            rows[part.start : part.stop] = total
+            rows[part.start : part.stop] = total[0]
         for sender in (*self._to_owners.values(), *([self._to_all] if self._to_all else [])):
             sender.flush()
 
-    def _message(self, owner: int, step: int) -> Microbatch:
-        return Microbatch("train", range(len(self._bucket.parts[owner])), step=step)
+    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
+        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (means)."""
+        senders = {"parts": self._to_owners, "means": {self._replica: self._to_all} if self._to_all else {}}[name]
+        for owner, sender in senders.items():
+            yield self._bucket.parts[owner], sender.coders[0].buffers.store("train")
+
+    def _message(self, progress: Progress) -> Microbatch:
+        return Microbatch("train", range(1), step=progress.step, progress=progress)
 
     def _lane(self, name: ChannelName, owner: int, source: int, to: int | None) -> Lane:
         setting = self._setting
-        example = torch.empty(len(self._bucket.parts[owner]), ROW, device="meta", requires_grad=True)
+        # one sample, so one buffer: a part has thousands of rows
+        example = torch.empty(1, len(self._bucket.parts[owner]), ROW, device="meta", requires_grad=True)
         return Lane(
             boundary=setting.stage,
             name=name,
@@ -134,9 +141,7 @@ class Member:
 
 
 def _coder(kind: type[AnyCoder], lane: Lane) -> AnyCoder:
-    return kind(
-        lane.method, lane.examples[0], counts=SlotCounts(positions=lane.examples[0].shape[0]), make_store=_store
-    )
+    return kind(lane.method, lane.examples[0], counts=SlotCounts(positions=1), make_store=_store)
 
 
 def _store(layout: StoreLayout, purpose: Purpose) -> Store:

@@ -1,5 +1,7 @@
 """Replicas as a user runs them."""
 
+import json
+
 import pytest
 
 from support.commands import THINWIRE, completed
@@ -12,7 +14,7 @@ from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 SAME = ("train_loss", "held_out", "channels", "replicas", "weights_digest", "bytes_sent", "steps")
-TWO = ["--replicas.count", "2", "--optimizer.schedule", "constant"]
+TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
 BY_SAMPLE = ["--codec", "aqsgd(q(4))/ef(q(8, round='stochastic'))", "--training.evaluate_every", "3 steps"]
 
 
@@ -41,7 +43,10 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder):
         "stage-0.safetensors",
         "stage-1.safetensors",
     ]
-    assert sum(row["bytes"] for row in got["replicas"]) > 0
+    assert all(4 < row["bits_per_element"] < 4.5 for row in got["replicas"])
+    lines = [json.loads(line) for line in (folder / "simulated/metrics.jsonl").read_text().splitlines()]
+    # one process sends and receives everything
+    assert sum(line["exchanged"] for line in lines) == 2 * sum(row["bytes"] for row in wanted["replicas"])
 
 
 def test_a_step_takes_the_samples_of_all_replicas(folder):
@@ -73,6 +78,7 @@ def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
             "replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
             "one replica; got across beside compression.activations",
         ),
+        (["--replicas.gradients", "reuse"], "replicas.gradients: reuse needs the indices of an activation"),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
     ],
 )

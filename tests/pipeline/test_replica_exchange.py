@@ -1,0 +1,163 @@
+"""The sum of gradients through codecs: errors at both sides, equal replicas, and errors by the names of parameters."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from thinwire.compress import Key, Progress, parse
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.options import ReplicaOptions, WireOptions
+from thinwire.pipeline.replicas.division import ROW
+from thinwire.pipeline.replicas.exchange import StageExchange
+from thinwire.pipeline.replicas.links import Links
+from thinwire.pipeline.replicas.member import Setting
+
+SHAPES = {"wide": (3, 700), "bias": (5,), "long": (1000,)}
+"""3105 elements, so 7 rows, the last one ragged: of three replicas the first owns three rows, the others two."""
+REPLICAS = 3
+
+
+class Replica:
+    """One replica of a stage with these parameters; all of them are in this process."""
+
+    def __init__(self, number, links, expression):
+        self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+        self.meter = Meter()
+        setting = Setting(
+            stage=1, replicas=REPLICAS, method=parse(expression), seed=3, options=WireOptions(), meter=self.meter
+        )
+        self.exchange = StageExchange(self.parameters, setting, [number], links)
+
+    @property
+    def flat(self):
+        return torch.cat([parameter.grad.flatten() for parameter in self.parameters.values()])
+
+
+def make(expression):
+    links = Links(range(REPLICAS), None, 2, timedelta(seconds=1))
+    return [Replica(number, links, expression) for number in range(REPLICAS)]
+
+
+def gradients(step):
+    """The gradients of each replica in a step, flat."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(REPLICAS, 3105, generator=generator) * torch.linspace(0.1, 3, 3105)
+
+
+def exchanged(replicas, given, step):
+    """What each replica has after the exchange of a step, flat."""
+    progress = Progress(step, 50)
+    for number, (replica, flat) in enumerate(zip(replicas, given, strict=True)):
+        parts = flat.split([parameter.numel() for parameter in replica.parameters.values()])
+        for parameter, part in zip(replica.parameters.values(), parts, strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+        replica.exchange.submit(number, progress)
+    for replica in replicas:
+        replica.exchange.add_up(progress)
+    for replica in replicas:
+        replica.exchange.finish(progress)
+    return [replica.flat for replica in replicas]
+
+
+def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas():
+    given = gradients(0)
+    for flat in exchanged(make("none"), given, 0):
+        assert torch.equal(flat, given[0] + given[1] + given[2])
+
+
+CODECS = ["q(4)", 'q(2, scale="minmax", round="stochastic")', "nf(3)", "topk(0.05)"]
+RAMP = 'ef(q(4 -> 3, over="1 epoch"))'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", ["bf16", *(f"ef({codec})" for codec in CODECS), "efmixed(topk(0.1))", RAMP])
+def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression):
+    replicas = make(expression)
+    used = torch.zeros(3105, dtype=torch.float64)
+    wanted = torch.zeros(3105, dtype=torch.float64)
+    first_error = None
+    for step in range(100):
+        given = gradients(step % 5)
+        mine, *others = exchanged(replicas, given, step)
+        assert all(torch.equal(mine, other) for other in others), step
+        used, wanted = used + mine, wanted + given.double().sum(0)
+        error = float((used - wanted).norm() / wanted.norm())
+        first_error = first_error or error
+    if "ef" in expression:
+        assert error < first_error / 4  # what is sent adds up: the errors are bounded, the sums grow
+    assert first_error > 1e-4, "the codec does nothing"
+
+
+def coded(codec, rows):
+    """C(rows), for a codec that draws nothing."""
+    key, payload = Key(0, 0, "", "train", 0, 0), torch.empty(codec.nbytes(rows.shape, rows.dtype), dtype=torch.uint8)
+    out = torch.empty_like(rows)
+    codec.encode(rows, payload, key)
+    codec.decode(payload, out, key)
+    return out
+
+
+def test_it_is_the_published_arithmetic_with_errors_at_workers_and_owners():
+    """u = g + e; C(u) to the owners; v = E + sum of C(u); C(v) to all."""
+    codec, replicas = parse("q(4)"), make("ef(q(4))")
+    worker, owner = torch.zeros(REPLICAS, 7, ROW), torch.zeros(7, ROW)
+    for step in range(5):
+        given = torch.nn.functional.pad(gradients(step), (0, 7 * ROW - 3105)).view(REPLICAS, 7, ROW)
+        u = given + worker
+        sent = torch.stack([coded(codec, rows) for rows in u])  # q has a scale for each row, so parts do not matter
+        worker = u - sent
+        v = owner + (sent[0] + sent[1] + sent[2])
+        mean = coded(codec, v)
+        owner = v - mean
+        for flat in exchanged(replicas, gradients(step), step):
+            torch.testing.assert_close(flat, mean.flatten()[:3105], rtol=1e-6, atol=1e-6)
+
+
+def test_errors_go_on_by_the_names_of_parameters():
+    replicas, again = make("ef(topk(0.05))"), make("ef(topk(0.05))")
+    for step in range(3):
+        exchanged(replicas, gradients(step), step)
+    for number, (replica, other) in enumerate(zip(replicas, again, strict=True)):
+        saved = replica.exchange.state_dict()
+        whole = {name for name in saved if name.startswith(f"worker/{number}/")}
+        assert {name.split("/")[2] for name in whole} == {*SHAPES, "padding"}
+        assert sum(len(saved[name]) for name in whole) == 7 * ROW
+        other.exchange.load_state_dict(saved)
+    assert sum(len(saved) for r in replicas for n, saved in r.exchange.state_dict().items() if "owner" in n) == 7 * ROW
+    for ours, theirs in zip(exchanged(replicas, gradients(3), 3), exchanged(again, gradients(3), 3), strict=True):
+        assert torch.equal(ours, theirs)
+    fresh = exchanged(make("ef(topk(0.05))"), gradients(3), 3)
+    assert not torch.equal(fresh[0], ours)
+
+
+def test_four_bits_are_four_bits():
+    replicas = make("ef(q(4))")
+    exchanged(replicas, gradients(0), 0)
+    # each row: 256 bytes of codes and a scale of 2; a frame for each owner but oneself, and a sum to each other
+    sent = [replica.meter.sent[1, "parts", "train"] for replica in replicas]
+    assert [each.bytes for each in sent] == [2 * 64 + rows * 258 for rows in (4, 5, 5)]
+    means = [replica.meter.sent[1, "means", "train"] for replica in replicas]
+    assert [each.bytes for each in means] == [2 * (64 + rows * 258) for rows in (3, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("reuse", "reuse needs the indices of an activation"),
+        ('ef(q(4), slot="sample")', "keeps a buffer for each sample, and a gradient is the sum over many; drop slot"),
+        ("ef21(q(4))", "keeps a buffer at both ends, and replicas keep errors at the sender; use ef"),
+        ("aqsgd(q(4))", "aqsgd is for activations only"),
+        ("lowrank(4)", "starts each message from the last one, which replicas do not keep; use q or topk"),
+        ('ef(q(4), store="disk")', "must keep its buffers in memory between replicas; drop store"),
+        ("ef(q(4), store_bits=8)", "must keep errors in 32 or 16 bits between replicas, got store_bits=8"),
+        ("q(99)", "q's bits must be an integer from 1 to 8, got 99"),
+    ],
+)
+def test_what_cannot_carry_gradients_is_refused(expression, said):
+    with pytest.raises(OptionsError) as caught:
+        ReplicaOptions(count=2, gradients=expression)
+    assert all(mistake.startswith("replicas.gradients: ") for mistake in caught.value.mistakes)
+    assert said in str(caught.value)
