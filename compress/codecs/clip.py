@@ -14,7 +14,7 @@ a Gaussian, 1.2 after a ReLU or for a Laplacian, more with outliers.
 At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is twice the mean magnitude.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -42,17 +42,24 @@ class Maxima:
     """float32 [some, count, some]."""
     largest: Tensor
     """max|x| of each block, [1, count, 1]."""
+    least: Tensor
+    """The least value of each block, [count, 1]."""
+    most: Tensor
+    """The largest value of each block, [count, 1]."""
     size: int
     """Elements of a block."""
 
     @classmethod
     def of(cls, values: Tensor) -> "Maxima":
         """Those of `values` [outer, count, inner]."""
-        maxima = _maxima(values)
+        # two passes that only read are faster than one that writes magnitudes
+        least, most = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
+        maxima = torch.maximum(most, -least)
         largest = maxima.amax(_OVER_BLOCK, keepdim=True)
         # in units of the largest no sum overflows
         maxima.div_(largest.masked_fill(largest == 0, 1.0))
-        return cls(maxima, largest, values.shape[0] * values.shape[2])
+        ends = least.amin(_OVER_BLOCK).unsqueeze(1), most.amax(_OVER_BLOCK).unsqueeze(1)
+        return cls(maxima, largest, *ends, values.shape[0] * values.shape[2])
 
 
 def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float]) -> Tensor:
@@ -85,14 +92,12 @@ def mean_magnitude(values: Tensor) -> Tensor:
     return (mean * largest).view(-1, 1)
 
 
-def _maxima(values: Tensor) -> Tensor:
-    """The largest magnitude of each 8 elements of a block, those far apart, and the few left over: [.., count, ..]."""
+def _of_eights(values: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """One number for each 8 elements of a block, those far apart, and the few left over: [.., count, ..]."""
     dim = 0 if values.shape[0] > values.shape[2] else 2
     size = values.shape[dim] // _POOLED
     if not size:
-        return values.abs()
+        return values
     eights, rest = values.tensor_split([_POOLED * size], dim)
-    eights = eights.unflatten(dim, (_POOLED, size))
-    # two passes that only read are faster than one that writes magnitudes
-    maxima = torch.maximum(eights.amax(dim), eights.amin(dim).neg_())
-    return torch.cat([maxima, rest.abs()], dim) if rest.shape[dim] else maxima
+    reduced = reduce(eights.unflatten(dim, (_POOLED, size)), dim)
+    return torch.cat([reduced, rest], dim) if rest.shape[dim] else reduced

@@ -40,14 +40,18 @@ class MidTreadGrid(Grid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
-        ends = Ends.of(values)
-        return ends.signed(bfloat16_above(self._scale(values, ends.largest), _SMALLEST_SCALE))
+        if self.clip == "mse":
+            maxima = Maxima.of(values)
+            ends, scale = Ends(maxima.least, maxima.most), least_square_scale(maxima, self.bits, MIDTREAD)
+        else:
+            ends = Ends.of(values)
+            scale = self._clipped(ends.largest)
+        return ends.signed(bfloat16_above(scale, _SMALLEST_SCALE))
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest point, counted from the scale down."""
         step = self._steps(scales)
-        steps = values / step.masked_fill(step == 0, torch.inf)
-        return self._counted(steps)
+        return self._counted(values / -step.masked_fill(step == 0, torch.inf))
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into 2**(bits-1) - k."""
@@ -71,17 +75,16 @@ class MidTreadGrid(Grid):
         error = torch.maximum(cut + largest * margin, step * (1 + margin) / 2) + float32_slack(largest)
         return error.clamp(min=_SMALLEST_SCALE)
 
-    def _scale(self, values: Tensor, largest: Tensor) -> Tensor:
-        if self.clip == "mse":
-            return least_square_scale(Maxima.of(values), self.bits, MIDTREAD)
-        return largest if self.clip is None else largest * self.clip
+    def _clipped(self, largest: Tensor) -> Tensor:
+        """The scale, given max|x| of each block."""
+        return largest if not isinstance(self.clip, float) else largest * self.clip
 
     def _steps(self, scales: Tensor) -> Tensor:
         return scales.float() * 2.0 ** (1 - self.bits)
 
     def _counted(self, steps: Tensor) -> Tensor:
-        """Codes of values in steps of the grid; overwrites them."""
-        return signed_codes(steps.round_().clamp_(1 - self.half, self.half).neg_(), self.half)
+        """Codes of values in steps of the grid down from zero; overwrites them."""
+        return signed_codes(steps.round_().clamp_(-self.half, self.half - 1), self.half)
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,14 @@ class AutoGrid(MidTreadGrid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
-        ends = Ends.of(values)
         if self.clip == "mse":
             maxima = Maxima.of(values)
+            ends = Ends(maxima.least, maxima.most)
             exact = least_square_scale(maxima, self.bits, MIDTREAD)
             risen = 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(maxima, self.bits, MIDRISE)
         else:
-            exact = risen = self._scale(values, ends.largest)
+            ends = Ends.of(values)
+            exact = risen = self._clipped(ends.largest)
         tread = ends.signed(_even(bfloat16_above(exact, _SMALLEST_SCALE)))
         rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
         rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
@@ -114,7 +118,7 @@ class AutoGrid(MidTreadGrid):
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest point of the block's grid."""
         step, shift = self._steps(scales), self._is_rise(scales) * 0.5
-        return self._counted((values / step.masked_fill(step == 0, torch.inf)).add_(shift))
+        return self._counted((values / -step.masked_fill(step == 0, torch.inf)).sub_(shift))
 
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Multiply by s / 2**(bits-1), and subtract half of that where the block is mid-rise; both are exact."""
