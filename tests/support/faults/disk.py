@@ -134,7 +134,7 @@ class Disk:
             self._synced[self._number(path)] = path.read_bytes()
 
     def _folder_left(self, folder, contents):
-        states = self._names[folder]
+        states = self._names.get(folder, [{}])  # one that was removed before anything was in it has no states
         names = self._power_cut.choice(states) if self._power_cut else states[-1]
         return {
             name: self._folder_left(number, contents)
