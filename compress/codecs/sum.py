@@ -129,14 +129,17 @@ class Sum(Codec):
             put_length(stop, out)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        total = torch.empty(0)
         parts = self._parts(payload, out.shape, out.dtype)
-        for index, (term, part, sent) in enumerate(zip(self._coders, parts, self._dtypes(out.dtype), strict=True)):
-            in_place = not index and out.dtype == torch.float32
-            values = out if in_place else torch.empty(out.shape, dtype=sent, device=out.device)
-            term.decode(part, values, key.of_part(index), shared if term.warm_starts else None)
-            total = total.add_(values) if index else values.float()
-        if total is not out:
+        first, *others = self._coders
+        in_place = out.dtype == torch.float32
+        values = out if in_place else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        first.decode(parts[0], values, key, shared if first.warm_starts else None)
+        total = values.float()
+        values = torch.empty(out.shape, device=out.device)
+        for index, (coder, part) in enumerate(zip(others, parts[1:], strict=True), 1):
+            coder.decode(part, values, key.of_part(index), shared if coder.warm_starts else None)
+            total.add_(values)
+        if not in_place:
             saturating_copy(total, out)
 
     def _bound(self, magnitude: Tensor, first: Tensor, dtype: torch.dtype) -> Tensor:
