@@ -32,11 +32,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -74,6 +73,22 @@ class StageState:
     """The stores of feedback by name."""
 
 
+class Words(Protocol):
+    """Where processes post words for each other: a store of torch, or part of one."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Post a word."""
+
+    def get(self, key: str, /) -> bytes:
+        """A word that is posted."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these words are posted."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Take a word back."""
+
+
 class Checkpoints:
     """The checkpoints of a run, as one process writes them.
 
@@ -83,7 +98,7 @@ class Checkpoints:
         num_stages: those of the pipeline.
         keep: how many checkpoints stay.
         header: the settings of the run for the manifest, as JSON values.
-        words: the store where processes post what they have written for the checkpoint of a step.
+        words: where processes post what they have written.
         timeout: seconds to wait for the other processes.
     """
 
@@ -95,14 +110,14 @@ class Checkpoints:
         num_stages: int,
         keep: int,
         header: Mapping[str, Any],
-        words: Callable[[int], dist.Store],
+        words: Words,
         timeout: float = 300.0,
     ) -> None:
         self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
         self._words, self._timeout = words, timeout
         self._everyone = range(num_stages)
         self._checksums: dict[tuple[int, str], Tensor] = {}
-        self._stores: dict[int, dist.Store] = {}
+        self._posted: set[str] = set()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -199,38 +214,33 @@ class Checkpoints:
         _write_durably(folder / "values.json", json.dumps(state.values).encode())
         return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
 
-    def _store(self, step: int) -> dist.Store:
-        if step not in self._stores:
-            self._stores[step] = self._words(step)
-        return self._stores[step]
-
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
-        self._store(step).set(_key(step, stage), json.dumps(word))
+        self._words.set(_key(step, stage), json.dumps(word))
+        self._posted.add(_key(step, stage))
 
     def _forget_words_before(self, step: int) -> None:
         """Delete what this process posted for the checkpoint before: all stages wrote a later one, so all have read it.
 
-        Else a store of words would grow with every checkpoint.
+        Else the store of words would grow with every checkpoint, in memory and in its file.
         """
-        for earlier in self._stores.keys() - {step}:
-            store = self._stores.pop(earlier)
-            for stage in self._stages:
-                store.delete_key(_key(earlier, stage))
+        for key in self._posted - (now := {_key(step, stage) for stage in self._stages}):
+            self._words.delete_key(key)
+        self._posted = now
 
     def _await_everyone(self, step: int) -> dict[str, dict[str, str]]:
         """The digests of every stage's files, after all are written. CheckpointError if a stage could not write."""
-        keys, words = [_key(step, stage) for stage in self._everyone], self._store(step)
+        keys = [_key(step, stage) for stage in self._everyone]
         deadline = time.monotonic() + self._timeout
         # poll: a blocking wait would block the other threads on the same connection
-        while not words.check(keys):
+        while not self._words.check(keys):
             if time.monotonic() > deadline:
                 raise CheckpointError(f"not every stage had written its part within {self._timeout:g} s")
             time.sleep(_POLL_SECONDS)
-        told = [json.loads(words.get(key)) for key in keys]
-        for stage, word in enumerate(told):
+        words = [json.loads(self._words.get(key)) for key in keys]
+        for stage, word in enumerate(words):
             if "failed" in word:
                 raise CheckpointError(f"stage {stage}: {word['failed']}")
-        return {str(stage): word["files"] for stage, word in enumerate(told)}
+        return {str(stage): word["files"] for stage, word in enumerate(words)}
 
     def _prune(self) -> None:
         """Fold all but the newest checkpoints into the base, and delete them. Of another cut none stays."""

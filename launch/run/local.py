@@ -175,3 +175,40 @@ def _loopback() -> dict[str, str]:
     """The interface that gloo uses if the user names none."""
     known = {name for _, name in socket.if_nameindex()}
     return next(({"GLOO_SOCKET_IFNAME": name} for name in ("lo", "lo0") if name in known), {})
+
+
+class FileWords:
+    """What stage processes post for each other while they train: a file for each word, in the folder of their run.
+
+    A file store of torch only grows, and to open one keeps Python's lock (the GIL) for minutes once its folder is gone.
+
+    Args:
+        folder: the folder. Once it is removed, the run has ended, and nobody reads what is posted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def set(self, key: str, value: str) -> None:
+        """Post a word."""
+        path = self._path(key)
+        fresh = path.with_suffix(".new")
+        with suppress(FileNotFoundError):
+            fresh.write_text(value)
+            fresh.replace(path)  # whoever finds it finds all of it
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of these words are posted."""
+        return all(self._path(key).exists() for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """A word that is posted."""
+        return self._path(key).read_bytes()
+
+    def delete_key(self, key: str) -> bool:
+        """Take a word back."""
+        self._path(key).unlink(missing_ok=True)
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key.replace('/', '-')}.json"

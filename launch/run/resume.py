@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.local import MEETING_VARIABLE
+from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
-from thinwire.pipeline.checkpoint import Checkpoints, StageState
+from thinwire.pipeline.checkpoint import Checkpoints, StageState, Words
 from thinwire.pipeline.checkpoint_folder import SavedStage, has_manifests, is_whole, manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.manifest import Manifest
@@ -77,7 +77,7 @@ class Resumption:
             num_stages=where.num_parts,
             keep=recipe.checkpoint.keep,
             header=header(prepared, where),
-            words=words_of,
+            words=words_of_run(),
             timeout=recipe.wire.timeout,
         )
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
@@ -161,17 +161,13 @@ class Resumption:
         }
 
 
-def words_of(step: int) -> dist.Store:
-    """The store where the processes of a run post what they have written for a checkpoint.
-
-    A file store only grows, so processes that meet in a file have another one for each checkpoint. The last process
-    that lets go of it deletes it.
-    """
+def words_of_run() -> Words:
+    """Where the processes of a run post what they have written for a checkpoint."""
     meeting = os.environ.get(MEETING_VARIABLE)
-    if meeting is None:
-        store: dist.Store = dist.distributed_c10d._get_default_store()
-        return store
-    return dist.FileStore(f"{meeting}-{step}", dist.get_world_size())
+    if meeting is not None:
+        return FileWords(Path(meeting).parent)
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def checkpoint_folder(recipe: Recipe) -> Path:

@@ -1,6 +1,7 @@
 """Processes of one machine: how they end together, new or forked. They are small; what they run does not matter."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.launch.run import forks, local, parent
-from thinwire.launch.run.local import End, environments
+from thinwire.launch.run.local import End, FileWords, environments
 
 
 def new(script):
@@ -215,3 +216,23 @@ def test_only_a_process_of_one_thread_is_forked_and_imports_start_none():
         [sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=120
     )
     assert found.stdout == "True\nFalse\n", found.stderr
+
+
+def test_words_are_whole_and_go(tmp_path):
+    """Processes of `thinwire train` met in a file that grew by some kilobytes a checkpoint, whatever was deleted."""
+    one, other = FileWords(tmp_path), FileWords(tmp_path)
+    for step in range(3):
+        assert not other.check([f"checkpoint/{step}/0"])
+        one.set(f"checkpoint/{step}/0", "a word")
+        assert other.check([f"checkpoint/{step}/0"]) and other.get(f"checkpoint/{step}/0") == b"a word"
+        one.delete_key(f"checkpoint/{step}/0")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_stops_nobody(tmp_path):
+    """The launcher was killed. A file store of torch waited five minutes then, and kept Python's lock."""
+    words = FileWords(tmp_path)
+    shutil.rmtree(tmp_path)
+    words.set("checkpoint/1/0", "a word")
+    assert not words.check(["checkpoint/1/0"])
+    words.delete_key("checkpoint/1/0")

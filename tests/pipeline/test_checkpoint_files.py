@@ -39,7 +39,7 @@ class Process:
             num_stages=num_stages,
             keep=keep,
             header={"model": "toy", "cuts": num_stages},
-            words=words if callable(words) else lambda _: words,
+            words=words,
             timeout=20,
         )
 
@@ -144,22 +144,6 @@ def test_words_that_all_stages_have_read_are_forgotten(tmp_path):
             process.checkpoints.wait()
         counts.append(words.num_keys())
     assert counts[1:] == counts[:1] * 5
-
-
-def test_files_of_words_do_not_grow(tmp_path):
-    """Processes of `thinwire train` meet in a file. It grew by some kilobytes a checkpoint, whatever was deleted."""
-
-    def words(step):
-        return dist.FileStore(str(tmp_path / f"words-{step}"), 2)
-
-    both = [Process(tmp_path / str(stage), words, stage, num_stages=2) for stage in range(2)]
-    for _ in range(4):
-        for process in both:
-            process.train()
-            process.save()
-        for process in both:
-            process.checkpoints.wait()
-        assert [path.name for path in tmp_path.glob("words-*")] == [f"words-{both[0].step}"]
 
 
 def test_a_stage_that_cannot_write_is_named_by_all_and_the_next_checkpoint_has_its_rows(tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def end_of(trainer):
 def checkpoints_of(trainer, folder, words):
     stages = [stage.stage_index for stage in trainer.stages]
     num_stages = trainer.placement.num_stages
-    return Checkpoints(folder, stages=stages, num_stages=num_stages, keep=2, header={}, words=lambda _: words)
+    return Checkpoints(folder, stages=stages, num_stages=num_stages, keep=2, header={}, words=words)
 
 
 def goes_on(rank, options, folder, words):
