@@ -147,7 +147,7 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     processes = wanted.num_processes
     each, left = divmod(processes, num_hosts)
     if left:
-        advice = "change --hosts, pipeline.num_stages or replicas.count"
+        advice = "change --hosts or pipeline.num_stages" + ", or replicas.count" * (wanted.replicas.count > 1)
         raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
     meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
