@@ -109,7 +109,9 @@ def join(prepared: Prepared, rank: int) -> None:
     if needed != found:
         raise MismatchError(
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
-            f"equal to {needed}, or change pipeline.num_stages or replicas.count"
+            f"equal to {needed}, or change pipeline.num_stages"
+            + " or replicas.count"
+            * (prepared.recipe.replicas.count > 1)
         )
     several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
