@@ -47,6 +47,7 @@ from thinwire.pipeline.checkpoint_folder import (
     MANIFEST,
     RETIRED,
     TENSORS,
+    Manifest,
     SavedStage,
     base_of,
     cut_of,
@@ -57,7 +58,6 @@ from thinwire.pipeline.checkpoint_folder import (
     steps_of,
 )
 from thinwire.pipeline.errors import CheckpointError
-from thinwire.pipeline.manifest import Manifest
 
 _POLL_SECONDS = 0.02
 

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: where their files lie, which checkpoints are whole, and one stage's part.
+"""The folder of checkpoints: where files lie, the manifest, which checkpoints are whole, and one stage's part.
 
 `checkpoint.py` says what the files are.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,51 @@ from torch import Tensor
 from thinwire.compress.stores.saved import SavedRows, restored
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError
-from thinwire.pipeline.manifest import Manifest
 
 MANIFEST, RETIRED = "manifest.json", "retired.json"
 """The name of a manifest, and its name while its checkpoint is being removed."""
+MANIFEST_FORMAT = 1
 TENSORS = "model-00001-of-00001.safetensors"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a complete checkpoint."""
+
+    step: int
+    """Optimizer steps that were done."""
+    header: Mapping[str, Any]
+    """The settings that made it, as JSON values."""
+    files: Mapping[str, Mapping[str, str]]
+    """For each stage, "0" the first, the SHA-256 of its files by name."""
+    format: int = MANIFEST_FORMAT
+
+    @property
+    def cut(self) -> object:
+        """The layers of each stage, as a JSON value; None if the header does not say."""
+        return self.header.get("cuts")
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Manifest:
+        """The manifest in a text from `where`. CheckpointError if it is not a manifest, or is damaged."""
+        try:
+            values = json.loads(text)
+            digest = values.pop("digest")
+            manifest = cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{where} is not the manifest of a checkpoint: {error!r}") from error
+        if digest != _digest_of(values):
+            raise CheckpointError(f"{where} is damaged: it has not the digest that it names")
+        if manifest.format != MANIFEST_FORMAT:
+            raise CheckpointError(
+                f"{where} must have format {MANIFEST_FORMAT}, got {manifest.format}: use the same release"
+            )
+        return manifest
+
+    def text(self) -> str:
+        """The manifest as JSON, with its own digest."""
+        values = asdict(self)
+        return json.dumps({**values, "digest": _digest_of(values)}, indent=1)
 
 
 @dataclass(frozen=True)
@@ -157,3 +197,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; take another checkpoint") from error
+
+
+def _digest_of(values: Mapping[str, Any]) -> str:
+    """The SHA-256 of JSON values, the same for every way to write them."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

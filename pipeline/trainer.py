@@ -20,9 +20,8 @@ from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
-from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
 from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions

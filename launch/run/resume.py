@@ -17,9 +17,8 @@ from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import Checkpoints, StageState, Words
-from thinwire.pipeline.checkpoint_folder import SavedStage, has_manifests, is_whole, manifests
+from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage, has_manifests, is_whole, manifests
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 

@@ -19,10 +19,9 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.options import PRETRAINED, ModelOptions
-from thinwire.pipeline.checkpoint_folder import SavedStage, is_whole, manifests, step_folder
+from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage, is_whole, manifests, step_folder
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
-from thinwire.pipeline.manifest import Manifest
 from thinwire.pipeline.options import CompressionOptions
 
 
