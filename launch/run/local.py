@@ -211,4 +211,4 @@ class FileWords:
         return True
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key.replace('/', '-')}.json"
+        return self._folder / f"{key.replace('/', '-')}.word"  # beside the reports of failures, which are *.json
