@@ -22,7 +22,7 @@ from thinwire.compress.codecs.factors import Factors, MatrixSizes, check_values,
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.errors import attempt
 
-View = Literal["tensor", "sample"]
+Matrices = Literal["tensor", "sample"]
 _PART = 1 << 18
 """Elements decoded at a time: their float64 sums take twice the memory of the tensor."""
 
@@ -55,14 +55,14 @@ class LowRank(Codec):
     """Columns of P and Q, 1 to 512."""
     values: str = field(default="fp16", kw_only=True)
     """How P and Q are sent: `fp16`, `bf16`, `fp32`, or each of their columns through a quantizer such as `q(8)`."""
-    per: View = field(default="tensor", kw_only=True)
+    per: Matrices = field(default="tensor", kw_only=True)
     """What becomes a matrix: the whole tensor, or each sample."""
 
     def __post_init__(self) -> None:
         attempt(
             lambda: require_int(self, "rank", self.rank, 1, 512),
             lambda: object.__setattr__(self, "values", check_values(self.name, self.values)),
-            lambda: require_choice(self, "per", self.per, get_args(View)),
+            lambda: require_choice(self, "per", self.per, get_args(Matrices)),
         )
 
     @property

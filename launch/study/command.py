@@ -27,7 +27,7 @@ from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.study.cells import Cell, cells_of
 from thinwire.launch.study.check import Checked, check_apart
 from thinwire.launch.study.definition import packaged, read_study
-from thinwire.launch.study.engine import Progress, run_cells
+from thinwire.launch.study.engine import CellProgress, run_cells
 from thinwire.launch.study.live import LiveView
 from thinwire.launch.study.progress import State, find
 from thinwire.pipeline.errors import OptionsError
@@ -133,10 +133,10 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if not rows or cell.row in rows]
 
 
-def _progress(checked: Checked, *, any_code: bool) -> Progress:
+def _progress(checked: Checked, *, any_code: bool) -> CellProgress:
     found = find(checked, any_code=any_code)
     kept = found.state == "finished"
-    return Progress(checked, found, "kept" if kept else "waits", done=checked.steps if kept else 0)
+    return CellProgress(checked, found, "kept" if kept else "waits", done=checked.steps if kept else 0)
 
 
 def _cores(checked: Checked, *, processes: bool) -> int:
@@ -144,7 +144,7 @@ def _cores(checked: Checked, *, processes: bool) -> int:
     return checked.threads * (checked.processes if processes else 1)
 
 
-def _tell(cells: Sequence[Progress], folder: Path, jobs: int) -> None:
+def _tell(cells: Sequence[CellProgress], folder: Path, jobs: int) -> None:
     """Print the states of the cells, and why some cells begin anew."""
     counts = Counter(one.found.state for one in cells)
     said = ", ".join(f"{counts[state]} {words}" for state, words in _FATES.items() if counts[state])
@@ -171,7 +171,7 @@ def _hold(folder: Path) -> None:
         ) from error
 
 
-def _conclude(cells: Sequence[Progress], folder: Path, stopped: bool) -> None:
+def _conclude(cells: Sequence[CellProgress], folder: Path, stopped: bool) -> None:
     """Print how the study ended.
 
     Raises:

@@ -26,7 +26,7 @@ _POLL = 0.5
 
 
 @dataclass
-class Progress:
+class CellProgress:
     """How far one cell is."""
 
     checked: Checked
@@ -45,14 +45,14 @@ class Progress:
 class View(Protocol):
     """Shows the cells while they run."""
 
-    def update(self, cells: Sequence[Progress]) -> None:
+    def update(self, cells: Sequence[CellProgress]) -> None:
         """Show how far all cells are."""
 
 
 class _Job:
     """A cell's process."""
 
-    def __init__(self, progress: Progress, command: Runner) -> None:
+    def __init__(self, progress: CellProgress, command: Runner) -> None:
         self.progress = progress
         checked = progress.checked
         folder = checked.cell.folder
@@ -95,7 +95,7 @@ class _Job:
 
 
 def run_cells(
-    cells: Sequence[Progress], jobs: int, command: Runner, view: View, came: Sequence[signal.Signals]
+    cells: Sequence[CellProgress], jobs: int, command: Runner, view: View, came: Sequence[signal.Signals]
 ) -> None:
     """Run the cells that wait, `jobs` at once.
 

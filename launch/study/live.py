@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from thinwire.launch.study.definition import MODES, Study
-from thinwire.launch.study.engine import Progress, Status
+from thinwire.launch.study.engine import CellProgress, Status
 from thinwire.launch.study.progress import read_json
 
 SILENCE = 30.0
@@ -47,7 +47,7 @@ class LiveView:
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
-    def update(self, cells: Sequence[Progress]) -> None:
+    def update(self, cells: Sequence[CellProgress]) -> None:
         """Show how far all cells are."""
         for progress in cells:
             if progress.status in ("finished", "failed") and progress.checked.cell.name not in self._told:
@@ -64,13 +64,13 @@ class LiveView:
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def _summary(self, cells: Sequence[Progress]) -> str:
+    def _summary(self, cells: Sequence[CellProgress]) -> str:
         done = sum(progress.status in ("finished", "kept") for progress in cells)
         left = seconds_left(cells, self._jobs)
         said = f"{done} of {len(cells)} cells are finished"
         return said if left is None else f"{said}, {timedelta(seconds=round(left))} left"
 
-    def _table(self, cells: Sequence[Progress]) -> Table:
+    def _table(self, cells: Sequence[CellProgress]) -> Table:
         table = Table(title=self._summary(cells), title_justify="left", box=SIMPLE, pad_edge=False)
         for column in ("row", "seed", "", "step"):
             table.add_column(column, no_wrap=True)
@@ -87,7 +87,7 @@ class LiveView:
         return table
 
 
-def seconds_left(cells: Sequence[Progress], jobs: int) -> float | None:
+def seconds_left(cells: Sequence[CellProgress], jobs: int) -> float | None:
     """The time that the steps to come will take at the pace so far; None before there is one."""
     steps = sum(max(0, progress.done - progress.begun) for progress in cells if progress.seconds)
     seconds = sum(progress.seconds for progress in cells)
@@ -97,7 +97,7 @@ def seconds_left(cells: Sequence[Progress], jobs: int) -> float | None:
     return max(sum(coming) / min(jobs, max(1, len(coming))), max(coming, default=0)) * seconds / steps
 
 
-def _ended(progress: Progress, study: Study) -> str:
+def _ended(progress: CellProgress, study: Study) -> str:
     """How a cell ended, in a sentence."""
     name, took = progress.checked.cell.name, timedelta(seconds=round(progress.seconds))
     if progress.status == "failed":
@@ -106,7 +106,7 @@ def _ended(progress: Progress, study: Study) -> str:
     return f"{name} finished in {took}: {study.score} {scores}"
 
 
-def _score(progress: Progress, study: Study, mode: str) -> str:
+def _score(progress: CellProgress, study: Study, mode: str) -> str:
     """The score of a finished cell; empty for others."""
     if progress.status not in ("finished", "kept"):
         return ""

@@ -25,8 +25,8 @@ from thinwire.pipeline.errors import CheckpointError, MismatchError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import ROW, divide, num_rows
-from thinwire.pipeline.replicas.links import Links
-from thinwire.pipeline.replicas.member import Member, Setting
+from thinwire.pipeline.replicas.ends import LaneEnds
+from thinwire.pipeline.replicas.member import BucketMember, Setting
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import parameters_of
 
@@ -45,13 +45,15 @@ class StageExchange:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Parameter], setting: Setting, here: Sequence[int], links: Links
+        self, parameters: Mapping[str, Parameter], setting: Setting, here: Sequence[int], links: LaneEnds
     ) -> None:
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._rows = num_rows(sum(self._sizes))
         buckets = divide(self._rows, setting.replicas)
-        self._members = {replica: [Member(setting, replica, bucket, links) for bucket in buckets] for replica in here}
+        self._members = {
+            replica: [BucketMember(setting, replica, bucket, links) for bucket in buckets] for replica in here
+        }
         self._used: set[int] = set()
         self._keeps_errors = setting.method.feedback is not None
 
@@ -197,7 +199,7 @@ def connect(
         return ALONE
     here = range(where.replica, where.replica + 1) if where.num_replicas > 1 else range(count)
     wire = stages[0].wire
-    links = Links(here, where.across, where.num_stages, timedelta(seconds=wire.options.timeout))
+    links = LaneEnds(here, where.across, where.num_stages, timedelta(seconds=wire.options.timeout))
     parameters = {stage.stage_index: _trained(stage) for stage in stages}
     shapes = {
         f"shapes of stage {stage}": [[name, *each.shape] for name, each in those.items()]

@@ -26,8 +26,8 @@ from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.division import ROW, Bucket
+from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import Lane
-from thinwire.pipeline.replicas.links import Links
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 
@@ -44,7 +44,7 @@ class Setting:
     meter: Meter
 
 
-class Member:
+class BucketMember:
     """The ends of one replica in one bucket.
 
     Args:
@@ -54,7 +54,7 @@ class Member:
         links: makes the ways of the frames.
     """
 
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: Links) -> None:
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
         self._setting, self._replica, self._bucket, self._links = setting, replica, bucket, links
         everyone = range(setting.replicas)
         owners = [owner for owner in everyone if bucket.parts[owner]]

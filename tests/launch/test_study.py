@@ -14,7 +14,7 @@ from thinwire.launch import cli
 from thinwire.launch.study.cells import cells_of, rows_of
 from thinwire.launch.study.check import Checked
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, parse_study, read_study
-from thinwire.launch.study.engine import Progress
+from thinwire.launch.study.engine import CellProgress
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.live import LiveView, seconds_left
 from thinwire.launch.study.progress import Found, begin, find
@@ -133,7 +133,7 @@ def test_the_studies_on_the_page_can_be_read():
 
 def progress(cell, status, done=0, seconds=0.0):
     checked = Checked(cell, origin={}, steps=100, processes=2, threads=1)
-    return Progress(checked, Found("begins"), status, done=done, seconds=seconds)
+    return CellProgress(checked, Found("begins"), status, done=done, seconds=seconds)
 
 
 def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):

@@ -11,8 +11,8 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
 from thinwire.pipeline.replicas.division import ROW
+from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.exchange import StageExchange
-from thinwire.pipeline.replicas.links import Links
 from thinwire.pipeline.replicas.member import Setting
 
 SHAPES = {"wide": (3, 700), "bias": (5,), "long": (1000,)}
@@ -37,7 +37,7 @@ class Replica:
 
 
 def make(expression):
-    links = Links(range(REPLICAS), None, 2, timedelta(seconds=1))
+    links = LaneEnds(range(REPLICAS), None, 2, timedelta(seconds=1))
     return [Replica(number, links, expression) for number in range(REPLICAS)]
 
 

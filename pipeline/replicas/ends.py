@@ -19,7 +19,7 @@ from thinwire.pipeline.transport import (
 )
 
 
-class Links:
+class LaneEnds:
     """Makes the ends of lanes.
 
     Args:
