@@ -186,7 +186,8 @@ class Checkpoints:
             for stage, state in states.items():
                 for store, snapshot in state.snapshots.values():
                     store.unsave(snapshot)
-                self._post(step, stage, {"failed": _reason(error)})
+                with suppress(OSError):  # no room for words either; the others wait for this one in vain
+                    self._post(step, stage, {"failed": _reason(error)})
             if not (step_folder(self.folder, step) / MANIFEST).exists():
                 self._delete(step_folder(self.folder, step))  # on a full disk this frees room for the next checkpoint
 

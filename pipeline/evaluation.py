@@ -77,13 +77,16 @@ def _score(
         stage.submod.eval()
     with torch.no_grad():
         for index, batch in enumerate(batches):
-            if index % trainer.replicas.count not in trainer.replicas.here:
+            replica = index % trainer.replicas.count
+            if replica not in trainer.replicas.here:
                 trainer.skip(kind, 1)
                 continue
             inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
-            coming = Pass(kind=kind, sample_ids=batch.ids, progress=trainer.progress)
+            # so slots by position are those of the replica, in a simulation as in its own process
+            first = trainer.first_pass(replica)
+            coming = Pass(kind=kind, accumulation=first, sample_ids=batch.ids, progress=trainer.progress)
             losses = trainer.run(coming, samples, inputs, targets)
             sums += [float(loss) for loss in losses]
     if not trainer.has_last:
@@ -93,5 +96,7 @@ def _score(
     told = trainer.placement.everyone_across([sums, num_targets, counted])
     total = sum(number for _, number, _ in told)
     mean_loss = math.fsum(loss for losses, _, _ in told for loss in losses) / max(1, total)
-    observed = torch.tensor([each for _, _, each in told if each is not None], dtype=torch.float64)
-    return Score(mean_loss, total, trainer.task.metrics(mean_loss, observed.sum(0)))
+    observed = [each for _, _, each in told if each is not None]
+    if not observed:
+        return Score(math.nan, 0, {})
+    return Score(mean_loss, total, trainer.task.metrics(mean_loss, torch.tensor(observed, dtype=torch.float64).sum(0)))

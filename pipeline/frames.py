@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 Phase = Literal["train", "eval-on", "eval-off"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-ChannelName = Literal["activations", "gradients", "parts", "means"]
+ChannelName = Literal["activations", "gradients", "parts", "sums"]
 CHANNELS: tuple[ChannelName, ...] = ("activations", "gradients")
 """The channels of a boundary. The other two carry gradients of weights between the replicas of a stage."""
-EXCHANGE: tuple[ChannelName, ...] = ("parts", "means")
+EXCHANGE: tuple[ChannelName, ...] = ("parts", "sums")
 """The channels between replicas: to the owner of a part of the weights, and back to all."""
 
 MAGIC = b"TWIR"

@@ -75,7 +75,7 @@ class Placement:
         return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
 
     def watched(self, process: int) -> list[tuple[int, int]]:
-        """The pairs with a process that hear each other's heartbeat: neighbours, and replicas next to each other."""
+        """The pairs with a process that hear each other: neighbours, and the same stages in neighbouring replicas."""
         size = self.num_processes
         replicas = [(process - size, process), (process, process + size)]
         last = self.num_replicas * size

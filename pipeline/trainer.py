@@ -197,6 +197,10 @@ class Trainer:
             exchanged=self._exchanged() - exchanged,
         )
 
+    def first_pass(self, replica: int) -> int:
+        """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
+        return (replica - self.replicas.here.start) * self._pipeline.accumulation
+
     def skip(self, kind: PassKind, count: int) -> None:
         """Count passes that other replicas run."""
         for stage in self.stages:
@@ -269,8 +273,7 @@ class Trainer:
         ids = batch.ids.chunk(count)[replica]
         inputs = self.samples.inputs(ids, batch.epoch) if self.has_first else None
         own_targets = None if targets is None else targets.chunk(count)[replica]
-        # slots of feedback by position are those of this process's replicas
-        first = (replica - self.replicas.here.start) * self._pipeline.accumulation
+        first = self.first_pass(replica)
         losses: list[Tensor] = []
         parts = zip(
             ids.chunk(self._pipeline.accumulation), self._passes(inputs), self._passes(own_targets), strict=True

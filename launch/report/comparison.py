@@ -242,6 +242,10 @@ def _losses_over(
 def _step_seconds(run: RunFiles, link: PredictedLink) -> float:
     from thinwire.launch.timing.replay import step_seconds  # which imports torch
 
+    if (count := run.fields.get("replicas", {}).get("count", 1)) > 1:
+        raise OptionsError(
+            f"--link predicts one pipeline, but {run.folder} has {count} replicas; remove one of the two"
+        )
     return step_seconds(run.fields["pipeline"], run.summary, link)
 
 

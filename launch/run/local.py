@@ -180,7 +180,7 @@ def _loopback() -> dict[str, str]:
 class FileWords:
     """What stage processes post for each other while they train: a file for each word, in the folder of their run.
 
-    A file store of torch only grows, and to open one keeps Python's lock (the GIL) for minutes once its folder is gone.
+    A file store of torch only grows, and opening one holds the GIL for minutes if its folder is gone.
 
     Args:
         folder: the folder. Once it is removed, the run has ended, and nobody reads what is posted.

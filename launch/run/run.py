@@ -259,7 +259,8 @@ class Run:
         summary = self._summarize(done)
         mine = self._write_set(saving, summary)
         while trouble := [said for said in self.assembly.placement.everyone(mine) if said]:
-            saving.discard()
+            if self._saves:
+                saving.discard()
             if not self._room.wait(mine, 0 if self._log is None else self._log.waiting):
                 raise OutputError(trouble)
             mine = self._write_set(saving, summary)

@@ -9,7 +9,7 @@ accumulated batch. It keeps the gradients of each replica apart, and the frames 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
@@ -42,10 +42,16 @@ class StageExchange:
         setting: what all buckets have in common.
         here: the replicas in this process.
         links: makes the ways of the frames.
+        everyone: gives what this stage says in each process that has it, collectively.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Parameter], setting: Setting, here: Sequence[int], links: LaneEnds
+        self,
+        parameters: Mapping[str, Parameter],
+        setting: Setting,
+        here: Sequence[int],
+        links: LaneEnds,
+        everyone: Callable[[list[int]], Sequence[list[int]]],
     ) -> None:
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._sizes = [parameter.numel() for parameter in self._parameters]
@@ -54,7 +60,9 @@ class StageExchange:
         self._members = {
             replica: [BucketMember(setting, replica, bucket, links) for bucket in buckets] for replica in here
         }
-        self._used: set[int] = set()
+        self._everyone = everyone
+        self._seen: set[int] = set()
+        self._used: set[int] | None = None
         self._keeps_errors = setting.method.feedback is not None
 
     def submit(self, replica: int, progress: Progress) -> None:
@@ -64,7 +72,7 @@ class StageExchange:
             if parameter.grad is not None:
                 part.copy_(parameter.grad.reshape(-1))
                 parameter.grad = None
-                self._used.add(index)
+                self._seen.add(index)
         for member in self._members[replica]:
             member.send_parts(rows, progress)
 
@@ -75,7 +83,12 @@ class StageExchange:
                 member.send_sum(progress)
 
     def finish(self, progress: Progress) -> None:
-        """Give every parameter the sum of all replicas' gradients; one that no replica used stays without."""
+        """Give every parameter the sum of all replicas' gradients; collective.
+
+        One that no replica used in the first step has none as long as its sum is zero. So all replicas decide alike.
+        """
+        if self._used is None:
+            self._used = {index for told in self._everyone(sorted(self._seen)) for index in told}
         rows = torch.zeros(self._rows, ROW)
         for members in self._members.values():
             for member in members:
@@ -111,7 +124,7 @@ class StageExchange:
         for replica, members in self._members.items() if self._keeps_errors else ():
             for member in members:
                 yield from ((f"worker/{replica}", rows, store) for rows, store in member.errors("parts"))
-                yield from (("owner", rows, store) for rows, store in member.errors("means"))
+                yield from (("owner", rows, store) for rows, store in member.errors("sums"))
 
     def _pieces(self, prefix: str, rows: range) -> Iterator[tuple[str, slice]]:
         """The parameters that some rows cover: PREFIX/NAME/FIRST, and their elements among those of the rows.
@@ -219,6 +232,7 @@ def connect(
             ),
             here,
             links,
+            where.everyone_across,
         )
         for stage in stages
     }

@@ -2,7 +2,7 @@
 
 The description that both ends have alike, as a channel of a boundary has one. The fields of a frame's header say:
 
-    channel      parts, to an owner, or means, from it
+    channel      parts, to an owner, or sums, from it
     boundary     the stage
     microbatch   bucket * replicas + the replica that sends
     step         the optimizer step
@@ -51,7 +51,7 @@ class Lane(Channel):
     def key(self, microbatch: Microbatch, tensor: int) -> Key:
         """The source of randomness of one step: every replica, part and bucket has another."""
         phase = phase_of(microbatch.kind)
-        owner = -1 if self.to is None or self.name == "means" else self.to
+        owner = -1 if self.to is None or self.name == "sums" else self.to
         return Key(self.seed, self.boundary, f"{self.name} {owner}", phase, microbatch.step, self._number, tensor)
 
     def work(self, microbatch: Microbatch) -> Work:

@@ -62,8 +62,8 @@ class BucketMember:
         self._from_workers, self._to_all = [], None
         if replica in owners:
             self._from_workers = [self._receiver("parts", worker, replica) for worker in everyone]
-            self._to_all = self._sender("means", replica, everyone)
-        self._from_owners = {owner: self._receiver("means", owner, owner) for owner in owners}
+            self._to_all = self._sender("sums", replica, everyone)
+        self._from_owners = {owner: self._receiver("sums", owner, owner) for owner in owners}
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Send each owner its part of the gradients, float32 [rows of the stage, ROW]."""
@@ -97,8 +97,8 @@ class BucketMember:
             sender.flush()
 
     def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (means)."""
-        senders = {"parts": self._to_owners, "means": {self._replica: self._to_all} if self._to_all else {}}[name]
+        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (sums)."""
+        senders = {"parts": self._to_owners, "sums": {self._replica: self._to_all} if self._to_all else {}}[name]
         for owner, sender in senders.items():
             yield self._bucket.parts[owner], sender.coders[0].buffers.store("train")
 

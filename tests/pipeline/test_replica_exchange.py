@@ -29,7 +29,7 @@ class Replica:
         setting = Setting(
             stage=1, replicas=REPLICAS, method=parse(expression), seed=3, options=WireOptions(), meter=self.meter
         )
-        self.exchange = StageExchange(self.parameters, setting, [number], links)
+        self.exchange = StageExchange(self.parameters, setting, [number], links, lambda mine: [mine])
 
     @property
     def flat(self):
@@ -139,8 +139,8 @@ def test_four_bits_are_four_bits():
     # each row: 256 bytes of codes and a scale of 2; a frame for each owner but oneself, and a sum to each other
     sent = [replica.meter.sent[1, "parts", "train"] for replica in replicas]
     assert [each.bytes for each in sent] == [2 * 64 + rows * 258 for rows in (4, 5, 5)]
-    means = [replica.meter.sent[1, "means", "train"] for replica in replicas]
-    assert [each.bytes for each in means] == [2 * (64 + rows * 258) for rows in (3, 2, 2)]
+    sums = [replica.meter.sent[1, "sums", "train"] for replica in replicas]
+    assert [each.bytes for each in sums] == [2 * (64 + rows * 258) for rows in (3, 2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,6 @@ def test_frames_between_replicas_are_as_many_and_as_long_as_planned(alone):
     trainer.train(lambda record: None)
     # weights of 12 x 12 and 12 biases are one row, which the first replica owns
     for stage in trainer.stages:
-        parts, means = (stage.meter.sent[stage.stage_index, channel, "train"] for channel in ("parts", "means"))
-        assert parts == means
+        parts, sums = (stage.meter.sent[stage.stage_index, channel, "train"] for channel in ("parts", "sums"))
+        assert parts == sums
         assert (parts.frames, parts.bytes) == (2 * 2, 2 * 2 * (64 + 4 * 512))
