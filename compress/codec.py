@@ -56,7 +56,11 @@ class Key:
 
     def of_part(self, index: int) -> "Key":
         """The key of a part of the message that draws numbers of its own; part 0 has those of the message."""
-        return dataclasses.replace(self, channel=f"{self.channel} part {index}") if index else self
+        return self.of(f"part {index}") if index else self
+
+    def of(self, name: str) -> "Key":
+        """The key of something in the message that draws numbers of its own, by its name."""
+        return dataclasses.replace(self, channel=f"{self.channel} {name}")
 
     @property
     def number(self) -> int:
@@ -275,6 +279,7 @@ def call_method(codec: Codec, method: str, *arguments: Any) -> Any:
 _PARAMETERS = {
     "nbytes": "(self, shape, dtype)",
     "error_bound": "(self, x)",
+    "error_bound_within": "(self, magnitudes)",
     "_encode": "(self, x, out, key, shared)",
     "_decode": "(self, payload, out, key, shared)",
 }

@@ -127,7 +127,7 @@ class QuantizedFactors(Factors):
 
     def write_right(self, right: Tensor, sizes: MatrixSizes, out: Tensor, key: Key) -> None:
         """Write the payload of Q^T."""
-        self.codec.encode(right.mT.float(), out[self._nbytes(sizes)[0] :], key.of_part(1))
+        self.codec.encode(right.mT.float(), out[self._nbytes(sizes)[0] :], key.of("Q"))
 
     def read(self, payload: Tensor, sizes: MatrixSizes) -> tuple[Tensor, Tensor, Tensor]:
         """P, Q and 1."""

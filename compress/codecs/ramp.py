@@ -19,6 +19,8 @@ from thinwire.compress.codec import Codec, CodecError, Key, expression_of
 from thinwire.compress.progress import Progress
 
 _DURATION = re.compile(r"([1-9]\d*) (epochs?|steps?)")
+MOST_VARIANTS = 256
+"""The most codecs that one codec may become. Both ends know the bytes of each before training."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,13 +41,16 @@ class Ramp(Codec):
 
     def __post_init__(self) -> None:
         start, stop = self._ends
-        whole = type(start) is int and type(stop) is int and start != stop
+        whole = type(start) is int and type(stop) is int and start != stop and self._always_written
         CodecError.require(
             (whole and self.last == self._with(stop), f"only a whole number that comes first may change, got {self}"),
             (
                 isinstance(self.over, str) and _DURATION.fullmatch(self.over) is not None,
                 f'over must be like "2 epochs" or "500 steps", got {self.over!r}: {self}',
             ),
+        )
+        CodecError.require(
+            (abs(start - stop) < MOST_VARIANTS, f"a codec may change up to {MOST_VARIANTS - 1} times, got {self}")
         )
         assert self.variants[0] == self.first, "each of them is a codec"
 
@@ -129,6 +134,11 @@ class Ramp(Codec):
     def _field(self) -> str:
         """The name of the number that changes."""
         return next((field.name for field in dataclasses.fields(self.first)), "")  # type: ignore[arg-type]
+
+    @property
+    def _always_written(self) -> bool:
+        """Whether an expression of the codec begins with the number, as it does if the number has no default."""
+        return dataclasses.fields(self.first)[0].default is dataclasses.MISSING  # type: ignore[arg-type]
 
     @property
     def _ends(self) -> tuple[Any, Any]:

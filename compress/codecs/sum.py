@@ -19,6 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, Key, call_method, require_floating, size_of
 from thinwire.compress.codecs.cast import Uncompressed, infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length
+from thinwire.compress.codecs.ramp import MOST_VARIANTS
 from thinwire.compress.progress import Progress
 
 
@@ -42,6 +43,10 @@ class Sum(Codec):
             *(
                 (not isinstance(term, Uncompressed), f"none loses nothing, so write none alone, not {self}")
                 for term in flat
+            ),
+            (
+                prod(len(term.variants) for term in flat) <= MOST_VARIANTS,
+                f"a sum may become up to {MOST_VARIANTS} sums while its codecs change, got {self}",
             ),
             (sum(term.warm_starts for term in flat) < 2, f"only one codec of a sum may be a lowrank, got {self}"),
         )

@@ -57,9 +57,9 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule
+    spec = SCHEDULES[schedule]
     seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
     workload = from_recipe(wanted, codecs, *seconds)
-    spec = SCHEDULES[schedule]
     count = workload.num_stages * spec.stages_per_process
     if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
         raise OptionsError(mistakes)

@@ -29,9 +29,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_folder(place: Path) -> Path:
-    """A folder that an argument RUN names. OptionsError if it does not exist."""
+    """A folder that an argument RUN names. OptionsError if it is none."""
     if not place.is_dir():
-        raise OptionsError(f"RUN must be the folder of a run, got {place}, which does not exist")
+        what = "is no folder" if place.exists() else "does not exist"
+        raise OptionsError(f"RUN must be the folder of a run, got {place}, which {what}")
     return place
 
 

@@ -95,6 +95,15 @@ ONLY = "only a whole number that comes first may change, got "
     [
         ("q(8 -> 4)", "'q(8 -> 4)' must say how long the change takes, such as q(8 -> 4, over=\"2 epochs\")"),
         ('q(8 -> 9, over="1 step")', "q's bits must be an integer from 1 to 8, got 9"),
+        (
+            'lowrank(1 -> 500, over="1 epoch")',
+            'a codec may change up to 255 times, got lowrank(1 -> 500, over="1 epoch")',
+        ),
+        (
+            " + ".join(['q(8 -> 1, over="1 step")'] * 3),
+            "a sum may become up to 256 sums while its codecs change, got "
+            + " + ".join(['q(8 -> 1, over="1 step")'] * 3),
+        ),
         ('q(8 -> 8, over="1 step")', ONLY + 'q(8 -> 8, over="1 step")'),
         ('topk(0.5 -> 0.1, over="1 step")', ONLY + 'topk(0.5 -> 0.1, over="1 step")'),
         ('q(4, group=64 -> 32, over="1 step")', ONLY + 'q(4 -> 4, group=32, over="1 step")'),

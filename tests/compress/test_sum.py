@@ -21,7 +21,7 @@ from support.codec_helpers import (
     shapes,
     snr_db,
 )
-from thinwire.compress import CodecError, check, parse
+from thinwire.compress import CodecError, Key, check, parse
 
 SUMS = [
     "q(2) + q(1)",
@@ -87,6 +87,20 @@ def test_each_codec_draws_numbers_of_its_own():
     keys = [dataclasses.replace(KEY, step=step) for step in range(400)]
     mean = torch.stack([roundtrip('q(1) + q(2, round="stochastic")', x, key=key) for key in keys]).mean(0)
     assert (mean - x).abs().max() < 0.35 * (roundtrip("q(1)", x) - x).abs().max()
+
+
+def test_factors_and_the_rest_draw_different_numbers():
+    """Both had those of part 1, so the rest was rounded with the numbers that had rounded Q."""
+    drawn = []
+
+    class Spied(Key):
+        def words(self, device):
+            drawn.append(self.number)
+            return super().words(device)
+
+    codec = parse('lowrank(2, values="q(4, round=\\"stochastic\\")") + q(1, round="stochastic")')
+    encode(codec, gaussian(4, 100), key=Spied(*dataclasses.astuple(KEY)))
+    assert len(drawn) == len(set(drawn)) == 3
 
 
 def test_a_lowrank_inside_starts_from_its_last_message():

@@ -83,6 +83,8 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
 def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
     assert "unknown codec 'zip'" in capsys.readouterr().err
+    assert cli.main(["bench", *SMALL, "--compressed-only", "--codec", "none"]) == 2
+    assert capsys.readouterr().err == "--compressed-only needs a --codec that compresses, got none\n"
     assert cli.main(["bench", *SMALL, "--bandwidth", "fast"]) == 2
     assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2

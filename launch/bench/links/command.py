@@ -62,6 +62,10 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
+        (
+            not options.compressed_only or any(codec not in ("none", "none/none") for codec in options.codec),
+            f"--compressed-only needs a --codec that compresses, got {' '.join(options.codec)}",
+        ),
     )
 
 

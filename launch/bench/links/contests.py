@@ -27,7 +27,7 @@ from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import text_of
 from thinwire.launch.timing.published import RATIOS
-from thinwire.launch.timing.workload import codec_pair, label
+from thinwire.launch.timing.workload import at_the_end, codec_pair, label
 from thinwire.pipeline.errors import OptionsError
 
 _POLL_SECONDS = 0.05
@@ -100,7 +100,8 @@ def ratios_of(options: argparse.Namespace) -> dict[float, float]:
 
 def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
     """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None)."""
-    wanted = {label(pair): pair for pair in map(codec_pair, (REFERENCE, *pairs))}
+    ends = (at_the_end(codec_pair(text)) for text in (REFERENCE, *pairs))
+    wanted = {label(pair): pair for pair in ends}
     ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
     return {**ours, **dict.fromkeys(BASELINES)}
 
