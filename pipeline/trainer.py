@@ -92,7 +92,7 @@ class StepRecord:
     """Bytes of the frames that this process's stages sent and received."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
-    exchanged: int
+    exchanged: int = 0
     """Of `bytes`, those of frames to and from other replicas."""
 
 

@@ -15,8 +15,7 @@ from thinwire.pipeline.options import WireOptions
 
 
 def prepared(num_processes):
-    pipeline = SimpleNamespace(num_processes=num_processes)
-    return SimpleNamespace(recipe=SimpleNamespace(pipeline=pipeline, wire=WireOptions(timeout=10)))
+    return SimpleNamespace(recipe=SimpleNamespace(num_processes=num_processes, wire=WireOptions(timeout=10)))
 
 
 def test_a_port_in_use_is_named_with_what_to_set(monkeypatch):

@@ -57,6 +57,7 @@ class Disturbed(Mesh):
 
 def over_zmq(target, keys, folder, mesh, rank, *args):
     """Call `target` where the only process group is one over ZeroMQ; and how often the connections were broken."""
+    dist.barrier()  # gloo's start fails where the other process has left already
     dist.destroy_process_group()
     meeting.Mesh = mesh
     meeting.register()
