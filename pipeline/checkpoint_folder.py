@@ -13,17 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from thinwire.compress.stores.saved import SavedRows, restored
-from thinwire.compress.stores.store import Store
+from thinwire.compress.stores.store import Store, StoreError
 from thinwire.pipeline.errors import CheckpointError
 
 MANIFEST, RETIRED = "manifest.json", "retired.json"
 """The name of a manifest, and its name while its checkpoint is being removed."""
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 TENSORS = "model-00001-of-00001.safetensors"
 
 
@@ -36,7 +35,7 @@ class Manifest:
     header: Mapping[str, Any]
     """The settings that made it, as JSON values."""
     files: Mapping[str, Mapping[str, str]]
-    """For each stage, "0" the first, the SHA-256 of its files by name."""
+    """For each stage, "0" the first, the digests of its files by name."""
     format: int = MANIFEST_FORMAT
 
     @property
@@ -155,7 +154,10 @@ def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
 
 def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
     files = manifest.files.get(str(stage), {})
-    return bool(files) and all((part / name).is_file() and digest_of(part / name) == sum for name, sum in files.items())
+    try:
+        return bool(files) and all(digest_of(part / name) == digest for name, digest in files.items())
+    except (OSError, StoreError):
+        return False
 
 
 def steps_of(folder: Path) -> list[Path]:
@@ -179,14 +181,18 @@ def saved_rows(part: Path) -> Iterator[SavedRows]:
     Where the base has not, a row differs from its checksum.
     """
     for path in sorted(part.glob("*.rows")):
-        slots = path.with_suffix(".slots")
-        if slots.exists():
+        if path.with_suffix(".slots").exists():
             with _reading(part):
-                yield SavedRows(path, np.fromfile(slots, np.int64).tolist())
+                yield SavedRows.open(path)
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file in hex."""
+    """The SHA-256 of a file in hex; of a file of rows, that of their CRC-32.
+
+    Raises OSError, or StoreError if a file of rows has not the size of its rows.
+    """
+    if path.suffix == ".rows":
+        return SavedRows.open(path).digest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,23 +38,33 @@ class SavedRows:
     """The slot of each row, ascending."""
 
     @classmethod
+    def open(cls, path: Path) -> SavedRows:
+        """The rows of a file whose slots are beside it, int64, in a file with the suffix `.slots`."""
+        return cls(path, np.fromfile(path.with_suffix(".slots"), np.int64).tolist())
+
+    @classmethod
     def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> tuple[SavedRows, str]:
         """Write a snapshot's rows, durable on return, and their CRC-32 into `checksums`, int64 [num_slots].
 
-        The second result is the SHA-256 of the file in hex, taken without reading the file again.
+        The second result is the file's `digest`, taken without reading the file again.
 
         Raises StoreError if the disk refuses.
         """
-        digest = hashlib.sha256()
+        sums = []
         with _told(path, "write"), path.open("wb") as file:
             for slot, row in zip(snapshot.slots, snapshot.rows, strict=True):
                 content = row.numpy().data
-                checksums[slot] = zlib.crc32(content)
-                digest.update(content)
+                sums.append(zlib.crc32(content))
+                checksums[slot] = sums[-1]
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        return cls(path, snapshot.slots), digest.hexdigest()
+        return cls(path, snapshot.slots), _digest(sums)
+
+    def digest(self) -> str:
+        """The SHA-256 of the CRC-32 of all rows, in hex. Rows are many gigabytes, and SHA-256 of them costs most."""
+        row_bytes = self.path.stat().st_size // max(1, len(self.slots))
+        return _digest([zlib.crc32(content) for _, content in self.read(row_bytes)])
 
     def read(self, row_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Every row with its slot; StoreError if the file does not have the size of its rows."""
@@ -106,6 +117,10 @@ def restored(
     for saved in chain:
         rows = ((slot, row) for slot, row in saved.read(layout.row_bytes) if newest[slot] is saved and known[slot])
         yield from _checked(rows, saved.path, checksums)
+
+
+def _digest(sums: Sequence[int]) -> str:
+    return hashlib.sha256(np.asarray(sums, "<u4").tobytes()).hexdigest()
 
 
 def _from_base(base: Path, slots: Sequence[int], row_bytes: int) -> Iterator[tuple[int, bytes]]:

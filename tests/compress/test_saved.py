@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import zlib
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def store(request, tmp_path):
 def save(store, path, checksums):
     snapshot = store.snapshot()
     rows, digest = SavedRows.write(path, snapshot, checksums)
-    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert digest == rows.digest()
     return rows, snapshot.known
 
 
@@ -34,6 +35,23 @@ def load(store, known, checksums, base, chain):
 
 def content(store):
     return store.read(torch.arange(LAYOUT.num_slots))
+
+
+def test_the_digest_of_rows_covers_every_row_and_the_length(tmp_path):
+    path = tmp_path / "rows"
+    content = [bytes(range(4)), bytes(range(4, 8)), bytes(range(8, 12))]
+    path.write_bytes(b"".join(content))
+    written = SavedRows(path, [0, 5, 7])
+    sums = b"".join(zlib.crc32(row).to_bytes(4, "little") for row in content)
+    assert written.digest() == hashlib.sha256(sums).hexdigest()
+    for index in range(12):
+        damaged = bytearray(b"".join(content))
+        damaged[index] ^= 1
+        path.write_bytes(damaged)
+        assert written.digest() != hashlib.sha256(sums).hexdigest()
+    path.write_bytes(b"".join(content)[:-1])
+    with pytest.raises(StoreError, match="damaged"):
+        written.digest()
 
 
 def test_a_snapshot_is_of_its_moment_and_holds_what_changed(store):
