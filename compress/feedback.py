@@ -3,13 +3,14 @@
 Each rule is three formulas over a message's input x, the buffer b kept for its slot, and the decoded payload c = C(u):
 
                 u, what the codec sees     what the receiver uses     the next b        who keeps b
-    ef          x + b                      c                          u - c             the sender
-    efmixed     x + b, at mixed indices    c                          u - c             the sender
+    ef          x + d b                    c                          u - c             the sender
+    efmixed     x + d b, at mixed indices  c                          u - c             the sender
     ef21        x - b                      b + c                      b + c             both ends
     aqsgd       x - b                      b + c                      S(b + c)          both ends
 
-A buffer belongs to a slot: a position in the batch (accumulation pass, micro-batch, row), or a sample id. Everything
-here is a frozen description with pure functions; coder.py keeps the buffers.
+d is 1 unless the option `decay` says otherwise. A buffer belongs to a slot: a position in the batch (accumulation
+pass, micro-batch, row), or a sample id. Everything here is a frozen description with pure functions; coder.py keeps
+the buffers.
 
 EF: Seide et al., in 2401.07788 section 2.4; EF21: Richtarik et al., ibid.; EF-mixed: ibid.; AQ-SGD: Algorithm 1 of
 2206.01299.
@@ -122,9 +123,21 @@ class ErrorFeedback(Feedback):
     name: ClassVar[str] = "ef"
     receiver_keeps: ClassVar[bool] = False
 
+    decay: float = field(default=1.0, kw_only=True)
+    """The share of an error that the next message gets; SparseLoCo forgets 5 % of it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.decay) not in (int, float) or not 0 < self.decay <= 1:
+            raise CodecError(f"{self.name}'s decay must be above 0 and at most 1, got {self.decay!r}")
+        object.__setattr__(self, "decay", float(self.decay))
+
     def write_message(self, x: Tensor, buffer: Tensor, out: Tensor) -> None:
-        """Write u = x + b."""
-        torch.add(x, buffer, out=out)
+        """Write u = x + d b."""
+        if self.decay == 1:
+            torch.add(x, buffer, out=out)
+        else:
+            torch.mul(buffer, self.decay, out=out).add_(x)
 
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
         """Leave c as it is."""

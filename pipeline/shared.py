@@ -59,6 +59,14 @@ class SharedWeights:
                 assert total is not None
                 _spread(total, self.parameters[stage])
 
+    def average_gradients(self) -> None:
+        """Give every copy the mean of all copies' gradients. Collective over the processes of the holders."""
+        self.sum_gradients()
+        for parameters in self.parameters.values():
+            for parameter in parameters:
+                assert parameter.grad is not None, "it has the sum"
+                parameter.grad /= len(self.holders)
+
     def _pass_on(self, total: Tensor | None, source: int | None, destination: int) -> Tensor | None:
         """Move a sum from one holder to the next. The sum in the process of the destination, None elsewhere."""
         if source is None:

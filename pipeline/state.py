@@ -6,6 +6,8 @@
     stores/CODER-PURPOSE          the buffers of feedback
     replicas/worker/REPLICA/NAME/FIRST    the error of a replica's gradients; elements of a parameter from FIRST on
     replicas/owner/NAME/FIRST             the error of their sums
+    replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
+    replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
 
 A CODER is named by boundary, channel and tensor. Nothing is named by a rank, so weights and optimizer can be read by
 any cut, and the rest by any placement of the same cut. No generator is kept: a key gives every random number.

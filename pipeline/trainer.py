@@ -10,11 +10,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
@@ -28,6 +30,7 @@ from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, Trainin
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import ALONE, Replicas
+from thinwire.pipeline.replicas.local import LocalSteps
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
@@ -82,6 +85,7 @@ class StepRecord:
     step: int
     epoch: int
     loss: float | None
+    """If replicas step alone, that of the first one, as is the norm."""
     lr: float
     grad_norm: float | None
     seconds: float
@@ -138,7 +142,14 @@ class Trainer:
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self.reports = self.has_last and placement.replica == 0
-        self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
+        self._local: LocalSteps | None = None
+        self._optimizers: list[Optimizer]
+        if replicas.step_alone:
+            make = partial(make_optimizer, options=optimizer)
+            self._local = LocalSteps(stages, replicas, make, shared)
+            self._optimizers = self._local.outer
+        else:
+            self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in self.stages}, trace)
         for stage in self.stages:
             stage.keep_outputs = False
@@ -165,28 +176,18 @@ class Trainer:
         started, spent, traffic, exchanged = time.perf_counter(), self._sections(), self._traffic(), self._exchanged()
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
-        # before any pass: the share of a micro-batch divides by the targets of the whole batch, of all replicas
-        if targets is not None:
-            self.loss.begin(self.task.num_valid(targets))
-        losses: list[Tensor] = []
         for stage in self.stages:
             stage.submod.train()
         warms_up = self.stages[0].wire.compression.warms_up(step, batch.epoch)
         kind: PassKind = "warmup" if warms_up else "train"
         # pass numbers are those of the whole batch: dropout and codecs draw by them, so not by replica
         self.skip(kind, self.replicas.before * self._pipeline.accumulation)
-        for replica in self.replicas.here:
-            losses += self._run_replica(replica, kind, batch, targets)
-            self.replicas.submit(replica, self.progress)
-        self.skip(kind, self.replicas.after * self._pipeline.accumulation)
-        self.replicas.finish(self.progress)
-        grad_norm = self._update(step)
+        losses, grad_norm = self._passes_and_update(step, kind, batch, targets)
         self.done = step + 1
-        shares = self.placement.gather_across([float(loss) for loss in losses]) if self.has_last else []
         return StepRecord(
             step=step,
             epoch=batch.epoch,
-            loss=math.fsum(shares) if self.reports else None,
+            loss=math.fsum(losses) if self.reports else None,
             lr=self._options.lr * lr_factor(step, self._training.steps, self._options),
             grad_norm=grad_norm,
             seconds=time.perf_counter() - started,
@@ -196,6 +197,45 @@ class Trainer:
             uncompressed=self._traffic().uncompressed - traffic.uncompressed,
             exchanged=self._exchanged() - exchanged,
         )
+
+    def _passes_and_update(
+        self, step: int, kind: PassKind, batch: Any, targets: Tensor | None
+    ) -> tuple[list[float], float | None]:
+        """The passes of the replicas here, and what follows them: the losses to report, and the gradient norm."""
+        if self._local is not None:
+            return self._step_alone(self._local, step, kind, batch, targets)
+        # before any pass: the share of a micro-batch divides by the targets of the whole batch, of all replicas
+        if targets is not None:
+            self.loss.begin(self.task.num_valid(targets))
+        losses: list[Tensor] = []
+        for replica in self.replicas.here:
+            losses += self._run_replica(replica, kind, batch, targets)
+            self.replicas.submit(replica, self.progress)
+        self.skip(kind, self.replicas.after * self._pipeline.accumulation)
+        self.replicas.finish(self.progress)
+        norm = self._update(step, self._optimizers)
+        return (self.placement.gather_across([float(loss) for loss in losses]) if self.has_last else []), norm
+
+    def _step_alone(
+        self, local: LocalSteps, step: int, kind: PassKind, batch: Any, targets: Tensor | None
+    ) -> tuple[list[float], float | None]:
+        """A step of each replica here by itself, and the exchange if it is due; of the first one losses and norm.
+
+        No replica waits for another before the exchange.
+        """
+        found = []
+        for replica in self.replicas.here:
+            local.use(replica)
+            if targets is not None:
+                self.loss.begin(self.task.num_valid(targets.chunk(self.replicas.count)[replica]))
+            losses = self._run_replica(replica, kind, batch, targets)
+            norm = self._update(step, local.optimizers(replica))
+            found.append(([float(loss) for loss in losses], norm))
+        local.use(None)
+        self.skip(kind, self.replicas.after * self._pipeline.accumulation)
+        if local.is_due(step + 1, self._training.steps):
+            local.exchange(self.progress)
+        return found[0]
 
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
@@ -237,11 +277,13 @@ class Trainer:
     def collect(self) -> dict[int, StageState]:
         """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
         return {
-            self.placement.part(stage.stage_index): collect(
-                stage, optimizer, self.replicas.state_dict(stage.stage_index)
-            )
+            self.placement.part(stage.stage_index): collect(stage, optimizer, self._state_of_replicas(stage))
             for stage, optimizer in zip(self.stages, self._optimizers, strict=True)
         }
+
+    def _state_of_replicas(self, stage: CompressedStage) -> dict[str, Tensor]:
+        local = {} if self._local is None else self._local.state_dict(stage.stage_index)
+        return self.replicas.state_dict(stage.stage_index) | local
 
     def resume(self, checkpoints: Checkpoints, manifest: Manifest) -> None:
         """Go on from a checkpoint of the same cut, with all state. CheckpointError if it is damaged."""
@@ -252,6 +294,8 @@ class Trainer:
             checkpoints.resume(manifest, part, stores_of(stage, saved))
             restore(stage, optimizer, saved)
             self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
+            if self._local is not None:
+                self._local.load_state_dict(stage.stage_index, [saved])
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
         """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
@@ -259,6 +303,8 @@ class Trainer:
         saved = [SavedStage(folder, manifest.step, int(stage)) for stage in manifest.files]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, saved)
+            if self._local is not None:
+                self._local.load_state_dict(stage.stage_index, saved)
 
     def _run_replica(self, replica: int, kind: PassKind, batch: Any, targets: Tensor | None) -> list[Tensor]:
         """All passes of one replica: the micro-batches' losses on the last stage.
@@ -288,7 +334,7 @@ class Trainer:
         count = self._pipeline.accumulation
         return [None] * count if tensor is None else tensor.chunk(count)
 
-    def _update(self, step: int) -> float | None:
+    def _update(self, step: int, optimizers: Sequence[Optimizer]) -> float | None:
         norm = None
         # 1. Sum shared gradients before the norm, which counts the sum once.
         if self._shared is not None:
@@ -303,7 +349,7 @@ class Trainer:
                 clip(stage.submod.parameters(), norm, self._options.max_grad_norm)
         # 3. Step, then clear the gradients for the next batch.
         lr = self._options.lr * lr_factor(step, self._training.steps, self._options)
-        for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
+        for stage, optimizer in zip(self.stages, optimizers, strict=True):
             with stage.meter.section("compute", work=Work("optimizer")):
                 for group in optimizer.param_groups:
                     group["lr"] = lr

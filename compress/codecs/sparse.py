@@ -36,11 +36,12 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
     values_at,
 )
+from thinwire.compress.codecs.means import Means
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.errors import attempt
 
 _NEEDS_INDICES = "reuse needs topk or randk on the activations of the same boundary"
-Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)"]
+Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)", "means(2)"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +53,14 @@ class _Float32(Cast):
 
 
 _VALUES: Mapping[Values, Codec] = MappingProxyType(
-    {"fp32": _Float32(), "fp16": Float16(), "bf16": BFloat16(), "q(8)": Quantize(8), "q(4)": Quantize(4)}
+    {
+        "fp32": _Float32(),
+        "fp16": Float16(),
+        "bf16": BFloat16(),
+        "q(8)": Quantize(8),
+        "q(4)": Quantize(4),
+        "means(2)": Means(),
+    }
 )
 
 
@@ -127,7 +135,7 @@ class Sparse(Codec):
         """The largest error of each element, for any choice of indices."""
         samples, n = samples_of(x.shape)
         values, scale = x.detach().reshape(samples, n), self._scale(n)
-        magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound(values)
+        magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound_within(values)
         if_sent = magnitude * (scale - 1) + scale * of_value
         if scale != 1:
             decoded = scale * (magnitude + of_value)
@@ -227,7 +235,7 @@ class TopK(MayVary, Sparse):
         samples, n = samples_of(magnitudes.shape)
         rows = magnitudes.detach().reshape(samples, n)
         least = rows.topk(self.count(n)).values[:, -1:]
-        of_value = self._values_codec(magnitudes.dtype).error_bound(rows).float()
+        of_value = self._values_codec(magnitudes.dtype).error_bound_within(rows).float()
         return torch.maximum(least, of_value).expand(samples, n).reshape(magnitudes.shape)
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:

@@ -264,7 +264,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=connect(stages, where, recipe.replicas.count, recipe.replicas.method, _agreement(prepared)),
+        replicas=connect(stages, where, recipe.replicas, _agreement(prepared)),
         trace=recipe.debug.trace,
     )
     for stage in stages:

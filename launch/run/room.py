@@ -108,7 +108,18 @@ class Room:
         written = -(-self._recipe.training.steps // (number * (self._steps_per_epoch if in_epochs else 1)))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = sum(layout.nbytes for layout, _ in self._trainer.stages[0].wire.stores)
-        # a replica's errors: as a worker of all gradients, as an owner of a part
-        errors = 2 if self._recipe.replicas.count > 1 and self._recipe.replicas.method.feedback is not None else 0
-        nbytes = count * (COPIES[self._recipe.optimizer.name] + errors) * self._weight_bytes() + rows
+        nbytes = count * (COPIES[self._recipe.optimizer.name] + self._of_replicas()) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
+
+    def _of_replicas(self) -> int:
+        """Tensors as large as the parameters that a checkpoint has for replicas."""
+        replicas = self._recipe.replicas
+        if replicas.count == 1:
+            return 0
+        here = len(self._trainer.replicas.here)
+        # errors: as a worker of all gradients, as an owner of a part
+        errors = here + 1 if replicas.method.feedback is not None else 0
+        if replicas.sync.every == 1:
+            return errors
+        # the common weights with their momentum; a simulation has the weights and optimizers of all replicas
+        return errors + 2 + (here - 1) * COPIES[self._recipe.optimizer.name]

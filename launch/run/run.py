@@ -38,7 +38,7 @@ from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
-from thinwire.models.digest import weights_digest
+from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
@@ -144,6 +144,7 @@ class Run:
         # last: the checkpoint must hold the changes by this step's evaluation and choice
         if self._resumption.is_due(done, self._steps_per_epoch):
             with self._times.spent_on("saving"):
+                self._compare_replicas()
                 self._resumption.save(done, self._said())
         self._done = done
         if self.trains:
@@ -270,6 +271,12 @@ class Run:
             if summary is not None:
                 save_summary(self.recipe.folder, summary)
         return summary
+
+    def _compare_replicas(self) -> None:
+        """Raise MismatchError if the replicas of a stage hold other weights. Collective."""
+        if (where := self.assembly.placement).num_replicas > 1:
+            lines = {stage.stage_index: tensor_lines(module_of(stage).full_state()) for stage in self.trainer.stages}
+            where.compare_replicas({stage: weights_digest(found) for stage, found in lines.items()})
 
     def _write_set(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
         """Write the metrics, the weights of this process's stages, and its summary; the reason if that fails."""

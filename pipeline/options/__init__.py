@@ -5,7 +5,7 @@ Large libraries are imported inside the checks, so `thinwire train --help` needs
 
 from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions, split_pair
 from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
-from thinwire.pipeline.options.replicas import ReplicaOptions
+from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
 from thinwire.pipeline.options.training import CheckpointOptions, DebugOptions, OptimizerOptions, TrainingOptions
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "OptimizerOptions",
     "PipelineOptions",
     "ReplicaOptions",
+    "SyncOptions",
     "TrainingOptions",
     "WireOptions",
     "split_pair",

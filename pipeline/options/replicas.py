@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.training import MOST_STEPS
 
 MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class SyncOptions:
+    """How often replicas exchange. With every 1 they add up their gradients in each step, and nothing else counts."""
+
+    every: int = 1
+    """Optimizer steps from one exchange to the next. If more than 1, each replica takes them alone; then what its
+    weights moved is averaged over the replicas, and moves the weights that all go on with (DiLoCo)."""
+    lr: float = 0.7
+    """Learning rate of the outer optimizer, which moves the common weights by that average."""
+    momentum: float = 0.9
+    """Nesterov momentum of the outer optimizer; 0 for none."""
+    sums: Literal["owner", "all"] = "owner"
+    """Who adds up what the replicas send: the owner of each part, who sends the sum through the codec to all (owner);
+    or each replica for itself, from what every other sends to all (all), as SparseLoCo does."""
+
+    def __post_init__(self) -> None:
+        rules = [
+            (1 <= self.every <= MOST_STEPS, f"replicas.sync.every must be from 1 to {MOST_STEPS}, got {self.every}"),
+            (0 < self.lr < math.inf, f"replicas.sync.lr must be above 0 and finite, got {self.lr}"),
+            (0 <= self.momentum < 1, f"replicas.sync.momentum must be at least 0 and below 1, got {self.momentum}"),
+        ]
+        if mistakes := [sentence for holds, sentence in rules if not holds]:
+            raise OptionsError(mistakes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplicaOptions:
-    """Replicas of the pipeline, each with processes and samples of its own. After every step all have equal weights."""
+    """Replicas of the pipeline, each with processes and samples of its own. Exchanges keep their weights equal."""
 
     count: int = 1
     """Number of replicas. A step takes so many times the samples of one pipeline."""
@@ -23,7 +50,9 @@ class ReplicaOptions:
     replica (across). Feedback with a buffer for each sample needs within."""
     gradients: str = "none"
     """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)). With ef, each replica
-    adds what a message lost to its next one: to its gradients, and to the sums that it sends."""
+    adds what a message lost to its next one: to its gradients, and to the sums that it sends. If sync.every is above 1,
+    these are outer gradients: what the weights moved since the last exchange."""
+    sync: SyncOptions = field(default_factory=SyncOptions)
 
     def __post_init__(self) -> None:
         mistakes = []

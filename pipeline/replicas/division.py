@@ -1,6 +1,6 @@
 """Who sums what: the gradients of a stage as rows of one matrix, in buckets with a part for each replica.
 
-    rows      | 0  1  2  3  4 | 5  6  7  8  9 | 10 11 12 |     of 512 elements, over the borders of parameters
+    rows      | 0  1  2  3  4 | 5  6  7  8  9 | 10 11 12 |     of 512 elements or 4096, see layout.py
     buckets   |      0        |      1        |    2     |     frames of one bucket travel while the next is encoded
     owners    | 0  0  1  1  2 | 0  0  1  1  2 | 0  1   2 |     of three replicas
 
@@ -11,12 +11,9 @@ shorter, or empty if it has fewer rows than there are replicas.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
-ROW = 512
-"""Elements of a row. A codec with a scale for each row has one for 512 elements, as the code of 2206.01299."""
-BUCKET = 8192
-"""The most rows of a bucket: 16 MiB of float32."""
+BUCKET = 1 << 22
+"""The most elements of a bucket: 16 MiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +24,14 @@ class Bucket:
     parts: tuple[range, ...]
     """The rows of each owner, in the order of the replicas."""
 
+    @property
+    def rows(self) -> range:
+        """All rows."""
+        return range(self.parts[0].start, self.parts[-1].stop)
 
-def num_rows(elements: int) -> int:
-    """The rows of so many elements; zeros fill the last one."""
-    return ceil(elements / ROW)
 
-
-def divide(rows: int, replicas: int, bucket: int = BUCKET) -> list[Bucket]:
-    """The buckets of a number of rows; none without rows."""
+def divide(rows: int, replicas: int, bucket: int) -> list[Bucket]:
+    """The buckets of a number of rows, of at most `bucket` rows each; none without rows."""
     starts = range(0, rows, bucket)
     return [
         Bucket(index, _parts(range(start, min(rows, start + bucket)), replicas)) for index, start in enumerate(starts)

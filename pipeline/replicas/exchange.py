@@ -10,28 +10,26 @@ accumulated batch. It keeps the gradients of each replica apart, and the frames 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import Method, Progress
+from thinwire.compress import Progress
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError, MismatchError
 from thinwire.pipeline.handshake import differences
+from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.replicas.division import ROW, divide, num_rows
+from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.member import BucketMember, Setting
+from thinwire.pipeline.replicas.layout import FLAT, TILES, Rows
+from thinwire.pipeline.replicas.member import BucketMember, Lanes, Listener, Member, Setting
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import parameters_of
-
-FIRST = torch.zeros(1, dtype=torch.int64)
-"""The slot of an error: a part is one sample for its codec."""
 
 
 class StageExchange:
@@ -42,6 +40,7 @@ class StageExchange:
         setting: what all buckets have in common.
         here: the replicas in this process.
         links: makes the ways of the frames.
+        member: what each replica is in the exchange of a bucket.
         everyone: gives what this stage says in each process that has it, collectively.
     """
 
@@ -51,14 +50,15 @@ class StageExchange:
         setting: Setting,
         here: Sequence[int],
         links: LaneEnds,
+        member: Callable[[Lanes, Bucket], Member],
         everyone: Callable[[list[int]], Sequence[list[int]]],
     ) -> None:
-        self._names, self._parameters = list(parameters), list(parameters.values())
-        self._sizes = [parameter.numel() for parameter in self._parameters]
-        self._rows = num_rows(sum(self._sizes))
-        buckets = divide(self._rows, setting.replicas)
+        self._parameters = list(parameters.values())
+        self._rows = Rows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
+        buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row)
         self._members = {
-            replica: [BucketMember(setting, replica, bucket, links) for bucket in buckets] for replica in here
+            replica: [member(Lanes(setting, replica, bucket.index, links), bucket) for bucket in buckets]
+            for replica in here
         }
         self._everyone = everyone
         self._seen: set[int] = set()
@@ -66,13 +66,11 @@ class StageExchange:
         self._keeps_errors = setting.method.feedback is not None
 
     def submit(self, replica: int, progress: Progress) -> None:
-        """Send the gradients of one replica to the owners, and clear them."""
-        rows = torch.zeros(self._rows, ROW)
-        for index, (part, parameter) in enumerate(zip(self._parts(rows), self._parameters, strict=True)):
-            if parameter.grad is not None:
-                part.copy_(parameter.grad.reshape(-1))
-                parameter.grad = None
-                self._seen.add(index)
+        """Send the gradients of one replica, and clear them."""
+        rows = self._rows.fill([parameter.grad for parameter in self._parameters])
+        self._seen |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        for parameter in self._parameters:
+            parameter.grad = None
         for member in self._members[replica]:
             member.send_parts(rows, progress)
 
@@ -89,35 +87,35 @@ class StageExchange:
         """
         if self._used is None:
             self._used = {index for told in self._everyone(sorted(self._seen)) for index in told}
-        rows = torch.zeros(self._rows, ROW)
+        rows = self._rows.fill([])
         for members in self._members.values():
             for member in members:
                 member.take(rows, progress)
-        for index, (part, parameter) in enumerate(zip(self._parts(rows), self._parameters, strict=True)):
-            if index in self._used or part.any():
-                parameter.grad = part.view_as(parameter)
+        for index, (total, parameter) in enumerate(zip(self._rows.read(rows), self._parameters, strict=True)):
+            if index in self._used or total.any():
+                parameter.grad = total
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all errors of the replicas here: worker/REPLICA/NAME/FIRST and owner/NAME/FIRST.
 
-        Float32 [elements]: those of a parameter from the first one on. An error of an owner belongs to the elements,
-        whichever replica owns them.
+        Float32 [elements]: those of a parameter from the first one on, in the order of the layout. An error of an owner
+        belongs to the elements, whichever replica owns them.
         """
         return {
-            name: values[piece].clone()
+            f"{prefix}/{name}": values[piece].clone()
             for prefix, rows, store in self._errors()
-            for values in [store.read(FIRST).view(-1)]
-            for name, piece in self._pieces(prefix, rows)
+            for values in [store.read(_every_slot(store)).view(-1)]
+            for name, piece in self._rows.pieces(rows)
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take exactly the errors that `state_dict` returned. CheckpointError if one is missing."""
         for prefix, rows, store in self._errors():
-            pieces = [name for name, _ in self._pieces(prefix, rows)]
+            pieces = [f"{prefix}/{name}" for name, _ in self._rows.pieces(rows)]
             if missing := [name for name in pieces if name not in state]:
                 raise CheckpointError(f"the checkpoint has no errors of gradients between replicas {missing[0]}")
             values = torch.cat([state[name] for name in pieces])
-            store.write(FIRST, values.view(1, len(rows), ROW))
+            store.write(_every_slot(store), values.view(-1, *store.layout.row_shape))
 
     def _errors(self) -> Iterator[tuple[str, range, Store]]:
         """Where each error belongs, its rows, and its store."""
@@ -126,21 +124,9 @@ class StageExchange:
                 yield from ((f"worker/{replica}", rows, store) for rows, store in member.errors("parts"))
                 yield from (("owner", rows, store) for rows, store in member.errors("sums"))
 
-    def _pieces(self, prefix: str, rows: range) -> Iterator[tuple[str, slice]]:
-        """The parameters that some rows cover: PREFIX/NAME/FIRST, and their elements among those of the rows.
 
-        The zeros behind the last parameter have errors too, under the name `padding`.
-        """
-        first, last = rows.start * ROW, rows.stop * ROW
-        stops = list(accumulate([*self._sizes, self._rows * ROW - sum(self._sizes)]))
-        for name, start, stop in zip([*self._names, "padding"], [0, *stops], stops, strict=False):
-            if (begin := max(first, start)) < (end := min(last, stop)):
-                yield f"{prefix}/{name}/{begin - start}", slice(begin - first, end - first)
-
-    def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """The elements of each parameter, without the zeros behind the last one."""
-        parts: tuple[Tensor, ...] = rows.view(-1)[: sum(self._sizes)].split(self._sizes)
-        return parts
+def _every_slot(store: Store) -> Tensor:
+    return torch.arange(store.layout.num_slots)
 
 
 @dataclass(frozen=True)
@@ -151,11 +137,18 @@ class Replicas:
         count: of the whole run.
         here: those whose passes this process runs.
         exchanges: the exchange of each stage; none with one replica.
+        sync: when they exchange.
     """
 
     count: int = 1
     here: range = range(1)
     exchanges: Mapping[int, StageExchange] | None = None
+    sync: SyncOptions = field(default_factory=SyncOptions)
+
+    @property
+    def step_alone(self) -> bool:
+        """Whether replicas take optimizer steps of their own between two exchanges."""
+        return self.count > 1 and self.sync.every > 1
 
     @property
     def before(self) -> int:
@@ -194,20 +187,20 @@ ALONE = Replicas()
 
 
 def connect(
-    stages: Sequence[CompressedStage], where: Placement, count: int, method: Method, agreement: Mapping[str, Any]
+    stages: Sequence[CompressedStage], where: Placement, options: ReplicaOptions, agreement: Mapping[str, Any]
 ) -> Replicas:
     """The replicas of these stages, connected; collective over their processes.
 
     Args:
         stages: the stages of this process.
         where: where they live.
-        count: the number of replicas.
-        method: what the gradients go through.
+        options: how many replicas there are, and what they send each other.
         agreement: JSON values by name that all replicas must agree on.
 
     Raises:
         MismatchError: the replicas were not started alike.
     """
+    count, method, sync = options.count, options.method, options.sync
     if count == 1:
         return ALONE
     here = range(where.replica, where.replica + 1) if where.num_replicas > 1 else range(count)
@@ -229,14 +222,19 @@ def connect(
                 seed=wire.seed,
                 options=wire.options,
                 meter=stage.meter,
+                layout=FLAT if sync.every == 1 else TILES,
             ),
             here,
             links,
+            _MEMBERS[sync.sums if sync.every > 1 else "owner"],
             where.everyone_across,
         )
         for stage in stages
     }
-    return Replicas(count, here, exchanges)
+    return Replicas(count, here, exchanges, sync)
+
+
+_MEMBERS: Mapping[str, Callable[[Lanes, Bucket], Member]] = {"owner": BucketMember, "all": Listener}
 
 
 def _trained(stage: CompressedStage) -> dict[str, Parameter]:

@@ -2,7 +2,7 @@
 
 The description that both ends have alike, as a channel of a boundary has one. The fields of a frame's header say:
 
-    channel      parts, to an owner, or sums, from it
+    channel      parts, to an owner or to all, or sums, from an owner
     boundary     the stage
     microbatch   bucket * replicas + the replica that sends
     step         the optimizer step
@@ -27,7 +27,9 @@ class Lane(Channel):
     replica: int
     """The replica that sends."""
     to: int | None
-    """The replica that receives; None are all."""
+    """The replica that receives, at its end; None are all."""
+    to_all: bool
+    """Whether every replica gets the frame."""
     replicas: int
     """Their number."""
 
@@ -51,7 +53,7 @@ class Lane(Channel):
     def key(self, microbatch: Microbatch, tensor: int) -> Key:
         """The source of randomness of one step: every replica, part and bucket has another."""
         phase = phase_of(microbatch.kind)
-        owner = -1 if self.to is None or self.name == "sums" else self.to
+        owner = -1 if self.to_all or self.to is None else self.to
         return Key(self.seed, self.boundary, f"{self.name} {owner}", phase, microbatch.step, self._number, tensor)
 
     def work(self, microbatch: Microbatch) -> Work:

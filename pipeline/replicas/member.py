@@ -4,6 +4,8 @@
     owner     v = E + the sum over i of what arrived, in the order of the replicas; sends C(v) to all; E <- v - C(v)
     all       use C(v), the owner too
 
+If every replica adds up for itself, each sends C(u_i) to all, and there is no owner.
+
 Without feedback the errors e and E are zero. A frame of a replica to itself takes the same way, through memory. So
 every contribution is treated alike, and all replicas use the same bytes.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,9 +27,10 @@ from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.replicas.division import ROW, Bucket
+from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import Lane
+from thinwire.pipeline.replicas.layout import FLAT, Layout
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 
@@ -42,57 +45,124 @@ class Setting:
     seed: int
     options: WireOptions
     meter: Meter
+    layout: Layout = FLAT
 
 
-class BucketMember:
-    """The ends of one replica in one bucket.
+class Lanes:
+    """Makes the ends of one replica's lanes in one bucket.
 
     Args:
         setting: that of the stage.
         replica: which one it is.
-        bucket: the rows, and who owns them.
+        bucket: the index of the bucket.
         links: makes the ways of the frames.
     """
 
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
-        self._setting, self._replica, self._bucket, self._links = setting, replica, bucket, links
-        everyone = range(setting.replicas)
-        owners = [owner for owner in everyone if bucket.parts[owner]]
-        self._to_owners = {owner: self._sender("parts", owner, [owner]) for owner in owners}
-        self._from_workers, self._to_all = [], None
-        if replica in owners:
-            self._from_workers = [self._receiver("parts", worker, replica) for worker in everyone]
-            self._to_all = self._sender("sums", replica, everyone)
-        self._from_owners = {owner: self._receiver("sums", owner, owner) for owner in owners}
+    def __init__(self, setting: Setting, replica: int, bucket: int, links: LaneEnds) -> None:
+        self.setting, self.replica, self._bucket, self._links = setting, replica, bucket, links
+
+    @property
+    def everyone(self) -> range:
+        """All replicas."""
+        return range(self.setting.replicas)
+
+    def message(self, rows: int, progress: Progress) -> Microbatch:
+        """The message of one exchange with so many rows."""
+        samples = self.setting.layout.shape(rows)[0]
+        return Microbatch("train", range(samples), step=progress.step, progress=progress)
+
+    def sender(self, name: ChannelName, rows: int, to: Sequence[int]) -> Sender:
+        """The end where this replica sends so many rows."""
+        lane = self._lane(name, rows, self.replica, to[0] if len(to) == 1 else None, to_all=len(to) > 1)
+        encoder = _coder(Encoder, lane)
+        capacity = ChannelEnd(lane, [encoder], self.setting.meter).capacity
+        sending = self._links.sending(lane, to, capacity)
+        copies = sum(receiver != self.replica for receiver in to)
+        return Sender(lane, [encoder], sending, self.setting.options, self.setting.meter, copies=copies)
+
+    def receiver(self, name: ChannelName, rows: int, source: int, to: Sequence[int]) -> Receiver:
+        """The end where this replica receives what `source` sends to all of `to`."""
+        lane = self._lane(name, rows, source, self.replica, to_all=len(to) > 1)
+        decoder = _coder(Decoder, lane)
+        capacity = ChannelEnd(lane, [decoder], self.setting.meter).capacity
+        receiving = self._links.receiving(lane, self.replica, capacity)
+        copies = int(source != self.replica)
+        return Receiver(lane, [decoder], receiving, self.setting.options, self.setting.meter, _unknown, copies)
+
+    def _lane(self, name: ChannelName, rows: int, source: int, to: int | None, *, to_all: bool) -> Lane:
+        setting = self.setting
+        return Lane(
+            boundary=setting.stage,
+            name=name,
+            examples=(torch.empty(setting.layout.shape(rows), device="meta", requires_grad=True),),
+            method=setting.method,
+            seed=setting.seed,
+            bucket=self._bucket,
+            replica=source,
+            to=to,
+            to_all=to_all,
+            replicas=setting.replicas,
+        )
+
+
+class Member(Protocol):
+    """One replica in the exchange of one bucket; its methods are called in this order."""
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send each owner its part of the gradients, float32 [rows of the stage, ROW]."""
+        """Send what this replica has, float32 [rows of the stage, row]."""
+
+    def send_sum(self, progress: Progress) -> None:
+        """Add up what this replica owns, and send the sum to all."""
+
+    def take(self, rows: Tensor, progress: Progress) -> None:
+        """Write the sums into `rows`, and wait until all frames of this bucket have left."""
+
+    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
+        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (sums)."""
+
+
+class BucketMember:
+    """A replica that sends each part to its owner.
+
+    Args:
+        lanes: make the ends of this replica in this bucket.
+        bucket: the rows, and who owns them.
+    """
+
+    def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
+        self._lanes, self._bucket, self._replica = lanes, bucket, lanes.replica
+        everyone, sizes = lanes.everyone, [len(part) for part in bucket.parts]
+        owners = [owner for owner in everyone if sizes[owner]]
+        self._to_owners = {owner: lanes.sender("parts", sizes[owner], [owner]) for owner in owners}
+        self._from_workers, self._to_all = [], None
+        if self._replica in owners:
+            mine = sizes[self._replica]
+            self._from_workers = [lanes.receiver("parts", mine, worker, [self._replica]) for worker in everyone]
+            self._to_all = lanes.sender("sums", mine, everyone)
+        self._from_owners = {owner: lanes.receiver("sums", sizes[owner], owner, everyone) for owner in owners}
+
+    def send_parts(self, rows: Tensor, progress: Progress) -> None:
+        """Send each owner its part."""
         # receive ahead: gloo moves bytes only once the receiver has posted
         for receiver in (*self._from_workers, *self._from_owners.values()):
             receiver.post(1)
         for owner, sender in self._to_owners.items():
             part = self._bucket.parts[owner]
-            sender.send(self._message(progress), [rows[None, part.start : part.stop]])
+            sender.send(self._message(owner, progress), [self._shaped(rows[part.start : part.stop])])
 
     def send_sum(self, progress: Progress) -> None:
         """Add up the parts that this replica owns, in the order of the replicas, and send the sum to all."""
         if self._to_all is None:
             return
-        message = self._message(progress)
-        total: Tensor | None = None
-        for receiver in self._from_workers:
-            [part] = receiver.receive(message)
-            assert part is not None, "a gradient is a tensor"
-            total = part if total is None else total.add_(part)
-        self._to_all.send(message, [total])
+        message = self._message(self._replica, progress)
+        self._to_all.send(message, [total_of(self._from_workers, message)])
 
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sums of all parts into `rows`, and wait until all frames of this bucket have left."""
         for owner, receiver in self._from_owners.items():
-            [total] = receiver.receive(self._message(progress))
-            assert total is not None, "a sum is a tensor"
             part = self._bucket.parts[owner]
-            rows[part.start : part.stop] = total[0]
+            total = total_of([receiver], self._message(owner, progress))
+            rows[part.start : part.stop] = total.view(len(part), -1)
         for sender in (*self._to_owners.values(), *([self._to_all] if self._to_all else [])):
             sender.flush()
 
@@ -102,46 +172,62 @@ class BucketMember:
         for owner, sender in senders.items():
             yield self._bucket.parts[owner], sender.coders[0].buffers.store("train")
 
-    def _message(self, progress: Progress) -> Microbatch:
-        return Microbatch("train", range(1), step=progress.step, progress=progress)
+    def _message(self, owner: int, progress: Progress) -> Microbatch:
+        return self._lanes.message(len(self._bucket.parts[owner]), progress)
 
-    def _lane(self, name: ChannelName, owner: int, source: int, to: int | None) -> Lane:
-        setting = self._setting
-        # one sample, so one buffer: a part has thousands of rows
-        example = torch.empty(1, len(self._bucket.parts[owner]), ROW, device="meta", requires_grad=True)
-        return Lane(
-            boundary=setting.stage,
-            name=name,
-            examples=(example,),
-            method=setting.method,
-            seed=setting.seed,
-            bucket=self._bucket.index,
-            replica=source,
-            to=to,
-            replicas=setting.replicas,
-        )
+    def _shaped(self, rows: Tensor) -> Tensor:
+        return rows.view(self._lanes.setting.layout.shape(len(rows)))
 
-    def _sender(self, name: ChannelName, owner: int, to: Sequence[int]) -> Sender:
-        setting = self._setting
-        lane = self._lane(name, owner, self._replica, to[0] if len(to) == 1 else None)
-        encoder = _coder(Encoder, lane)
-        capacity = ChannelEnd(lane, [encoder], setting.meter).capacity
-        sending = self._links.sending(lane, to, capacity)
-        copies = sum(receiver != self._replica for receiver in to)
-        return Sender(lane, [encoder], sending, setting.options, setting.meter, copies=copies)
 
-    def _receiver(self, name: ChannelName, source: int, owner: int) -> Receiver:
-        setting = self._setting
-        lane = self._lane(name, owner, source, self._replica)
-        decoder = _coder(Decoder, lane)
-        capacity = ChannelEnd(lane, [decoder], setting.meter).capacity
-        receiving = self._links.receiving(lane, self._replica, capacity)
-        copies = int(source != self._replica)
-        return Receiver(lane, [decoder], receiving, setting.options, setting.meter, _unknown, copies)
+class Listener:
+    """A replica that sends all of a bucket to every other, and adds up for itself what all sent.
+
+    Args:
+        lanes: make the ends of this replica in this bucket.
+        bucket: the rows.
+    """
+
+    def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
+        self._lanes, self._rows = lanes, bucket.rows
+        self._to_all = lanes.sender("parts", len(self._rows), lanes.everyone)
+        self._from_all = [lanes.receiver("parts", len(self._rows), source, lanes.everyone) for source in lanes.everyone]
+
+    def send_parts(self, rows: Tensor, progress: Progress) -> None:
+        """Send all rows of the bucket to all."""
+        for receiver in self._from_all:
+            receiver.post(1)
+        shaped = rows[self._rows.start : self._rows.stop].view(self._lanes.setting.layout.shape(len(self._rows)))
+        self._to_all.send(self._lanes.message(len(self._rows), progress), [shaped])
+
+    def send_sum(self, progress: Progress) -> None:
+        """Nothing: every replica adds up for itself."""
+
+    def take(self, rows: Tensor, progress: Progress) -> None:
+        """Write the sum in the order of the replicas into `rows`, and wait until all frames have left."""
+        total = total_of(self._from_all, self._lanes.message(len(self._rows), progress))
+        rows[self._rows.start : self._rows.stop] = total.view(len(self._rows), -1)
+        self._to_all.flush()
+
+    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
+        """The rows of the bucket and the store of this replica's error; there is no owner."""
+        if name == "parts":
+            yield self._rows, self._to_all.coders[0].buffers.store("train")
+
+
+def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:
+    """The sum of what arrives, in the order of the receivers."""
+    total: Tensor | None = None
+    for receiver in receivers:
+        [part] = receiver.receive(message)
+        assert part is not None, "what replicas send is a tensor"
+        total = part if total is None else total.add_(part)
+    assert total is not None, "there is a replica"
+    return total
 
 
 def _coder(kind: type[AnyCoder], lane: Lane) -> AnyCoder:
-    return kind(lane.method, lane.examples[0], counts=SlotCounts(positions=1), make_store=_store)
+    [example] = lane.examples
+    return kind(lane.method, example, counts=SlotCounts(positions=example.shape[0]), make_store=_store)
 
 
 def _store(layout: StoreLayout, purpose: Purpose) -> Store:

@@ -66,7 +66,7 @@ def test_writing(codec, written):
         ("randk(0.1, scaled=1)", "randk's scaled must be True or False, got 1"),
         (
             "topk(0.1, values='q(2)')",
-            'topk\'s values must be one of "fp32", "fp16", "bf16", "q(8)", "q(4)", got "q(2)"',
+            'topk\'s values must be one of "fp32", "fp16", "bf16", "q(8)", "q(4)", "means(2)", got "q(2)"',
         ),
         ("topk", "'topk': missing a required argument: 'fraction'; write topk(fraction, values, code)"),
         ("reuse(0.1)", "'reuse(0.1)': too many positional arguments; write reuse"),

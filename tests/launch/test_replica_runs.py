@@ -27,9 +27,13 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder):
-    """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first epoch left in the checkpoint."""
-    options = [*TWO, *BY_SAMPLE]
+@pytest.mark.parametrize("sync", [[], ["--replicas.sync.every", "6"]], ids=["every step", "every 6 steps"])
+def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
+    """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first epoch left in the checkpoint.
+
+    With six steps from one exchange to the next, the checkpoints of steps 5 and 10 fall between two.
+    """
+    options = [*TWO, *BY_SAMPLE, *sync]
     simulated = simulate("tiny.yaml", folder / "simulated", *options, "--training.steps", "15")
     first = [*options, "--training.steps", "12", "--checkpoint.every", "5 steps", "--debug.check_buffers", "true"]
     assert completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *first], folder).status == 0

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 SHAPE = (4, 6, 40)
 SPARSE = [
     *("topk(0.02)", "topk(0.3)", "topk(0.9)", 'topk(0.1, values="q(4)")', 'topk(0.1, values="fp16")'),
+    'topk(0.1, values="means(2)")',
     *(
         "randk(0.1)",
         'randk(0.3, values="q(8)")',

@@ -10,35 +10,42 @@ from thinwire.compress import Key, Progress, parse
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
-from thinwire.pipeline.replicas.division import ROW
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.exchange import StageExchange
-from thinwire.pipeline.replicas.member import Setting
+from thinwire.pipeline.replicas.layout import FLAT, TILES
+from thinwire.pipeline.replicas.member import BucketMember, Listener, Setting
 
 SHAPES = {"wide": (3, 700), "bias": (5,), "long": (1000,)}
 """3105 elements, so 7 rows, the last one ragged: of three replicas the first owns three rows, the others two."""
 REPLICAS = 3
+ROW = FLAT.row
 
 
 class Replica:
     """One replica of a stage with these parameters; all of them are in this process."""
 
-    def __init__(self, number, links, expression):
+    def __init__(self, number, links, expression, layout=FLAT, member=BucketMember):
         self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
         self.meter = Meter()
         setting = Setting(
-            stage=1, replicas=REPLICAS, method=parse(expression), seed=3, options=WireOptions(), meter=self.meter
+            stage=1,
+            replicas=REPLICAS,
+            method=parse(expression),
+            seed=3,
+            options=WireOptions(),
+            meter=self.meter,
+            layout=layout,
         )
-        self.exchange = StageExchange(self.parameters, setting, [number], links, lambda mine: [mine])
+        self.exchange = StageExchange(self.parameters, setting, [number], links, member, lambda mine: [mine])
 
     @property
     def flat(self):
         return torch.cat([parameter.grad.flatten() for parameter in self.parameters.values()])
 
 
-def make(expression):
+def make(expression, **how):
     links = LaneEnds(range(REPLICAS), None, 2, timedelta(seconds=1))
-    return [Replica(number, links, expression) for number in range(REPLICAS)]
+    return [Replica(number, links, expression, **how) for number in range(REPLICAS)]
 
 
 def gradients(step):
@@ -62,9 +69,11 @@ def exchanged(replicas, given, step):
     return [replica.flat for replica in replicas]
 
 
-def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas():
+@pytest.mark.parametrize("layout", [FLAT, TILES])
+@pytest.mark.parametrize("member", [BucketMember, Listener])
+def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas(layout, member):
     given = gradients(0)
-    for flat in exchanged(make("none"), given, 0):
+    for flat in exchanged(make("none", layout=layout, member=member), given, 0):
         assert torch.equal(flat, given[0] + given[1] + given[2])
 
 
@@ -131,6 +140,36 @@ def test_errors_go_on_by_the_names_of_parameters():
         assert torch.equal(ours, theirs)
     fresh = exchanged(make("ef(topk(0.05))"), gradients(3), 3)
     assert not torch.equal(fresh[0], ours)
+
+
+@pytest.mark.parametrize("member", [BucketMember, Listener])
+@pytest.mark.parametrize("expression", ['ef(q(2, round="stochastic"))', "ef(topk(0.02))"])
+def test_replicas_that_exchange_tiles_stay_equal_and_go_on_by_name(member, expression):
+    replicas, again = (make(expression, layout=TILES, member=member) for _ in range(2))
+    for step in range(4):
+        mine, *others = exchanged(replicas, gradients(step), step)
+        assert all(torch.equal(mine, other) for other in others)
+    for replica, other in zip(replicas, again, strict=True):
+        other.exchange.load_state_dict(replica.exchange.state_dict())
+    for ours, theirs in zip(exchanged(replicas, gradients(4), 4), exchanged(again, gradients(4), 4), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_if_all_add_up_each_sends_all_to_every_other():
+    """u = d + e; C(u) to all; e <- u - C(u); everyone adds up C(u) in the order of the replicas."""
+    codec, replicas = parse("q(4)"), make("ef(q(4))", layout=TILES, member=Listener)
+    errors = torch.zeros(REPLICAS, 1, 4096)
+    for step in range(3):
+        u = torch.nn.functional.pad(gradients(step), (0, 4096 - 3105)).view(REPLICAS, 1, 4096) + errors
+        sent = torch.stack([coded(codec, rows) for rows in u])
+        errors = u - sent
+        total = (sent[0] + sent[1] + sent[2]).flatten()[:3105]
+        for flat in exchanged(replicas, gradients(step), step):
+            assert torch.equal(flat, total)
+    carried = replicas[0].meter.sent
+    assert carried.keys() == {(1, "parts", "train")}
+    # 2048 bytes of codes and a scale of 2, to each of two others
+    assert carried[1, "parts", "train"].bytes == 3 * 2 * (64 + 2050)
 
 
 def test_four_bits_are_four_bits():

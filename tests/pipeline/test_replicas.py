@@ -5,7 +5,8 @@ import torch
 
 from support.processes import run
 from support.toy import make_trainer, train
-from thinwire.pipeline.replicas.division import Bucket, divide, num_rows
+from thinwire.pipeline.replicas.division import Bucket, divide
+from thinwire.pipeline.replicas.layout import FLAT, Rows
 
 CODECS = {
     "stochastic and by position": {
@@ -35,7 +36,8 @@ def test_every_row_has_one_owner(rows, replicas, parts):
 
 
 def test_zeros_fill_the_last_row():
-    assert [num_rows(elements) for elements in (0, 1, 512, 513)] == [0, 1, 1, 2]
+    counts = [Rows({"weight": torch.Size((elements,))}, FLAT).count for elements in (0, 1, 512, 513)]
+    assert counts == [0, 1, 1, 2]
 
 
 @pytest.mark.processes

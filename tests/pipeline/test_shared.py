@@ -60,3 +60,16 @@ def test_every_copy_gets_the_sum_in_stage_order_wherever_it_lives(name, holders)
         assert all(torch.equal(copy, want) for copy, want in zip(copies, wanted, strict=True))
     crossings = sum(layout[a] != layout[b] for a, b in pairwise(holders))
     assert sum(sent for _, sent in results) == 2 * crossings * 4 * (6 + 5)
+
+
+def test_copies_that_codecs_changed_get_the_mean_of_their_gradients(alone):
+    """What replicas moved goes through a codec apart for each copy, and the copies must stay equal."""
+    copies = {stage: [Parameter(torch.zeros(3, 2)), Parameter(torch.zeros(5))] for stage in (0, 2)}
+    for stage, parameters in copies.items():
+        for parameter, gradient in zip(parameters, gradients(stage), strict=True):
+            parameter.grad = gradient
+    meters = {stage: Meter() for stage in copies}
+    SharedWeights([0, 2], copies, meters, Placement(dict.fromkeys(range(3), 0))).average_gradients()
+    for first, last, ours, theirs in zip(*copies.values(), gradients(0), gradients(2), strict=True):
+        assert torch.equal(first.grad, last.grad)
+        assert torch.equal(first.grad, (theirs + ours) / 2)

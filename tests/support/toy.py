@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.compress import SlotCounts, parse
+from thinwire.compress import SlotCounts
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import (
     CompressionOptions,
     OptimizerOptions,
     PipelineOptions,
+    ReplicaOptions,
+    SyncOptions,
     TrainingOptions,
     WireOptions,
 )
@@ -125,6 +127,11 @@ class Setting:
     trace: int = 0
     replicas: int = 1
     exchange: str = "none"
+    sync: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def replica_options(self):
+        return ReplicaOptions(count=self.replicas, gradients=self.exchange, sync=SyncOptions(**self.sync))
 
     @property
     def pipeline(self):
@@ -203,7 +210,7 @@ def make_trainer(rank, **options):
         optimizer=OptimizerOptions(**setting.optimizer),
         training=TrainingOptions(steps=setting.steps),
         trace=setting.trace,
-        replicas=connect(stages, where, setting.replicas, parse(setting.exchange), {}),
+        replicas=connect(stages, where, setting.replica_options, {}),
     )
     for stage in stages:
         stage.connect()

@@ -1,0 +1,189 @@
+"""Replicas that step alone between two exchanges: their own weights, and the outer optimizer of the common weights.
+
+    x        the common weights: those after the last exchange, equal in all replicas
+    x_i      the weights of replica i; after H optimizer steps of its own:
+    d_i      x - x_i, what it moved, is exchanged as its outer gradient
+    d        the mean of all d_i, as they arrived
+    M        b M + d, the momentum of the outer optimizer
+    x        x - lr (b M + d); then all x_i are x
+
+This is DiLoCo (2311.08105). With lr 1 and b 0 the replicas take the mean of their weights.
+
+The modules of the stages hold x, except while the passes of a replica run. So evaluations and saved weights are those
+of the last exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer
+
+from thinwire.compress import Progress
+from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.options import SyncOptions
+from thinwire.pipeline.replicas.exchange import Replicas
+from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.state import parameters_of
+
+MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
+
+
+class StageCopies:
+    """The weights of one stage: the common ones, and those of each replica in this process.
+
+    Args:
+        parameters: those that the stage trains, by all their names; they hold the common weights.
+        here: the replicas in this process.
+        make_optimizer: makes the optimizer of a replica.
+        sync: the outer optimizer.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Parameter], here: Iterable[int], make_optimizer: MakeOptimizer, sync: SyncOptions
+    ) -> None:
+        self._parameters = list({id(parameter): parameter for parameter in parameters.values()}.values())
+        places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
+        self._places = {name: places[id(parameter)] for name, parameter in parameters.items()}
+        self._common = [parameter.data for parameter in self._parameters]
+        self._own = {replica: [weights.clone() for weights in self._common] for replica in here}
+        self.optimizers = {replica: make_optimizer(self._parameters) for replica in here}
+        group = [{"params": self._parameters}]  # torch refuses an empty list of parameters, and takes an empty group
+        self.outer = SGD(group, lr=sync.lr, momentum=sync.momentum, nesterov=sync.momentum > 0)
+
+    def use(self, replica: int | None) -> None:
+        """Give the parameters the weights of a replica, or with None the common ones."""
+        for parameter, weights in zip(
+            self._parameters, self._common if replica is None else self._own[replica], strict=True
+        ):
+            parameter.data = weights
+
+    def put_moves(self, replica: int) -> None:
+        """Set the gradients to what a replica moved its weights by: common weights minus its own."""
+        for parameter, common, own in zip(self._parameters, self._common, self._own[replica], strict=True):
+            parameter.grad = common - own
+
+    def average(self, count: int) -> None:
+        """Turn the gradients, sums over `count` replicas, into means."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad /= count
+
+    def adopt(self) -> None:
+        """Give every replica the common weights."""
+        for own in self._own.values():
+            for weights, common in zip(own, self._common, strict=True):
+                weights.copy_(common)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY."""
+        own = {
+            f"own/{replica}/{name}": weights[place].clone()
+            for replica, weights in self._own.items()
+            for name, place in self._places.items()
+        }
+        inner = {
+            f"inner/{replica}/{name}/{key}": value.detach().clone()
+            for replica, optimizer in self.optimizers.items()
+            for name, place in self._places.items()
+            for key, value in optimizer.state.get(self._parameters[place], {}).items()
+            if isinstance(value, Tensor)
+        }
+        return own | inner
+
+    def load_state_dict(self, saved: Sequence[SavedStage]) -> None:
+        """Take the weights and optimizers of the replicas here from the parts of any cut. CheckpointError without."""
+        for replica, own in self._own.items():
+            weights = _tensors(saved, f"replicas/own/{replica}/")
+            if missing := [name for name in self._places if name not in weights]:
+                raise CheckpointError(f"the checkpoint has no weights of replica {replica}: {missing[0]}")
+            kept: dict[str, dict[str, Tensor]] = {}
+            for path, value in _tensors(saved, f"replicas/inner/{replica}/").items():
+                name, _, key = path.rpartition("/")
+                kept.setdefault(name, {})[key] = value
+            for name, place in self._places.items():
+                own[place].copy_(weights[name])
+                if name in kept:
+                    self.optimizers[replica].state[self._parameters[place]] = kept[name]
+
+
+class LocalSteps:
+    """All stages of this process between two exchanges.
+
+    Args:
+        stages: of this process.
+        replicas: those of the stages.
+        make_optimizer: makes the optimizer of a replica of a stage.
+        shared: weights that several stages hold, or None.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        replicas: Replicas,
+        make_optimizer: MakeOptimizer,
+        shared: SharedWeights | None,
+    ) -> None:
+        self._replicas, self._shared = replicas, shared
+        self._copies = {
+            stage.stage_index: StageCopies(_trained(stage), replicas.here, make_optimizer, replicas.sync)
+            for stage in stages
+        }
+
+    @property
+    def outer(self) -> list[Optimizer]:
+        """The outer optimizer of each stage."""
+        return [copies.outer for copies in self._copies.values()]
+
+    def optimizers(self, replica: int) -> list[Optimizer]:
+        """The optimizers of a replica, one for each stage."""
+        return [copies.optimizers[replica] for copies in self._copies.values()]
+
+    def use(self, replica: int | None) -> None:
+        """Give the modules the weights of a replica, or with None the common ones."""
+        for copies in self._copies.values():
+            copies.use(replica)
+
+    def is_due(self, done: int, steps: int) -> bool:
+        """Whether the replicas exchange after `done` of all `steps`: each H steps, and at the end."""
+        return done % self._replicas.sync.every == 0 or done == steps
+
+    def exchange(self, progress: Progress) -> None:
+        """Average what all replicas moved, move the common weights, and give them to all; collective."""
+        for replica in self._replicas.here:
+            for copies in self._copies.values():
+                copies.put_moves(replica)
+            self._replicas.submit(replica, progress)
+        self._replicas.finish(progress)
+        with torch.no_grad():
+            for copies in self._copies.values():
+                copies.average(self._replicas.count)
+            # copies of shared weights went through codecs apart, and must stay equal
+            if self._shared is not None:
+                self._shared.average_gradients()
+            for copies in self._copies.values():
+                copies.outer.step()
+                copies.outer.zero_grad()
+                copies.adopt()
+
+    def state_dict(self, stage: int) -> dict[str, Tensor]:
+        """Copies of the weights and optimizers of the replicas here; that of the outer optimizer is not among them."""
+        return self._copies[stage].state_dict()
+
+    def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
+        """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
+        self._copies[stage].load_state_dict(saved)
+
+
+def _trained(stage: CompressedStage) -> dict[str, Parameter]:
+    """The parameters that a stage trains, by all their names in the unsplit model."""
+    return {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad}
+
+
+def _tensors(saved: Sequence[SavedStage], prefix: str) -> dict[str, Tensor]:
+    return {name: tensor for part in saved for name, tensor in part.tensors(prefix).items()}

@@ -1,0 +1,58 @@
+"""The order of elements in the rows that replicas exchange."""
+
+import pytest
+import torch
+
+from thinwire.pipeline.replicas.layout import FLAT, SIDE, TILES, Rows
+
+SHAPES = {"wide": (130, 70), "bias": (5,), "even": (64, 128), "small": (3, 9), "kernel": (4, 2, 3, 3)}
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
+
+
+def rows_of(layout):
+    return Rows({name: torch.Size(shape) for name, shape in SHAPES.items()}, layout)
+
+
+@pytest.mark.parametrize("layout", [FLAT, TILES])
+def test_rows_hold_every_element_once(layout):
+    rows, given = rows_of(layout), tensors()
+    filled = rows.fill(given)
+    assert filled.shape == (rows.count, layout.row)
+    assert filled.count_nonzero() == sum(tensor.numel() for tensor in given)
+    for tensor, back in zip(given, rows.read(filled), strict=True):
+        assert torch.equal(tensor, back)
+
+
+def test_whole_tiles_come_first():
+    wide, bias, even, *_ = tensors()
+    filled = rows_of(TILES).fill(tensors())
+    tiles = [wide[:SIDE, :SIDE], wide[SIDE : 2 * SIDE, :SIDE], even[:, :SIDE], even[:, SIDE:]]
+    for row, tile in zip(filled, tiles, strict=False):
+        assert torch.equal(row, tile.flatten())
+    rest = torch.cat([wide[:128, 64:].flatten(), wide[128:].flatten(), bias])
+    assert torch.equal(filled.view(-1)[4 * 4096 :][: len(rest)], rest)
+
+
+def test_a_missing_tensor_is_zeros():
+    assert not rows_of(TILES).fill([None] * len(SHAPES)).any()
+
+
+@pytest.mark.parametrize("layout", [FLAT, TILES])
+def test_pieces_name_every_element_of_every_parameter_once(layout):
+    rows = rows_of(layout)
+    half = rows.count // 2
+    found = {}
+    for part in (range(half), range(half, rows.count)):
+        for name, piece in rows.pieces(part):
+            parameter, first = name.split("/")
+            found.setdefault(parameter, []).append(range(int(first), int(first) + piece.stop - piece.start))
+    padding = found.pop("padding")
+    for name, pieces in found.items():
+        assert sorted(place for piece in pieces for place in piece) == list(range(torch.Size(SHAPES[name]).numel()))
+    assert sum(map(len, padding)) == rows.count * layout.row - sum(
+        torch.Size(shape).numel() for shape in SHAPES.values()
+    )

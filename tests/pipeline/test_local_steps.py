@@ -1,0 +1,128 @@
+"""Replicas that step alone: DiLoCo's arithmetic, equal replicas, and stops between two exchanges."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from support.toy import IGNORE, Samples, make_trainer, unsplit
+from thinwire.pipeline.checkpoint import Checkpoints
+from thinwire.pipeline.checkpoint_folder import manifests
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import ReplicaOptions, SyncOptions
+
+EVERY, STEPS = 3, 8
+NONE = {"activations": "none", "gradients": "none"}
+STATEFUL = {"activations": "aqsgd(q(4))", "gradients": 'ef(q(6, round="stochastic"))'}
+OPTIONS = {"microbatches": 2, "microbatch_size": 2, "simulated": True, "steps": STEPS}
+
+
+def diloco(replicas, outer, optimizer):
+    """DiLoCo restated: every replica an unsplit model; the common weights after all steps, and each step's loss."""
+    common = [parameter.detach().clone() for parameter in unsplit(2).parameters()]
+    momenta = [torch.zeros_like(weights) for weights in common]
+    models = [unsplit(2) for _ in range(replicas)]
+    inner = [
+        torch.optim.SGD(model.parameters(), lr=optimizer["lr"], momentum=optimizer["momentum"]) for model in models
+    ]
+    samples, size, losses = Samples(), 4, []
+    for step in range(STEPS):
+        for replica, model in enumerate(models):
+            first = (step * replicas + replica) * size
+            ids = torch.arange(first, first + size) % 16
+            targets = samples.targets(ids)
+            total = cross_entropy(
+                model(samples.inputs(ids, 0)).flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+            )
+            loss = total / (targets != IGNORE).sum()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer["max_grad_norm"])
+            inner[replica].step()
+            inner[replica].zero_grad()
+            losses += [float(loss.detach())] if replica == 0 else []
+        if (step + 1) % EVERY == 0 or step + 1 == STEPS:
+            every = list(zip(*(model.parameters() for model in models), strict=True))
+            for weights, momentum, theirs in zip(common, momenta, every, strict=True):
+                moved = sum(weights - own.detach() for own in theirs) / replicas
+                momentum.mul_(outer["momentum"]).add_(moved)
+                weights -= outer["lr"] * (outer["momentum"] * momentum + moved)
+                for own in theirs:
+                    own.data.copy_(weights)
+    return common, losses
+
+
+@pytest.mark.parametrize("outer", [{"lr": 0.7, "momentum": 0.9}, {"lr": 1.0, "momentum": 0.0}])
+def test_it_is_diloco(alone, outer):
+    optimizer = {"name": "sgd", "lr": 0.2, "momentum": 0.9, "max_grad_norm": 0.5, "schedule": "constant"}
+    common, losses = diloco(3, outer, optimizer)
+    for sums in ("owner", "all"):
+        sync = {"every": EVERY, "sums": sums, **outer}
+        trainer = make_trainer(0, **OPTIONS, replicas=3, sync=sync, compression=NONE, optimizer=optimizer)
+        records = []
+        trainer.train(records.append)
+        assert [record.loss for record in records] == pytest.approx(losses, rel=1e-4)
+        got = [parameter for stage in trainer.stages for parameter in stage.submod.parameters()]
+        for ours, theirs in zip(got, common, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+        exchanged = [record.step for record in records if record.exchanged]
+        assert exchanged == [2, 5, 7], "every three steps, and at the end"
+
+
+def test_between_two_exchanges_the_modules_hold_the_weights_of_the_last_one(alone):
+    trainer = make_trainer(0, **OPTIONS, replicas=2, sync={"every": EVERY})
+    weight = trainer.stages[0].submod[0].weight
+    seen = []
+    trainer.train(lambda record: seen.append(weight.clone()))
+    changed = [step for step in range(1, STEPS) if not torch.equal(seen[step], seen[step - 1])]
+    assert changed == [2, 5, 7]
+
+
+def finished(trainer, first=0):
+    losses = [trainer.train_step(step).loss for step in range(first, STEPS)]
+    weights = [parameter.tolist() for stage in trainer.stages for parameter in stage.submod.parameters()]
+    return losses, weights, [stage.meter.sent for stage in trainer.stages]
+
+
+def checkpoints_of(folder):
+    return Checkpoints(folder, stages=[0, 1], num_stages=2, keep=2, header={}, words=dist.HashStore())
+
+
+@pytest.mark.parametrize("stop", [4, 6])
+@pytest.mark.parametrize("sums", ["owner", "all"])
+def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, sums):
+    options = OPTIONS | {
+        "replicas": 2,
+        "dropout": 0.2,
+        "sync": {"every": EVERY, "sums": sums},
+        "exchange": "ef(topk(0.05))",
+        "compression": STATEFUL,
+    }
+    wanted = finished(make_trainer(0, **options))
+    stopped, checkpoints = make_trainer(0, **options), checkpoints_of(tmp_path)
+    before = [stopped.train_step(step).loss for step in range(stop)]
+    checkpoints.save(stop, stopped.collect)
+    checkpoints.wait()
+    again = make_trainer(0, **options)
+    again.resume(checkpoints_of(tmp_path), manifests(tmp_path)[-1])
+    losses, *rest = finished(again, stop)
+    assert (before + losses, *rest) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"every": 0}, "replicas.sync.every must be from 1 to 1000000000, got 0"),
+        ({"lr": 0.0}, "replicas.sync.lr must be above 0 and finite, got 0.0"),
+        ({"momentum": 1.0}, "replicas.sync.momentum must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(options, said):
+    with pytest.raises(OptionsError) as caught:
+        SyncOptions(**options)
+    assert caught.value.mistakes == (said,) or list(caught.value.mistakes) == [said]
+
+
+@pytest.mark.parametrize("expression", ["lowrank(4)", "ef21(q(4))", "aqsgd(q(4))", "reuse"])
+def test_codecs_of_outer_gradients_are_those_of_gradients(expression):
+    with pytest.raises(OptionsError, match=r"replicas\.gradients: "):
+        ReplicaOptions(count=2, gradients=expression, sync=SyncOptions(every=EVERY))
