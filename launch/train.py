@@ -23,6 +23,7 @@ from thinwire.launch import cli
 from thinwire.launch.run import forks, parent
 from thinwire.launch.run.heartbeat import pulse, watch
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
+from thinwire.launch.shared.output import lasting
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Train a recipe, and return the exit status."""
+    with lasting():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     is_stage = "RANK" in os.environ
     if is_stage:
         parent.end_with_parent()

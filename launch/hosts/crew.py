@@ -26,13 +26,19 @@ _POLL_SECONDS = 0.05
 
 @contextmanager
 def gathered_signals() -> Iterator[list[signal.Signals]]:
-    """Collect signals instead of ending at once, so that no host stays half made or half removed."""
+    """Collect signals instead of ending at once, so that no host stays half made or half removed.
+
+    SIGHUP counts once: the kernel and the shell both send it when a terminal closes, and nobody meant to hurry. If it
+    is ignored, as after `nohup`, it stays so.
+    """
     came: list[signal.Signals] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(signal.Signals(number))
+        if number != signal.SIGHUP or signal.SIGHUP not in came:
+            came.append(signal.Signals(number))
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    wanted = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in wanted}
     try:
         yield came
     finally:

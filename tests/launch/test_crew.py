@@ -124,3 +124,22 @@ def test_a_reader_that_is_gone_ends_the_command():
         assert launcher.stdout.readline() == b"host 0 | x\n"
         launcher.stdout.close()
         assert launcher.stderr.read().endswith(b"ended")
+
+
+def test_a_terminal_that_closes_is_one_signal():
+    """The kernel and the shell send SIGHUP each; a run that was writing its checkpoint took the second for hurry."""
+    with gathered_signals() as came:
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT):
+            signal.raise_signal(number)
+    assert came == [signal.SIGHUP, signal.SIGINT]
+
+
+def test_nohup_is_kept():
+    """A run under `nohup` stopped when its terminal closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with gathered_signals() as came:
+            signal.raise_signal(signal.SIGHUP)
+        assert came == [] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

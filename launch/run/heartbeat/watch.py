@@ -57,6 +57,6 @@ def _watch(watched: int, reading: int, silence: Silence, allowed: float) -> None
                 return
             silence.heard(rank, beats.endswith(TRAINING))
         for seconds in silence.too_long(lambda rank: is_stopped(watched)).values():
-            os.write(2, f"{sentence(f'process {rank}', seconds, allowed)}; it is killed\n".encode())
-            os.kill(watched, signal.SIGKILL)
+            os.kill(watched, signal.SIGKILL)  # before it is told: the terminal may be gone
+            os.write(2, f"{sentence(f'process {rank}', seconds, allowed)}; it was killed\n".encode())
             return

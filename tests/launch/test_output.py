@@ -1,0 +1,37 @@
+"""What is printed where nobody can read it any more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PRINTS = """
+import sys
+from thinwire.launch.shared.output import lasting
+
+before = sys.stdout, sys.stderr
+with lasting():
+    for _ in range(3):
+        print("x" * 10_000, flush=True)
+        print("y" * 10_000, file=sys.stderr)
+assert (sys.stdout, sys.stderr) == before
+"""
+
+
+@pytest.mark.parametrize("place", ["a full disk", "a pipe without a reader"])
+def test_what_cannot_be_printed_is_dropped(place):
+    """A run ended in a traceback when the disk of its log was full, and when its terminal had closed."""
+    if place == "a full disk":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, descriptor = os.pipe()
+        os.close(reading)
+    found = subprocess.run([sys.executable, "-c", PRINTS], stdout=descriptor, stderr=descriptor)
+    os.close(descriptor)
+    assert found.returncode == 0
+
+
+def test_what_can_be_printed_is():
+    found = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True)
+    assert (found.returncode, found.stdout.split(), found.stderr.split()) == (0, ["x" * 10_000] * 3, ["y" * 10_000] * 3)
