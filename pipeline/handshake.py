@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.errors import MismatchError, WireError
 from thinwire.pipeline.transport import reaching
 
 ADVISORY = ("torch",)
@@ -50,12 +50,23 @@ class Handshake:
         store, name = self._store, f"{boundary}/{neighbour}"
         with reaching(f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {boundary}"):
             store.wait([name], self._timeout)
-        _raise_on_difference(configuration, json.loads(store.get(name)), boundary, stage, neighbour)
+        _raise_on_difference(configuration, _read(store.get(name), neighbour), boundary, stage, neighbour)
 
     @property
     def _store(self) -> dist.Store:
         default = dist.distributed_c10d._get_default_store()
         return dist.PrefixStore(f"thinwire/{self._name}/{self._round}", default)
+
+
+def _read(text: bytes, stage: int) -> dict[str, Any]:
+    """What a stage announced. WireError if it is not an object of JSON: a stranger may have written it."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"stage {stage} must announce its settings as JSON, but announced something else") from error
+    if not isinstance(told, dict):
+        raise WireError(f"stage {stage} must announce its settings as an object, got {type(told).__name__}")
+    return told
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -77,8 +88,13 @@ def _raise_on_difference(
                 stacklevel=3,
             )
     if found:
-        lines = [f"  {name}: {here!r} here, {there!r} there" for name, (here, there) in found.items()]
+        lines = [f"  {_shown(name)}: {here!r} here, {there!r} there" for name, (here, there) in found.items()]
         raise MismatchError(
             f"the two ends of boundary {boundary} must be started alike; stage {stage} (here) and stage {neighbour} "
             f"(there) differ in:\n" + "\n".join(lines)
         )
+
+
+def _shown(name: str) -> str:
+    """The name of a field without what a terminal would act on."""
+    return name if name.isprintable() else repr(name)

@@ -150,7 +150,7 @@ def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -
     if rank:
         number = secrets.token_hex(8)
         store.set(f"thinwire/asks/{rank}", number)
-        name = store.get(f"thinwire/answer/{number}").decode()
+        name = store.get(f"thinwire/answer/{number}").decode(errors="replace")  # a stranger's is no text
         store.set(f"thinwire/{name}/{rank}", "")
         return dist.PrefixStore(name, store)
     name, missing = secrets.token_hex(8), set(range(1, size))
@@ -161,7 +161,8 @@ def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -
             raise dist.DistStoreError(f"no word of {who} within {timeout.total_seconds():g} s")
         for other in missing:
             if store.check([f"thinwire/asks/{other}"]):
-                store.set(f"thinwire/answer/{store.get(f'thinwire/asks/{other}').decode()}", name)
+                asked = store.get(f"thinwire/asks/{other}").decode(errors="replace")
+                store.set(f"thinwire/answer/{asked}", name)
         missing = {other for other in missing if not store.check([f"thinwire/{name}/{other}"])}
         time.sleep(_POLL)
     return dist.PrefixStore(name, store)

@@ -14,6 +14,7 @@ from support import processes
 from thinwire.launch.run.heartbeat.neighbours import Neighbours
 from thinwire.launch.run.heartbeat.pulse import Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.process import Placement
 
 CHAIN = Placement({0: 0, 1: 1, 2: 2})
@@ -113,6 +114,17 @@ def test_strangers_are_cut_off_and_change_nothing(heard):
         assert lost.get(timeout=TIMEOUT)[0] == 1, "it says nothing more"
     for connection in held:
         connection.close()
+
+
+@pytest.mark.parametrize("told", [b"\xff\xfe", b"one", b"127.0.0.1 port", b"\x1b[2J 1 2"])
+def test_an_address_that_is_none_is_one_sentence(alone, told):
+    """Whoever reaches torchrun's store can write there: the process ended in a traceback."""
+    store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
+    store.set("token", "0" * 16)
+    store.set("0", told)
+    with pytest.raises(WireError, match="process 0 must say where it listens, and said b'") as caught:
+        begin(1)
+    assert str(caught.value).isprintable()
 
 
 def test_a_neighbour_that_closes_is_no_longer_expected(heard):

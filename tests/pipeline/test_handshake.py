@@ -1,7 +1,10 @@
 """Stages find each other at start: in the user's own loop, where nobody calls connect, and in any order."""
 
+from datetime import timedelta
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
@@ -11,6 +14,8 @@ from torch.distributed.pipelining import (
 
 from support.processes import run
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
+from thinwire.pipeline.errors import MismatchError, WireError
+from thinwire.pipeline.handshake import Handshake
 
 WIDTH, STAGES, STEPS = 6, 4, 2
 
@@ -91,3 +96,17 @@ def connected_in_opposite_order(rank):
 @pytest.mark.processes
 def test_no_stage_has_to_connect_first():
     assert run(connected_in_opposite_order, 2) == [True, True]
+
+
+@pytest.mark.parametrize("told", [b"\xff", b"[]", b"3", b"{", b"[" * 100_000])
+def test_an_announcement_that_is_none_is_one_sentence(alone, told):
+    """Whoever reaches torchrun's store can write there: the stage ended in a traceback."""
+    group = dist.distributed_c10d._get_default_group()
+    handshake = Handshake(group, timedelta(seconds=30))
+    handshake._store.set("0/1", told)
+    with pytest.raises(WireError, match="stage 1 must announce its settings as"):
+        handshake.compare(0, 0, {})
+    handshake._store.set("0/1", b'{"\\u001b[2J": "\\u001b"}')
+    with pytest.raises(MismatchError) as caught:
+        handshake.compare(0, 0, {})
+    assert "\x1b" not in str(caught.value)

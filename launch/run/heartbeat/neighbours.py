@@ -26,7 +26,7 @@ import torch.distributed as dist
 from thinwire.launch.run.heartbeat.pulse import Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.shared.probes import host_address, interface_addresses
-from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
 
@@ -82,9 +82,12 @@ class Neighbours:
     def _call(self, rank: int, store: dist.Store, timeout: float) -> None:
         what = f"process {self._rank} was waiting for the heartbeat of process {rank}"
         with reaching(what):
-            host, port = store.get(str(rank)).decode().split()
+            told = store.get(str(rank))
         try:
+            host, port = told.decode().split()
             connection = socket.create_connection((host, int(port)), timeout)
+        except (ValueError, OverflowError) as error:
+            raise WireError(f"process {rank} must say where it listens, and said {told[:80]!r}") from error
         except OSError as error:
             raise PeerError(
                 f"{what}, and {host} does not answer at port {port}: {error.strerror or error}; stages must reach all "
