@@ -28,7 +28,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,7 @@ class StageState:
     """The stores of feedback by name."""
 
 
-class Words(Protocol):
+class WordStore(Protocol):
     """Where processes post words for each other: a store of torch, or part of one."""
 
     def set(self, key: str, value: str, /) -> None:
@@ -110,7 +110,7 @@ class Checkpoints:
         num_stages: int,
         keep: int,
         header: Mapping[str, Any],
-        words: Words,
+        words: WordStore,
         timeout: float = 300.0,
     ) -> None:
         self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
@@ -118,6 +118,8 @@ class Checkpoints:
         self._everyone = range(num_stages)
         self._checksums: dict[tuple[int, str], Tensor] = {}
         self._posted: set[str] = set()
+        self._stores: dict[tuple[int, str], Store] = {}
+        self._earlier: list[Path] = []
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -135,6 +137,9 @@ class Checkpoints:
             CheckpointError: the checkpoint before could not be written.
         """
         self.wait()
+        if not all(part.is_dir() for part in self._earlier):  # somebody made room by hand
+            for store in self._stores.values():
+                store.unsave_all()
         self._thread = threading.Thread(target=self._run, args=(step, collect(), logged), name=f"checkpoint {step}")
         self._thread.start()
 
@@ -151,8 +156,13 @@ class Checkpoints:
                 f"checkpoints are complete"
             ) from failure
 
+    def check(self) -> None:
+        """Raise CheckpointError if the checkpoint that is being written has failed already. Waits for nothing."""
+        if self._failure is not None:
+            self.wait()
+
     def resume(self, manifest: Manifest, stage: int, stores: Mapping[str, Store]) -> SavedStage:
-        """Read what a stage saved, and restore its stores. Later checkpoints of this stage are deleted.
+        """Read what a stage saved, and restore its stores. Later checkpoints are deleted.
 
         Raises:
             CheckpointError, StoreError: a file is missing or damaged.
@@ -161,21 +171,28 @@ class Checkpoints:
         saved = SavedStage(self.folder, manifest.step, stage)
         for name, store in stores.items():
             self._checksums[stage, name] = saved.restore(name, store)
+            self._stores[stage, name] = store
+        self._earlier = self._own_parts()
         return saved
 
     def go_on_from(self, manifest: Manifest) -> None:
-        """Delete later files of this process's stages. The checkpoint itself stays until a newer one is complete."""
+        """Delete later files. The checkpoint itself stays until a newer one is complete."""
         place = step_folder(self.folder, manifest.step) / MANIFEST
         if not place.exists():  # other hosts wrote it; this host stopped before it did
             _write_durably(place, manifest.text().encode())
         self.discard_after(manifest.step)
 
     def discard_after(self, step: int) -> None:
-        """Delete files that this process's stages wrote after a step, and unfinished files from before it."""
+        """Delete what was written after a step, by any stage, and unfinished files from before it.
+
+        Call it before the first step: until every process has, none of them can write a checkpoint.
+        """
         for path in steps_of(self.folder):
             if step_of(path) > step or (not (path / MANIFEST).exists() and not (path / RETIRED).exists()):
                 _remove(path / MANIFEST)
-                self._delete(path)
+                shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
+        if not steps_of(self.folder):
+            shutil.rmtree(self.folder / "base", ignore_errors=True)
 
     def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None]) -> None:
         try:
@@ -186,10 +203,12 @@ class Checkpoints:
             for stage, state in states.items():
                 for store, snapshot in state.snapshots.values():
                     store.unsave(snapshot)
-                with suppress(OSError):  # no room for words either; the others wait for this one in vain
+                with suppress(Exception):  # no room for words either, or no place for them; the others wait in vain
                     self._post(step, stage, {"failed": _reason(error)})
             if not (step_folder(self.folder, step) / MANIFEST).exists():
-                self._delete(step_folder(self.folder, step))  # on a full disk this frees room for the next checkpoint
+                self._delete(
+                    step_folder(self.folder, step), self._everyone
+                )  # on a full disk this frees room for the next checkpoint
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
@@ -198,7 +217,7 @@ class Checkpoints:
         manifest = Manifest(step, self._header, self._await_everyone(step))
         self._forget_words_before(step)
         _write_durably(target / MANIFEST, manifest.text().encode())
-        self._prune()
+        self._prune(target)
 
     def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
         """Write one stage's files and wait until they are on disk; their digests by name."""
@@ -208,6 +227,7 @@ class Checkpoints:
         for name, (store, snapshot) in state.snapshots.items():
             empty = torch.zeros(store.layout.num_slots, dtype=torch.int64)
             checksums = self._checksums.setdefault((stage, name), empty)
+            self._stores[stage, name] = store
             _, digests[f"{name}.rows"] = SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
             _write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
             tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
@@ -237,13 +257,9 @@ class Checkpoints:
             if time.monotonic() > deadline:
                 raise CheckpointError(f"not every stage had written its part within {self._timeout:g} s")
             time.sleep(_POLL_SECONDS)
-        words = [json.loads(self._words.get(key)) for key in keys]
-        for stage, word in enumerate(words):
-            if "failed" in word:
-                raise CheckpointError(f"stage {stage}: {word['failed']}")
-        return {str(stage): word["files"] for stage, word in enumerate(words)}
+        return {str(stage): _files_of(self._words.get(key), stage) for stage, key in enumerate(keys)}
 
-    def _prune(self) -> None:
+    def _prune(self, newest: Path) -> None:
         """Fold all but the newest checkpoints into the base, and delete them. Of another cut none stays."""
         whole = [path for path in steps_of(self.folder) if (path / MANIFEST).exists()]
         kept = [path for path in whole if self._is_of_this_cut(path)][-self._keep :]
@@ -252,37 +268,51 @@ class Checkpoints:
             if path not in kept:
                 with suppress(FileNotFoundError):  # another process removed it first
                     (path / MANIFEST).rename(path / RETIRED)
+        here = {*self._stages, *map(_stage_of, _parts_of(newest))}
         for path in steps_of(self.folder):
             if (path / RETIRED).exists():
                 self._give_to_base(path)
-                self._delete(path)
+                self._delete(path, here)
+        for part in _parts_of(self.folder / "base"):
+            if _stage_of(part) not in here:
+                shutil.rmtree(part, ignore_errors=True)
+        self._earlier = self._own_parts()
+
+    def _own_parts(self) -> list[Path]:
+        """The parts of this process: the next checkpoint has only the rows that these do not have."""
+        folders = [*steps_of(self.folder), self.folder / "base"]
+        return [part for folder in folders for part in _parts_of(folder) if _stage_of(part) in self._stages]
 
     def _is_of_this_cut(self, path: Path) -> bool:
         return cut_of(path) in (self._header.get("cuts"), None)
 
     def _give_to_base(self, path: Path) -> None:
         """Fold the rows of a retired checkpoint into the base; delete the base of another cut."""
-        for part in self._own_parts(path):
+        for part in _parts_of(path):
+            if _stage_of(part) not in self._stages:
+                continue
             if self._is_of_this_cut(path):
                 for saved in saved_rows(part):
                     fold(base_of(self.folder, _stage_of(part), saved.path.stem), saved)
             else:  # while its part is there, no checkpoint of this cut has been folded
                 shutil.rmtree(base_of(self.folder, _stage_of(part), "").parent, ignore_errors=True)
 
-    def _own_parts(self, path: Path) -> list[Path]:
-        """The parts of a checkpoint that this process removes: those of its stages, and of stages that no longer are.
+    def _delete(self, path: Path, here: Collection[int]) -> None:
+        """Delete the parts of this process, and the folder behind the last part.
 
-        Another cut may have had more stages.
+        A part that no process removes goes too: `here` are the stages that write to this disk. Another cut may have had
+        more stages, or its parts were copied here.
         """
-        parts = [part for part in path.glob("stage-*") if part.name.removeprefix("stage-").isdecimal()]
-        return [part for part in parts if _stage_of(part) in self._stages or _stage_of(part) not in self._everyone]
-
-    def _delete(self, path: Path) -> None:
-        """Delete the parts of this process, and the folder behind the last part."""
-        for part in self._own_parts(path):
-            shutil.rmtree(part, ignore_errors=True)
-        if not any(path.glob("stage-*")):
+        for part in _parts_of(path):
+            if _stage_of(part) in self._stages or _stage_of(part) not in here:
+                shutil.rmtree(part, ignore_errors=True)
+        if not _parts_of(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _parts_of(path: Path) -> list[Path]:
+    """The folders of stages in that of a checkpoint, or in the base."""
+    return [part for part in path.glob("stage-*") if part.name.removeprefix("stage-").isdecimal()]
 
 
 def _stage_of(part: Path) -> int:
@@ -318,6 +348,17 @@ def _write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     fresh.replace(path)
     sync(path.parent)  # the new name must reach the disk too
+
+
+def _files_of(text: bytes, stage: int) -> dict[str, str]:
+    """The digests of the files that a stage wrote, from what it posted. CheckpointError if it could not write them."""
+    try:
+        word: dict[str, Any] = dict(json.loads(text))
+        if "failed" not in word:
+            return {str(name): str(digest) for name, digest in word["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"stage {stage} must post what it has written, and posted something else") from error
+    raise CheckpointError(f"stage {stage}: {word['failed']}")
 
 
 def _reason(error: BaseException) -> str:

@@ -43,6 +43,14 @@ class Manifest:
         """The layers of each stage, as a JSON value; None if the header does not say."""
         return self.header.get("cuts")
 
+    @property
+    def model_parts(self) -> list[int]:
+        """The parts that hold the whole model. Of parts with the same layers, as replicas have, the first is enough."""
+        parts, cuts = sorted(map(int, self.files)), self.cut
+        if not isinstance(cuts, list) or len(cuts) != len(parts):
+            return parts
+        return [part for part in parts if cuts[part] not in cuts[:part]]
+
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
         """The manifest in a text from `where`. CheckpointError if it is not a manifest, or is damaged."""
@@ -50,6 +58,7 @@ class Manifest:
             values = json.loads(text)
             digest = values.pop("digest")
             manifest = cls(**values)
+            _check_fields(manifest)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{where} is not the manifest of a checkpoint: {error!r}") from error
         if digest != _digest_of(values):
@@ -201,8 +210,21 @@ def digest_of(path: Path) -> str:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; take another checkpoint") from error
+
+
+def _check_fields(manifest: Manifest) -> None:
+    """Raise TypeError or ValueError if a field is of another kind: a manifest may come from another host."""
+    if type(manifest.step) is not int or manifest.step < 0 or not isinstance(manifest.header, dict):
+        raise TypeError("its step or its header is of another kind")
+    if sorted(map(int, manifest.files)) != list(range(len(manifest.files))):
+        raise ValueError("its stages are not numbered from 0")
+    if not all(isinstance(files, dict) for files in manifest.files.values()):
+        raise TypeError("the files of a stage are no names with digests")
+    for name in {name for files in manifest.files.values() for name in files}:
+        if name != Path(name).name:
+            raise ValueError(f"{name!r} is not the name of a file")
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:

@@ -300,7 +300,7 @@ class Trainer:
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
         """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
         self.done = manifest.step
-        saved = [SavedStage(folder, manifest.step, int(stage)) for stage in manifest.files]
+        saved = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, saved)
             if self._local is not None:

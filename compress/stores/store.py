@@ -280,6 +280,10 @@ class Store(ABC):
         self._release()
         self._unsaved[snapshot.slots] = True
 
+    def unsave_all(self) -> None:
+        """Have the next snapshot hold every row. No snapshot may be unread."""
+        self._unsaved.copy_(self._known)
+
     def restore(self, known: Tensor, rows: Iterable[tuple[list[int], Tensor]]) -> None:
         """Replace the store's content by saved rows, which count as saved.
 

@@ -64,15 +64,17 @@ class Report:
     """Whether the process would fail again in the same way if the run went on from its newest checkpoint."""
 
     def save(self) -> None:
-        """Write the report for the launcher. Without a launcher, print it."""
+        """Write the report for the launcher. Print it if there is no launcher, or if its folder is gone or full."""
         folder = os.environ.get(FOLDER_VARIABLE)
-        if folder is None:
+        if folder is not None:
+            with suppress(OSError):
+                # renamed when complete: the process may be killed at any time, and half a report cannot be read
+                written = Path(folder, f"{self.rank}.part")
+                written.write_text(json.dumps(asdict(self)))
+                written.rename(_next_place(Path(folder)))
+                return
+        with suppress(OSError):  # the terminal may be gone too
             os.write(2, f"{self.line()}\n".encode())
-        else:
-            # renamed when complete: the process may be killed at any time, and half a report cannot be read
-            written = Path(folder, f"{self.rank}.part")
-            written.write_text(json.dumps(asdict(self)))
-            written.rename(_next_place(Path(folder)))
 
     def line(self) -> str:
         """The report in words."""

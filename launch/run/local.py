@@ -22,6 +22,7 @@ from typing import Protocol
 from thinwire.launch.run import failures, parent
 from thinwire.launch.run.heartbeat.pulse import VARIABLE
 from thinwire.launch.run.heartbeat.silence import Hearing
+from thinwire.pipeline.errors import CheckpointError
 
 MEETING_VARIABLE = "THINWIRE_MEETING"
 """The file through which the processes that `thinwire train` starts meet."""
@@ -183,32 +184,51 @@ class FileWords:
     A file store of torch only grows, and opening one holds the GIL for minutes if its folder is gone.
 
     Args:
-        folder: the folder. Once it is removed, the run has ended, and nobody reads what is posted.
+        folder: the folder. Its launcher removes it when the run has ended.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def set(self, key: str, value: str) -> None:
-        """Post a word."""
+        """Post a word. CheckpointError if the folder is gone."""
         path = self._path(key)
         fresh = path.with_suffix(".new")
-        with suppress(FileNotFoundError):
+        try:
             fresh.write_text(value)
             fresh.replace(path)  # whoever finds it finds all of it
+        except FileNotFoundError:
+            raise self._gone() from None
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._folder} must have room for some words of this run: {error.strerror}"
+            ) from None
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of these words are posted."""
-        return all(self._path(key).exists() for key in keys)
+        """Whether all of these words are posted. CheckpointError if the folder is gone."""
+        if all(self._path(key).exists() for key in keys):
+            return True
+        if not self._folder.is_dir():
+            raise self._gone()
+        return False
 
     def get(self, key: str) -> bytes:
-        """A word that is posted."""
-        return self._path(key).read_bytes()
+        """A word that is posted. CheckpointError if it is gone, and its folder with it."""
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            raise self._gone() from None
 
     def delete_key(self, key: str) -> bool:
         """Take a word back."""
         self._path(key).unlink(missing_ok=True)
         return True
+
+    def _gone(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder}, where the stages of this run tell each other what they have written, must stay while the "
+            f"run goes on, and is gone; set TMPDIR to a folder that nothing cleans up"
+        )
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key.replace('/', '-')}.word"  # beside the reports of failures, which are *.json

@@ -16,7 +16,7 @@ from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
-from thinwire.pipeline.checkpoint import Checkpoints, StageState, Words
+from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage, has_manifests, is_whole, manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
@@ -85,7 +85,7 @@ class Resumption:
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
             self._last_saved = self.first
-            part = self._stages[0] if self._same_parts else int(next(iter(self._manifest.files)))
+            part = self._stages[0] if self._same_parts else self._manifest.model_parts[0]
             self.saved = SavedStage(self._checkpoints.folder, self.first, part).values["run"]
 
     @property
@@ -122,6 +122,10 @@ class Resumption:
         """Write a checkpoint while training goes on."""
         self._last_saved = done
         self._checkpoints.save(done, lambda: self._collect(said.values), said.logged)
+
+    def check(self) -> None:
+        """Raise CheckpointError if a checkpoint could not be written, long before the next one is due."""
+        self._checkpoints.check()
 
     def finish(self, done: int, said: Said) -> None:
         """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
@@ -160,7 +164,7 @@ class Resumption:
         }
 
 
-def words_of_run() -> Words:
+def words_of_run() -> WordStore:
     """Where the processes of a run post what they have written for a checkpoint."""
     meeting = os.environ.get(MEETING_VARIABLE)
     if meeting is not None:
@@ -196,7 +200,7 @@ def same_parts(manifest: Manifest, prepared: Prepared, where: Placement) -> bool
 def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:
     """The newest checkpoint that every process has whole; None if there is none. Collective.
 
-    A process needs the parts of its own stages. If the checkpoint has other parts, it needs those of all stages.
+    A process needs the parts of its own stages. If the checkpoint has other parts, it needs those of the whole model.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
@@ -212,9 +216,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     mine = [
         step
         for step, manifest in known.items()
-        if is_whole(
-            folder, manifest, stages if same_parts(manifest, prepared, where) else list(map(int, manifest.files))
-        )
+        if is_whole(folder, manifest, stages if same_parts(manifest, prepared, where) else manifest.model_parts)
     ]
     common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
     if not common:
@@ -229,7 +231,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
             )
         return None
     newest = known[max(common)]
-    if differing := differences(newest.header["fields"], header(prepared, where)["fields"]):
+    if differing := differences(newest.header.get("fields", {}), header(prepared, where)["fields"]):
         raise OptionsError(
             [
                 f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "

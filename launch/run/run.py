@@ -141,6 +141,7 @@ class Run:
             self._save(done)
         if self._automatic is not None:
             self._choose(self._automatic, done)
+        self._resumption.check()
         # last: the checkpoint must hold the changes by this step's evaluation and choice
         if self._resumption.is_due(done, self._steps_per_epoch):
             with self._times.spent_on("saving"):

@@ -176,8 +176,8 @@ class SavedCheckpoint:
         return {name: scores for name, scores in found.items() if name != "step"}
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights of all stages, named as in the unsplit model."""
-        stages = (self._stage(int(stage)) for stage in self.manifest.files)
+        """The weights of all stages, named as in the unsplit model. All replicas hold the same."""
+        stages = map(self._stage, self.manifest.model_parts)
         return {name: tensor for stage in stages for name, tensor in stage.tensors("weights/").items()}
 
     def _stage(self, stage: int) -> SavedStage:
@@ -188,7 +188,7 @@ def find_checkpoint(place: Path) -> SavedCheckpoint | None:
     """The newest whole checkpoint of a place; None where it has none, or is a run that has saved later weights.
 
     A place is the folder of a run, that of its checkpoints, or that of one checkpoint. A checkpoint is whole if the
-    parts of all stages are there, with the digests of its manifest.
+    parts of all stages are there, with the digests of its manifest. Of replicas, the parts of the first are enough.
 
     Raises:
         OptionsError: the checkpoints that are there are damaged or lack parts, or their run is not around them.
@@ -200,13 +200,13 @@ def find_checkpoint(place: Path) -> SavedCheckpoint | None:
         for manifest in manifests(folder)
         if step in (None, manifest.step) and (saved is None or manifest.step > saved.step)
     ]
-    whole = [manifest for manifest in later if is_whole(folder, manifest, [int(stage) for stage in manifest.files])]
+    whole = [manifest for manifest in later if is_whole(folder, manifest, manifest.model_parts)]
     if whole:
         return SavedCheckpoint(_run_of(place, folder), folder, whole[-1])
     if later and saved is None:
         raise OptionsError(
-            f"{step_folder(folder, later[-1].step)} must hold the parts of all {len(later[-1].files)} stages as they "
-            f"were written, and one is missing or damaged; copy it from the machine that held the stage"
+            f"{step_folder(folder, later[-1].step)} must hold the parts of all {len(later[-1].model_parts)} stages as "
+            f"they were written, and one is missing or damaged; copy it from the machine that held the stage"
         )
     return None
 

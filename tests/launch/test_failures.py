@@ -44,6 +44,13 @@ def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:06d}.json" for number in range(40)]
 
 
+def test_a_report_without_a_place_is_printed(tmp_path, monkeypatch, capfd):
+    """Something had cleaned up the launcher's folder: the stage's last words were a traceback."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "gone"))
+    report(1, "own", "no room").save()
+    assert capfd.readouterr().err == "stage 1 failed: no room\n"
+
+
 def test_who_leaves_first_is_told_and_others_wait_for_it():
     told, started, going_on = [], threading.Event(), threading.Event()
 

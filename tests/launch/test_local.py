@@ -15,6 +15,7 @@ import pytest
 
 from thinwire.launch.run import forks, local, parent
 from thinwire.launch.run.local import End, FileWords, environments
+from thinwire.pipeline.errors import CheckpointError
 
 
 def new(script):
@@ -229,10 +230,11 @@ def test_words_are_whole_and_go(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_gone_stops_nobody(tmp_path):
-    """The launcher was killed. A file store of torch waited five minutes then, and kept Python's lock."""
-    words = FileWords(tmp_path)
+def test_a_folder_of_words_that_is_gone_is_told_at_once(tmp_path):
+    """Each stage waited for the others' words until the time-out, and a file store of torch for minutes."""
+    words, key = FileWords(tmp_path), "checkpoint/1/0"
     shutil.rmtree(tmp_path)
-    words.set("checkpoint/1/0", "a word")
-    assert not words.check(["checkpoint/1/0"])
-    words.delete_key("checkpoint/1/0")
+    for refused in (lambda: words.set(key, "a word"), lambda: words.check([key]), lambda: words.get(key)):
+        with pytest.raises(CheckpointError, match="must stay while the run goes on, and is gone; set TMPDIR"):
+            refused()
+    words.delete_key(key)

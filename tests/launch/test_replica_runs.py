@@ -1,8 +1,10 @@
 """Replicas as a user runs them."""
 
 import json
+import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from support.commands import THINWIRE, completed
 from support.recipe_runs import losses, simulate, summary
@@ -10,6 +12,7 @@ from support.tiny_run import prepared, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
+from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
@@ -37,6 +40,7 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
     simulated = simulate("tiny.yaml", folder / "simulated", *options, "--training.steps", "15")
     first = [*options, "--training.steps", "12", "--checkpoint.every", "5 steps", "--debug.check_buffers", "true"]
     assert completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *first], folder).status == 0
+    assert exported_from_the_first_replica(folder) == summary(folder / "real")["weights_digest"]
     again = completed([*THINWIRE, "train", "--resume", "real", "--training.steps", "15"], folder)
     assert again.status == 0, again.stderr
     assert "goes on from the checkpoint of step 12 in real/checkpoints\n" in again.stdout
@@ -51,6 +55,15 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
     lines = [json.loads(line) for line in (folder / "simulated/metrics.jsonl").read_text().splitlines()]
     # one process sends and receives everything
     assert sum(line["exchanged"] for line in lines) == 2 * sum(row["bytes"] for row in wanted["replicas"])
+
+
+def exported_from_the_first_replica(folder):
+    """The digest of an export of the run `real` from its checkpoint, without the parts of replica 1."""
+    shutil.copytree(folder / "real", folder / "alone")
+    for lost in ["weights", *(f"checkpoints/step-00000012/stage-{part}" for part in (2, 3))]:
+        shutil.rmtree(folder / "alone" / lost)
+    assert cli.main(["export", "alone", "--to", "exported"]) == 0
+    return weights_digest(tensor_lines(load_file(folder / "exported/model.safetensors")))
 
 
 def test_a_step_takes_the_samples_of_all_replicas(folder):

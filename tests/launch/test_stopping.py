@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
@@ -66,6 +67,44 @@ def test_a_run_that_is_stopped_writes_a_checkpoint_and_says_how_to_go_on(folder,
     resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", done + 3], folder)
     assert resumed.status == 0, resumed.stderr
     assert digest(folder / "run") == simulated(folder, done + 3, monkeypatch)
+
+
+def test_a_second_ctrl_c_stops_a_run_at_once_that_cannot_write_its_checkpoint(folder):
+    """A stage is stopped, and so silent for as long as `wire.heartbeat` allows: ten minutes here."""
+    options = [*ENDLESS, "--checkpoint.every", "2 steps", "--wire.heartbeat", 600, "--output", "run"]
+    with started([*THINWIRE, "train", *options], folder) as command:
+        trains(command, folder)
+        command.wait_until(lambda: whole_checkpoints(folder))
+        os.kill(command.stage_process(1), signal.SIGSTOP)
+        command.process.send_signal(signal.SIGINT)
+        command.wait_until(lambda: "a second signal stops it at once" in command.stderr)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(60) == 130
+        assert command.processes() == {}
+    assert command.stderr.splitlines()[1:] == ["stopped by SIGINT"]
+    resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", steps_done(folder) + 3], folder)
+    assert resumed.status == 0, resumed.stderr
+
+
+def test_a_folder_of_the_run_that_vanishes_is_told_at_once_and_a_restart_makes_another(folder):
+    """Something cleaned up TMPDIR: the stages waited for words of each other, and then for the time-out."""
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    options = [*ENDLESS, "--checkpoint.every", "5 steps", "--max-restarts", 1, "--output", "run"]
+    with started([*THINWIRE, "train", *options], folder, TMPDIR=temporary) as command:
+        trains(command, folder)
+        [private] = temporary.glob("thinwire-*")
+        shutil.rmtree(private)
+        command.wait_until(lambda: "restarts left: 0" in command.stderr)
+        command.wait_until(lambda: len(command.stage_processes()) == 2)
+        before = (folder / "run/metrics.jsonl").stat().st_ino
+        command.wait_until(lambda: (folder / "run/metrics.jsonl").stat().st_ino != before)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130
+    assert (
+        f"{private}, where the stages of this run tell each other what they have written, must stay" in command.stderr
+    )
+    assert "Traceback" not in command.stderr
 
 
 def test_a_stage_that_is_told_to_stop_loses_no_step_and_the_run_comes_back(folder, monkeypatch):
