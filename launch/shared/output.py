@@ -43,5 +43,12 @@ def _lasting(stream: TextIO) -> TextIO:
     except OSError:
         return stream
     stream.flush()
-    raw = io.BufferedWriter(_Lasting(descriptor, "w", closefd=False))
-    return io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+    raw = _Lasting(descriptor, "w", closefd=False)
+    at_once = getattr(stream, "write_through", False)  # PYTHONUNBUFFERED
+    return io.TextIOWrapper(
+        raw if at_once else io.BufferedWriter(raw),  # as Python itself does
+        stream.encoding,
+        stream.errors,
+        line_buffering=bool(stream.line_buffering),
+        write_through=at_once,
+    )

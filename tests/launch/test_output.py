@@ -35,3 +35,13 @@ def test_what_cannot_be_printed_is_dropped(place):
 def test_what_can_be_printed_is():
     found = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True)
     assert (found.returncode, found.stdout.split(), found.stderr.split()) == (0, ["x" * 10_000] * 3, ["y" * 10_000] * 3)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_is_printed_appears_at_once(unbuffered):
+    script = f"{PRINTS.split('before')[0]}with lasting(): print('now', file=sys.stderr); sys.stdin.read()"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, text=True, **pipes) as process:
+        assert process.stderr.readline() == "now\n"
+        process.communicate()
