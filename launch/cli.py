@@ -5,6 +5,7 @@ Every command, and `thinwire --help`, waits for the imports of this file. So slo
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.shared.exit_codes import MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
+from thinwire.launch.shared.exit_codes import INTERRUPTED, MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
 from thinwire.launch.shared.installed import entry_points
 
 if TYPE_CHECKING:
@@ -41,6 +42,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 """By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""
 
+REFUSALS = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+}
+"""Answers of the system about a file that its user can change: rights, a full disk, a file where a folder is needed."""
+
+_INTERRUPTED = "stopped by SIGINT"
+
 COMMAND_GROUP = "thinwire.commands"
 """The group of entry points with which another package adds a command: name = module:function, a `Main`."""
 
@@ -54,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # send buffered output to /dev/null, or Python prints an error when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
+    except KeyboardInterrupt:  # outside of the command itself
+        return _tell(_INTERRUPTED, INTERRUPTED)
     return status
 
 
@@ -84,9 +95,13 @@ def run(command: Main, arguments: Sequence[str]) -> int:
     try:
         return command(arguments)
     except KeyboardInterrupt:
-        error: ThinwireError = StoppedError("stopped by SIGINT")
+        error: ThinwireError = StoppedError(_INTERRUPTED)
     except ThinwireError as raised:
         error = raised
+    except OSError as raised:
+        if raised.errno not in REFUSALS or raised.filename is None:
+            raise
+        error = FailedError(f"{raised.filename} cannot be used: {raised.strerror}")
     return _tell(str(error), status_of(error))
 
 

@@ -14,7 +14,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
-from thinwire.launch.shared.progress import tell
+from thinwire.launch.shared.progress import telling
 from thinwire.launch.shared.tables import document, show
 
 PROG = "thinwire eval"
@@ -25,13 +25,13 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     if not Path(options.place).is_dir():
         recipe.parse([options.place, *rest], prog=PROG)  # which finds mistakes before the long imports
-    tell("importing torch")
-    from thinwire.launch.evaluate.score import recipe_of, score, table_of
-    from thinwire.launch.run.assembly import prepare
+    with telling("importing torch"):
+        from thinwire.launch.evaluate.score import recipe_of, score, table_of
+        from thinwire.launch.run.assembly import prepare
 
     with scratch.folder() as copies:
         prepared = prepare(recipe_of(options.place, rest, copies, PROG))
-        with working():
+        with working(), telling("scoring the held-out samples"):
             scores = score(prepared)
     table = table_of(prepared.recipe.name, scores)
     if options.json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.progress import tell
+from thinwire.launch.shared.progress import telling
 
 PROG = "thinwire export"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -17,13 +17,14 @@ def main(argv: Sequence[str]) -> int:
     """Export a run, and return the exit status."""
     options = make_parser().parse_args(argv)
     place = run_folder(Path(options.run))
-    tell("importing torch")
-    from thinwire.launch.export.folder import export
-    from thinwire.launch.run.saved import read_run
-
-    run = read_run(place, PROG)
-    for line in export(run, Path(options.to), options.dtype):
-        print(line)
+    with telling("importing torch"):
+        from thinwire.launch.export.folder import export
+        from thinwire.launch.run.saved import read_run
+    with telling("writing the model"):
+        run = read_run(place, PROG)
+        notes = export(run, Path(options.to), options.dtype)
+    for note in notes:
+        print(note)
     print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")
     return OK
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.progress import telling
 from thinwire.launch.shared.tables import document, show
 
 PROG = "thinwire partition"
@@ -28,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.assembly import prepare
 
     prepared = prepare(wanted)
-    tables, best = examine(prepared, options)
+    with telling("timing the layers"):
+        tables, best = examine(prepared, options)
     if options.json:
         print(json.dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
         return OK

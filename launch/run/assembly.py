@@ -20,7 +20,7 @@ from thinwire.errors import attempt
 from thinwire.launch.run.host_data import load_once
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
-from thinwire.launch.shared.progress import tell
+from thinwire.launch.shared.progress import counting, telling
 from thinwire.models.batch_norm import batch_norms
 from thinwire.models.costs import operations
 from thinwire.models.data.load import more_samples
@@ -94,9 +94,21 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
     """
-    tell("reading the data")
-    data, _ = attempt(lambda: given or load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model))
-    tell("cutting the model")
+    with telling("reading the data"):
+        data, _ = attempt(
+            lambda: given or load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model)
+        )
+    with telling("cutting the model"):
+        prepared = _cut_model(recipe, data)
+    epochs = recipe.training.epochs
+    if epochs is not None:
+        training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
+        prepared = replace(prepared, recipe=replace(recipe, training=training))
+    return prepared
+
+
+def _cut_model(recipe: Recipe, data: Data) -> Prepared:
+    """The model of a recipe, cut and checked."""
     model = make_blueprint(recipe, data)
     cuts, *_ = attempt(
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
@@ -104,11 +116,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
     _check_replicas(prepared)
-    epochs = recipe.training.epochs
-    if epochs is not None:
-        training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
-        recipe = replace(recipe, training=training)
-    return replace(prepared, recipe=recipe, outputs=outputs)
+    return replace(prepared, outputs=outputs)
 
 
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
@@ -237,6 +245,8 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
     )
     outputs = prepared.outputs
     inputs = [(prepared.inputs,), *outputs[:-1]]
+    with counting(rank == where.reporter):
+        modules = build_modules(prepared, where, rank)
     stages = [
         CompressedStage(
             module,
@@ -249,7 +259,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
             wire=wire,
             first_layer=prepared.cuts[index].start,
         )
-        for index, module in build_modules(prepared, where, rank).items()
+        for index, module in modules.items()
     ]
     loss = WholeBatchLoss(data.task, stages[-1].meter)
     trainer = Trainer(

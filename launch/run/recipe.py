@@ -12,6 +12,7 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
@@ -25,7 +26,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import names_of, unknown_options
 from thinwire.launch.run.yaml_text import load_yaml
-from thinwire.launch.shared.progress import tell
+from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
 from thinwire.models.options import ModelOptions
@@ -208,9 +209,9 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         raise OptionsError(_sentence(error, prog)) from error
     except RecursionError as error:
         raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
-    if "torch" not in sys.modules:
-        tell("importing torch")  # which the checks need
-    wanted = _instantiate(parser, values)
+    # the checks need torch
+    with telling("importing torch") if "torch" not in sys.modules else nullcontext():
+        wanted = _instantiate(parser, values)
     if not wanted.debug.smoke:
         return wanted
     from thinwire.launch.run.smoke import smoke

@@ -1,12 +1,64 @@
-"""Short messages on a terminal while a command prepares its work and has nothing else to show."""
+"""Short messages on a terminal while a command prepares its work and has nothing else to show.
+
+Other output is for programs, so it gets no such messages.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATIENCE = 2.0
+"""Seconds before a message begins to count: most work is done by then."""
+_ERASED = "\r\x1b[K"
+_COUNTER = "thinwire seconds"
 
 
 def tell(doing: str) -> None:
-    """Print what happens now, if the output is a terminal. Other output is for programs, so it gets no such lines."""
-    if sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":
+    """Print what happens now, if the output is a terminal, in the first process alone."""
+    if _is_watched():
         print(f"{doing} ...", flush=True)
+
+
+@contextmanager
+def telling(doing: str) -> Iterator[None]:
+    """Print what happens inside, as `tell` does. After some seconds, the line below counts them until the end."""
+    tell(doing)
+    with counting(_is_watched()):
+        yield
+
+
+@contextmanager
+def counting(shown: bool = True) -> Iterator[None]:
+    """Inside, a line on the terminal counts the seconds. It is erased at the end, and its thread has ended then.
+
+    Inside of another one this does nothing, because one line is enough.
+    """
+    if not (shown and sys.stdout.isatty()) or any(thread.name == _COUNTER for thread in threading.enumerate()):
+        yield
+        return
+    ended = threading.Event()
+    counter = threading.Thread(target=_count, args=(ended,), name=_COUNTER, daemon=True)
+    counter.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        counter.join()
+
+
+def _count(ended: threading.Event) -> None:
+    started, written = time.monotonic(), False
+    while not ended.wait(1.0 if written else PATIENCE):
+        print(f"{_ERASED}... {time.monotonic() - started:.0f} s", end="", flush=True)
+        written = True
+    if written:
+        print(_ERASED, end="", flush=True)
+
+
+def _is_watched() -> bool:
+    return sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"

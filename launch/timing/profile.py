@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.compress import Key, Method
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.layers import build_stage
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -56,17 +57,18 @@ def from_recipe(
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.training.threads)
     try:
-        inputs = prepared.data.training.inputs(torch.arange(rows), 0)
-        times = [
-            time_stage(prepared, index, (inputs,) if index == 0 else _values(outputs[index - 1]))
-            for index in range(len(prepared.cuts))
-        ]
-        return replace(
-            workload,
-            forward=tuple(spent if forward is None else forward for spent, _ in times),
-            backward=tuple(spent if backward is None else backward for _, spent in times),
-            costs=codec_costs(codecs, workload),
-        )
+        with telling("timing the stages and codecs"):
+            inputs = prepared.data.training.inputs(torch.arange(rows), 0)
+            times = [
+                time_stage(prepared, index, (inputs,) if index == 0 else _values(outputs[index - 1]))
+                for index in range(len(prepared.cuts))
+            ]
+            return replace(
+                workload,
+                forward=tuple(spent if forward is None else forward for spent, _ in times),
+                backward=tuple(spent if backward is None else backward for _, spent in times),
+                costs=codec_costs(codecs, workload),
+            )
     finally:
         torch.set_num_threads(before)
 

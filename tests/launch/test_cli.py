@@ -1,3 +1,4 @@
+import errno
 import shutil
 import subprocess
 import sys
@@ -150,6 +151,28 @@ def test_an_interrupt_has_status_130(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_load", interrupted)
     assert cli.main(["simulate", "quickstart"]) == 130
     assert capsys.readouterr().err == "stopped by SIGINT\n"
+    monkeypatch.setattr(cli, "_installed", lambda: interrupted("before the command"))
+    assert cli.main(["--help"]) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
+
+
+@pytest.mark.parametrize("error", [PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError])
+def test_a_file_that_the_system_refuses_is_one_sentence(monkeypatch, capsys, error):
+    number = {PermissionError: errno.EACCES, NotADirectoryError: errno.ENOTDIR, IsADirectoryError: errno.EISDIR}
+
+    def refused(arguments):
+        raise error(number.get(error, errno.EEXIST), "Not so", "a/file")
+
+    assert cli.run(refused, []) == 1
+    assert capsys.readouterr().err == "a/file cannot be used: Not so\n"
+
+
+def test_an_error_of_the_system_that_no_user_causes_keeps_its_traceback():
+    def failed(arguments):
+        raise OSError(errno.EBADF, "Bad file descriptor", "a/file")
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        cli.run(failed, [])
 
 
 def test_the_installed_command_passes_its_status_on():
@@ -208,6 +231,9 @@ def test_on_a_terminal_the_first_words_come_before_anything_large_is_imported(tm
     code = """
 import io, sys
 from thinwire.launch.cli import main
+from thinwire.launch.shared import progress
+
+progress.PATIENCE = 600  # no seconds are counted
 
 class Terminal(io.StringIO):
     def isatty(self):

@@ -1,0 +1,80 @@
+"""What a terminal is told while there is nothing else to show."""
+
+import io
+import threading
+import time
+
+import pytest
+
+from thinwire.launch.shared import progress
+
+
+class Screen(io.StringIO):
+    """Output that says that it is a terminal, or that it is none."""
+
+    def __init__(self, watched):
+        super().__init__()
+        self.isatty = lambda: watched
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+
+    def replaced(watched=True):
+        made = Screen(watched)
+        monkeypatch.setattr("sys.stdout", made)
+        return made
+
+    return replaced
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_long_work_counts_its_seconds_and_leaves_no_line(screen):
+    """A model of many layers was cut for minutes, and nothing moved."""
+    shown = screen()
+    with progress.telling("cutting the model"):
+        wait_for(lambda: " s" in shown.getvalue())
+    first, _, rest = shown.getvalue().partition("\n")
+    assert first == "cutting the model ..."
+    assert rest.startswith("\r\x1b[K... 0 s") and rest.endswith("\r\x1b[K")
+
+
+def test_no_thread_is_left_to_fork_with(screen):
+    screen()
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), progress.telling("cutting the model"):
+        wait_for(lambda: threading.active_count() > before)
+        1 / 0  # noqa: B018
+    assert threading.active_count() == before
+
+
+def test_work_inside_of_other_work_is_not_counted_twice(screen):
+    screen()
+    before = threading.active_count()
+    with progress.telling("scoring"), progress.counting():
+        assert threading.active_count() == before + 1
+
+
+def test_work_that_is_soon_done_counts_nothing(screen, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 60.0)
+    shown = screen()
+    with progress.telling("cutting the model"):
+        pass
+    assert shown.getvalue() == "cutting the model ...\n"
+
+
+@pytest.mark.parametrize(("watched", "rank"), [(False, "0"), (True, "1")])
+def test_programs_and_other_processes_are_told_nothing(screen, monkeypatch, watched, rank):
+    monkeypatch.setenv("RANK", rank)
+    shown, before = screen(watched), threading.active_count()
+    with progress.telling("cutting the model"):
+        assert threading.active_count() == before
+    assert shown.getvalue() == ""
