@@ -20,8 +20,12 @@ def main(argv: Sequence[str]) -> int:
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, check_unused, held
+    from thinwire.launch.run.room import check_memory
+    from thinwire.launch.shared.progress import counting
 
     check_unused(wanted)  # before the data is read
+    with counting():
+        check_memory(wanted, replicas=1)  # all replicas share one copy of the weights
     prepared = prepare(wanted)
     check_folders(wanted)
     with held(wanted.folder), working():

@@ -52,9 +52,13 @@ def _main(argv: Sequence[str]) -> int:
         beating = pulse.begin()
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, check_unused, held
+    from thinwire.launch.run.room import check_memory
+    from thinwire.launch.shared.progress import counting
 
     if not is_stage:
         check_unused(wanted)  # before the data is read
+    with counting(not is_stage):
+        check_memory(wanted, wanted.replicas.count)  # before the model is built
     prepared = prepare(wanted)
     check_folders(wanted)
     if not is_stage:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thinwire.models import hub
 from thinwire.models.errors import ModelError, require
 
 _FILE = "model.safetensors"
@@ -140,11 +141,11 @@ def find(source: str, file: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(source, file, _raise_exceptions_for_missing_entries=False)
+        with hub.reading(source):
+            found = cached_file(source, file, _raise_exceptions_for_missing_entries=False)
     except OSError as error:
-        raise ModelError(
-            f"a model must be a folder or a name on the hub, got {source!r}: {str(error).splitlines()[0]}"
-        ) from error
+        rule = "a model must be a folder or a name on the hub"
+        raise ModelError(f"{rule}, got {source!r}: {hub.reason(source, error)}") from error
     return None if found is None else Path(found)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from thinwire.errors.imports import find, is_path
 from thinwire.errors.names import did_you_mean
+from thinwire.models import hub
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
@@ -44,8 +45,8 @@ def check_name(options: ModelOptions) -> None:
         ModelError: they do not.
     """
     options = with_own_family(options)
-    if not _is_factory(options) and _reads(options) == "text":
-        _family(_config(options))
+    if not is_factory(options) and _reads(options) == "text":
+        find_family(options)
 
 
 def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], channels: int | None = None) -> None:
@@ -56,7 +57,7 @@ def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], chann
     """
     options = with_own_family(options)
     reads = _reads(options)
-    own = _is_factory(options)
+    own = is_factory(options)
     others = {"text": "a language model or a classifier of text", "images": "a vision model such as resnet18"}
     require(
         (
@@ -77,7 +78,8 @@ def _reads(options: ModelOptions) -> Literal["text", "images"]:
     return "images" if options.name in VISION else "text"
 
 
-def _is_factory(options: ModelOptions) -> bool:
+def is_factory(options: ModelOptions) -> bool:
+    """Whether a function of the user makes the model."""
     return ":" in options.name and not Path(options.name).exists()
 
 
@@ -90,7 +92,7 @@ def blueprint(
         ModelError: there is no such model, it does not do this task, or its library refuses the configuration.
     """
     options = with_own_family(options)
-    if _is_factory(options):
+    if is_factory(options):
         from thinwire.models.architectures.sequential import factory_blueprint
 
         return _with_weights(factory_blueprint(options.name, options.config), options)
@@ -161,8 +163,8 @@ def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
     from thinwire.models.architectures.families import FAMILIES, is_own, take_apart
 
-    config, source = _config(options), _source(options)
-    family = _family(config)
+    family, config = find_family(options)
+    source = _source(options)
     if family.task != task:
         able = ", ".join(other.name for other in FAMILIES.values() if other.task == task)
         raise ModelError(f"the task of {family.name} must be {family.task}, got {task}; take one of {able}")
@@ -176,12 +178,18 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     return made
 
 
-def _family(config: Any) -> "Family":
+def find_family(options: ModelOptions) -> tuple["Family", Any]:
+    """The family of a model of transformers, and its configuration with the overrides of the options.
+
+    Raises:
+        ModelError: there is no such model, no family holds it, or the library refuses the configuration.
+    """
     from thinwire.models.architectures.families import FAMILIES
 
+    config = _config(options)
     if config.model_type not in FAMILIES:
         raise ModelError(_no_such_type(config.model_type))
-    return FAMILIES[config.model_type]
+    return FAMILIES[config.model_type], config
 
 
 def _source(options: ModelOptions) -> str | None:
@@ -221,14 +229,16 @@ def _config(options: ModelOptions) -> Any:
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
         rule = f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
         local_path(options.name, rule, own=True)
-        pretrained = AutoConfig.from_pretrained(options.name)
-        _refuse_unknown(pretrained, options.config)
-        return AutoConfig.from_pretrained(options.name, **options.config)
+        with hub.reading(options.name):
+            pretrained = AutoConfig.from_pretrained(options.name)
+            _refuse_unknown(pretrained, options.config)
+            return AutoConfig.from_pretrained(options.name, **options.config)
     except ModelError:
         raise
     except OSError as error:
         meant = did_you_mean(options.name, _names())
-        raise ModelError(f"there is no model {options.name!r}{meant}: {_first_line(error)}; {_supported()}") from error
+        why = _first_line(error) if hub.is_local(options.name) else hub.reason(options.name, error)
+        raise ModelError(f"there is no model {options.name!r}{meant}: {why}; {_supported()}") from error
     except Exception as error:
         raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
 

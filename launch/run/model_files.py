@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinwire.launch.run.assembly import Prepared
+from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.pipeline.errors import OptionsError
 
@@ -46,7 +47,8 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     if tokenizer != BYTES:
         from transformers import AutoTokenizer
 
-        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        with hub.reading(tokenizer):
+            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
     facts = ModelFacts(num_labels=prepared.data.num_labels, tied=blueprint.tied, dtype=blueprint.dtype)
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
 
@@ -56,7 +58,10 @@ def read_facts(run: Path) -> ModelFacts:
     path = run / "model" / FACTS
     if not path.is_file():
         raise OptionsError(f"RUN must be the folder of a run, but {path} is missing")
-    return ModelFacts(**json.loads(path.read_text()))
+    try:
+        return ModelFacts(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise OptionsError(f"{path} must hold facts about the model, but it is damaged: {error}") from error
 
 
 def copy_model_files(run: Path, folder: Path) -> None:

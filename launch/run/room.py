@@ -1,22 +1,28 @@
-"""Room on the disks for the files of a run. It is checked before training. If a disk is full at a save, the run waits.
+"""Room for a run: in memory for its model, on the disks for its files. It is checked before training.
 
-A disk that is full when a run ends must not cost the run. The weights stay in memory until there is room, or until
-weights/ is a link to a folder on another disk.
+A disk that is full when a run ends must not cost the run: it waits. The weights stay in memory until there is room, or
+until weights/ is a link to a folder on another disk.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from thinwire.compress.stores.space import SpaceNeed, check_space, in_words, needs_of, shortages, space_needs
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import newest
+from thinwire.launch.shared.memory import machine_memory
+from thinwire.models.errors import ModelError
+from thinwire.models.size import count_parameters
 from thinwire.pipeline.checkpoint_folder import manifests
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.durations import read_duration
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
@@ -24,6 +30,43 @@ from thinwire.pipeline.trainer import Trainer
 POLL_SECONDS = 2.0
 COPIES = {"adamw": 3, "sgd": 2}
 """Tensors as large as the parameters in a checkpoint: the parameters and the moments of the optimizer."""
+
+_FLOAT32 = 4
+
+
+def check_memory(recipe: Recipe, replicas: int) -> None:
+    """Check that this machine can hold the parameters of `replicas` models, their gradients and moments.
+
+    The model is not built. Where other machines hold some of the stages, or where the parameters cannot be counted,
+    nothing is checked. A mistake in the model itself is left for `prepare`, which tells those of the data beside it.
+
+    Raises:
+        OptionsError: they need more than the machine has.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
+        return
+    parameters = None
+    with suppress(ModelError):
+        parameters = count_parameters(recipe.model)
+    held = machine_memory()
+    if parameters is None or held is None:
+        return
+    needed = _FLOAT32 * parameters * replicas * _numbers_of_a_parameter(recipe)
+    if needed > held:
+        of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
+        raise OptionsError(
+            f"the model must fit into memory: its {parameters / 1e6:,.0f} million parameters{of_replicas} take at "
+            f"least {needed / 1e9:,.1f} GB to train, and this machine has {held / 1e9:,.1f} GB, its swap included; "
+            f"make the model smaller, or spread its stages over more machines with torchrun"
+        )
+
+
+def _numbers_of_a_parameter(recipe: Recipe) -> int:
+    """Numbers that training keeps for each parameter: itself, its gradient, its moments."""
+    training, optimizer = recipe.training, recipe.optimizer
+    if not (training.steps if training.epochs is None else training.epochs):
+        return 1
+    return 2 + (2 if optimizer.name == "adamw" else int(optimizer.momentum > 0))
 
 
 class Room:

@@ -121,6 +121,9 @@ def _shrink_residual_ends(full_name: str, module: nn.Module, config: Any) -> Non
 
 _GEMMA_HEAD: tuple[ChainStep, ...] = ("model.norm", "lm_head", softcap)
 
+_EAGER = "eager"
+"""The attention that every model of transformers has. The library's errors name it where a model has no other."""
+
 _AUTO_CLASSES: dict[TaskName, str] = {
     "causal-lm": "AutoModelForCausalLM",
     "classification": "AutoModelForSequenceClassification",
@@ -284,6 +287,18 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     )
 
 
+def fields_of_blocks(config: Any, count: int) -> dict[str, Any]:
+    """The fields that make a configuration one of `count` blocks, at most as many as it has."""
+    layers = config.num_hidden_layers
+    # a list with an entry for each block gets shorter with them
+    shortened = {
+        name: value[:count]
+        for name, value in config.to_dict().items()
+        if isinstance(value, list) and len(value) == layers
+    }
+    return {**shortened, config.attribute_map.get("num_hidden_layers", "num_hidden_layers"): count}
+
+
 def _block_names(family: Family, skeleton: Skeleton) -> list[str]:
     """The names of the model's blocks, in order. ModelError where the family names something else."""
     held = skeleton.get(family.blocks)
@@ -309,6 +324,11 @@ def _skeleton(family: Family, config: Any) -> Skeleton:
             model = unsplit(family, config)
     except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
         said = f"transformers cannot build {family.name} of this configuration: {first_line(error)}"
+        if family.attention != _EAGER and _EAGER in str(error):
+            said = (
+                f"attention of the family {family.name!r} must be one that {family.architecture} has, got "
+                f'{family.attention!r}; add attention="{_EAGER}" to the family'
+            )
         raise ModelError(said) from error
     found = type(model).__name__
     if found != family.architecture:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors.calls import first_line
-from thinwire.models.architectures.families import Family, take_apart, unsplit
+from thinwire.models.architectures.families import Family, fields_of_blocks, take_apart, unsplit
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, build_stage, parameters_on_meta
 
@@ -99,11 +99,7 @@ def _small(family: Family, config: Any) -> tuple[Any, Blueprint]:
     kinds = getattr(config, "layer_types", None) or ["block"]
     count = min(layers, max(2, 1 + max(kinds.index(kind) for kind in set(kinds))))
     fields = config.to_dict()
-    # a list with an entry for each block gets shorter with them
-    changed: dict[str, Any] = {
-        name: value[:count] for name, value in fields.items() if isinstance(value, list) and len(value) == layers
-    }
-    changed |= {config.attribute_map.get("num_hidden_layers", "num_hidden_layers"): count}
+    changed = fields_of_blocks(config, count)
     changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "tie_word_embeddings": False, "use_cache": False}
     if fields.get("sliding_window"):
         changed["sliding_window"] = min(fields["sliding_window"], _WINDOW)

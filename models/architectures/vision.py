@@ -88,7 +88,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
     options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
     _check(name, options, num_labels)
     is_vit = name in _VITS
-    make: Callable[[], nn.Module] = partial(_make_vit if is_vit else _make_resnet, name, options)
+    make: Callable[[], nn.Module] = partial(make_vision, name, options)
     take_apart = _take_vit_apart if is_vit else _take_resnet_apart
     try:
         with torch.device("meta"):
@@ -171,6 +171,11 @@ def _check(name: str, options: Mapping[str, Any], num_labels: int | None) -> Non
             f"num_classes must be at least {num_labels or 1}, the labels of the data, got {num_classes}",
         ),
     )
+
+
+def make_vision(name: str, config: Mapping[str, Any]) -> nn.Module:
+    """The unsplit model, as torchvision builds it."""
+    return (_make_vit if name in _VITS else _make_resnet)(name, config)
 
 
 def _make_resnet(name: str, options: Mapping[str, Any]) -> nn.Module:

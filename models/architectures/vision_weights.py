@@ -1,6 +1,10 @@
 """torchvision's pretrained weights as a folder with a safetensors file. Each stage reads only its own tensors."""
 
 import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,6 +15,8 @@ from thinwire.models.errors import ModelError, require
 from thinwire.models.file_mode import follow_umask
 
 _FILE = "model.safetensors"
+_SILENCE = 10.0
+"""The most seconds that a server may be silent. The system would wait minutes for one that cannot be reached."""
 
 
 def weights_folder(name: str, weights: str) -> Path:
@@ -44,7 +50,8 @@ def weights_folder(name: str, weights: str) -> Path:
         return folder
     try:
         # load through the model: it renames the tensors of old files
-        state = get_model(name, weights=known[weights], progress=False).state_dict()
+        with _impatient():
+            state = get_model(name, weights=known[weights], progress=_is_watched()).state_dict()
     except OSError as error:
         raise ModelError(
             f"{known[weights].url} cannot be downloaded: {error}; give a folder with {_FILE} that holds these tensors"
@@ -56,3 +63,19 @@ def weights_folder(name: str, weights: str) -> Path:
     follow_umask(unfinished)
     unfinished.replace(path)
     return folder
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Inside, a connection that is silent for too long raises an OSError."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SILENCE)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _is_watched() -> bool:
+    """Whether this process shows how far a download is: on a terminal, the first of its host."""
+    return sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"

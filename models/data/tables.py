@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
+from thinwire.models import hub
 from thinwire.models.data.files import read_bytes
 from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Labelled, Part, Picture, check_labels
 from thinwire.models.errors import ModelError, require
@@ -95,13 +96,13 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     import datasets
 
     try:
-        with _quiet():
+        with _quiet(), hub.reading(part.name):
             splits = opened(part)
     except ModelError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         # the reason of an error of datasets is in its cause
-        reason = " ".join(str(error.__cause__ or error).split())
+        reason = hub.reason(part.name, error.__cause__ or error)
         raise ModelError(f"{rule}, got {part.name!r}: {reason}") from error
     wanted = part.split or (next(iter(splits)) if len(splits) == 1 else MAIN_SPLIT)
     known = ", ".join(splits)

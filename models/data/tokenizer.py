@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
@@ -84,10 +85,10 @@ class Pretrained:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or name))
+            with hub.reading(name):
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or name))
         except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = " ".join(str(error).split())
-            raise ModelError(f"{_RULE}, got {name!r}: {reason}") from error
+            raise ModelError(f"{_RULE}, got {name!r}: {hub.reason(name, error)}") from error
         self.name = name
         self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 

@@ -54,6 +54,7 @@ WRONG_BLOCKS = causal_family("stablelm", "StableLmForCausalLM", "model", blocks=
 NO_LIST = causal_family("stablelm", "StableLmForCausalLM", "model", blocks="model.norm")
 NO_ROTARY = causal_family("gpt_bigcode", "GPTBigCodeForCausalLM", "transformer", tokens="wte", blocks="transformer.h",
     norm="ln_f")
+GPTJ = causal_family("gptj", "GPTJForCausalLM", "transformer", tokens="wte", blocks="transformer.h", norm="ln_f")
 XLM_ROBERTA = encoder_family(
     "xlm-roberta",
     "XLMRobertaForSequenceClassification",
@@ -144,6 +145,16 @@ def test_a_wrong_name_in_a_family_is_one_sentence(name, said):
         cut(name)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+def test_a_family_whose_attention_must_be_eager_is_told_so():
+    """The library's long answer named an argument of its own, which a family has under another name."""
+    config = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "rotary_dim": 8}
+    told = (
+        "attention of the family 'gptj' must be one that GPTJForCausalLM has, got 'sdpa'; add attention=\"eager\" to "
+    )
+    with pytest.raises(ModelError, match=told):
+        blueprint(ModelOptions(name="own_families:GPTJ", config=config), task="causal-lm", block_size=16)
 
 
 def test_a_family_without_rotary_positions_must_say_so():

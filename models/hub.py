@@ -1,0 +1,86 @@
+"""The Hugging Face hub: one short request finds out whether it can be reached.
+
+Its library tries a host that it cannot reach again and again, for up to a minute, each time that it looks for a name.
+So one request goes ahead of all others. If it fails, the libraries look in their caches alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from thinwire.errors.calls import first_line
+
+PART_SECONDS = 5.0
+"""The most seconds for a part of the request, such as the connection: a lost packet comes again after 1 and 3 s."""
+SECONDS = 10.0
+"""The most seconds for the whole request. The resolver of names has no limit of its own."""
+_BROKEN = 500
+"""The least status of an answer that says that the hub itself has failed."""
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Inside, libraries do not use the network if the name is a file or folder, or if the hub cannot be reached."""
+    if not is_local(name) and unreachable() is None:
+        yield
+        return
+    from huggingface_hub import constants
+
+    # both packages read their value at each request; `datasets` has one if it is imported
+    homes: list[Any] = [constants, *filter(None, [sys.modules.get("datasets.config")])]
+    before = [home.HF_HUB_OFFLINE for home in homes]
+    for home in homes:
+        home.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for home, value in zip(homes, before, strict=True):
+            home.HF_HUB_OFFLINE = value
+
+
+def reason(name: str, error: BaseException) -> str:
+    """Why a name cannot be read: the hub that cannot be reached, or else the words of the library, in one line."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    trouble = None if is_local(name) else unreachable()
+    if trouble is None:
+        return said
+    # libraries raise other errors for what they read in the cache
+    missing = "it is no folder here, the cache of the hub does not hold all of it"
+    return f"{missing if isinstance(error, OSError) else said}, and {trouble}"
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is that of a file or folder of this machine."""
+    return Path(name).expanduser().exists()
+
+
+@cache
+def unreachable() -> str | None:
+    """Why the hub cannot be reached, in words; None if it can. It is asked once in a process."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    answers: list[str | None] = []
+    asking = threading.Thread(target=lambda: answers.append(_ask(constants.ENDPOINT)), daemon=True)
+    asking.start()
+    asking.join(SECONDS)
+    trouble = answers[0] if answers else f"no answer within {SECONDS:g} s"
+    return None if trouble is None else f"{constants.ENDPOINT} cannot be reached ({trouble})"
+
+
+def _ask(address: str) -> str | None:
+    """Send the request; what went wrong, or None. Any answer will do that is not a failure of the hub itself."""
+    from huggingface_hub import get_session
+
+    try:
+        status = get_session().head(address, timeout=PART_SECONDS, follow_redirects=False).status_code
+    except Exception as error:  # the client's own errors have no root among Python's
+        return first_line(error)
+    return f"it answers {status}" if status >= _BROKEN else None

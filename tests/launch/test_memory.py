@@ -1,0 +1,80 @@
+"""A model that memory cannot hold is refused in a sentence before it is built; building took minutes, in silence."""
+
+from dataclasses import replace
+
+import pytest
+
+from thinwire.launch import cli
+from thinwire.launch.run import assembly, recipe, room
+from thinwire.launch.shared import memory
+from thinwire.pipeline.errors import OptionsError
+
+PARAMETERS = 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_thousands_of_layers_are_answered_before_they_are_built(command, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(room, "machine_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr(assembly, "make_blueprint", lambda *_: pytest.fail("the model was built"))
+    assert cli.main([command, "quickstart", "--model.config.n_layer", "100000"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("the model must fit into memory: its ")
+    assert "GB to train, and this machine has 16.0 GB, its swap included; make the model smaller, or" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def needed(monkeypatch):
+    """The least memory with which a recipe of a million parameters is not refused, found by trying."""
+    monkeypatch.setattr(room, "count_parameters", lambda model: PARAMETERS)
+
+    def numbers_of_a_parameter(replicas=1, **changes):
+        wanted = recipe.parse(["quickstart"])
+        wanted = replace(wanted, **{name: replace(getattr(wanted, name), **more) for name, more in changes.items()})
+        for numbers in range(20):
+            monkeypatch.setattr(room, "machine_memory", lambda held=4 * numbers * PARAMETERS: held)
+            try:
+                room.check_memory(wanted, replicas)
+            except OptionsError:
+                continue
+            return numbers
+        return None
+
+    return numbers_of_a_parameter
+
+
+def test_what_training_keeps_for_a_parameter(needed):
+    assert needed() == 4, "itself, its gradient, two moments"
+    assert needed(replicas=3) == 12
+    assert needed(optimizer={"name": "sgd"}) == 3
+    assert needed(optimizer={"name": "sgd", "momentum": 0.0}) == 2
+    assert needed(training={"steps": 0}) == 1
+    assert needed(training={"steps": 0, "epochs": 2}) == 4
+
+
+def test_nothing_is_refused_that_may_work(needed, monkeypatch):
+    """Other machines may hold most of the stages; and some models cannot be counted."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert needed() == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert needed() == 4
+    monkeypatch.setattr(room, "count_parameters", lambda model: None)
+    assert needed() == 0
+
+
+def test_the_memory_is_that_of_the_container(monkeypatch, tmp_path):
+    info, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    info.write_text("MemTotal:  1000 kB\nMemAvailable:  10 kB\nSwapTotal:  24 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", info)
+    monkeypatch.setattr(memory, "LIMITS", (limit, tmp_path / "nowhere"))
+    assert memory.machine_memory() == 1024 * 1024
+    limit.write_text("max\n")
+    assert memory.machine_memory() == 1024 * 1024
+    limit.write_text("4096\n")
+    assert memory.machine_memory() == 4096
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nowhere")
+    assert memory.machine_memory() is None

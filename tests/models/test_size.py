@@ -1,0 +1,57 @@
+"""The number of parameters, counted without the model, against the model itself."""
+
+import pytest
+
+from support.family_cases import CASES, LABELS, apart, options
+from support.own_code import add_module
+from thinwire.models.architectures import families
+from thinwire.models.layers import build_layers
+from thinwire.models.model import blueprint
+from thinwire.models.options import ModelOptions
+from thinwire.models.size import count_parameters
+
+
+def held(model):
+    """The parameters of all layers of a model; those that several layers share count once."""
+    found = {name: tensor for layer in build_layers(model) for name, tensor in layer.full_parameters().items()}
+    return sum(tensor.numel() for tensor in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_of_transformers_is_counted_by_two_of_its_blocks(name):
+    more = {"num_labels": LABELS} if CASES[name].task == "classification" else {}
+    assert count_parameters(options(name, **more)) == held(apart(name))
+
+
+def test_no_more_than_two_blocks_are_built(monkeypatch):
+    """Sizes that no memory holds were built for minutes, in silence."""
+    built = []
+    unsplit = families.unsplit
+
+    def noted(family, config):
+        built.append(config.n_layer)
+        return unsplit(family, config)
+
+    monkeypatch.setattr(families, "unsplit", noted)
+    small = {"vocab_size": 10, "n_embd": 8, "n_head": 1, "n_positions": 4, "bos_token_id": None, "eos_token_id": None}
+    one, two = (count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": count})) for count in (1, 2))
+    many = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 100_000}))
+    assert many == one + 99_999 * (two - one)
+    assert max(built) == 2
+    wide = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 1, "n_embd": 1_000_000}))
+    assert wide > 12 * 10**12, "it takes no memory"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_32"])
+def test_a_vision_model_is_counted_whole(name):
+    small = {"width": 8} if name == "resnet18" else {"hidden_dim": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 2}
+    given = ModelOptions(name=name, config=small)
+    assert count_parameters(given) == held(blueprint(given, task="classification"))
+
+
+def test_a_model_of_ones_own_is_counted_by_its_layers(monkeypatch):
+    own = "from torch import nn\n\n\ndef made(width):\n    return [nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 2)]\n"
+    add_module(monkeypatch, "my_models", own)
+    assert count_parameters(ModelOptions(name="my_models:made", config={"width": 3})) == 3 * 4 + 4 + 4 * 2 + 2
