@@ -53,7 +53,7 @@ def all_commands() -> ArgumentParser:
         if getattr(described, "takes_recipe", False):
             _add_recipe(made)
         for action in made._actions:
-            _complete_files(action)
+            _complete_values(action)
     return whole
 
 
@@ -85,9 +85,14 @@ def _choices(field: str) -> Sequence[str] | None:
     return get_args(kind) if get_origin(kind) is Literal else None
 
 
-def _complete_files(action: Action) -> None:
-    """Let a shell complete files, folders or recipes where the help names one."""
+def _complete_values(action: Action) -> None:
+    """Let a shell complete files, folders or recipes where the help names one, and the names of schedules."""
     import shtab
+
+    from thinwire.pipeline.schedules import SCHEDULES
+
+    if action.dest in ("schedule", "pipeline.schedule"):
+        action.choices = tuple(SCHEDULES)
 
     kinds: dict[Any, Any] = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY, "RECIPE": _recipes()}
     if action.metavar in kinds:

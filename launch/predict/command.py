@@ -57,7 +57,10 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule
-    spec = SCHEDULES[schedule]
+    try:
+        spec = SCHEDULES[schedule]
+    except OptionsError as error:  # the recipe's own is checked, so it is that of the option
+        raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
     seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
     workload = from_recipe(wanted, codecs, *seconds)
     count = workload.num_stages * spec.stages_per_process

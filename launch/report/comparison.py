@@ -137,7 +137,7 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
     rows: list[list[Value]] = [
         [
             *(name, codecs(run), *(_rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
-            round(training_bytes(run.summary["channels"]) / 1e6, 2),
+            _megabytes(training_bytes(run.summary["channels"])),
             round(ratio(run.summary["channels"]), 2),
             *(_rounded(score(run, mode, key), 4) for _, key in measures for mode in MODES),
             *(_change(run, baseline, mode, key) for _, key in measures for mode in MODES if baseline is not None),
@@ -282,6 +282,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _spread(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
+
+
+def _megabytes(count: float) -> float:
+    """Rounded to two decimals, or to more where nothing would be left."""
+    return round(count / 1e6, 2) or round(count / 1e6, 6)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

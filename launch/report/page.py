@@ -14,7 +14,7 @@ from thinwire.launch.report.plots import Curve, curves, timeline
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.report.timeline import transfers
 from thinwire.launch.shared import pages
-from thinwire.launch.shared.tables import Table
+from thinwire.launch.shared.tables import Table, size_text
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.tracing.traces import StageTrace
 
@@ -85,8 +85,8 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         *held_out,
         ("samples a second", _number(speed(run), 1)),
         ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
-        ("sent in training", _megabytes(training_bytes(summary["channels"]))),
-        ("sent in all, with evaluations", _megabytes(summary["bytes_sent"])),
+        ("sent in training", size_text(training_bytes(summary["channels"]), digits=1)),
+        ("sent in all, with evaluations", size_text(summary["bytes_sent"], digits=1)),
         ("steps, and time of the whole run", f"{summary['steps']:,}{_planned(summary)} in {summary['seconds']:,.0f} s"),
         ("time of training steps", f"{summary['training_seconds']:,.0f} s"),
     ]
@@ -120,8 +120,8 @@ def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
             _route(channel),
             channel["channel"],
             channel["codec"],
-            round(channel["bytes"] / 1e6, 3),
-            round(channel["uncompressed"] / 1e6, 3),
+            channel["bytes"] / 1e6,
+            channel["uncompressed"] / 1e6,
             round(channel["uncompressed"] / max(1, channel["bytes"]), 2),
             round(channel["bits_per_element"], 3),
             round(100 * channel["full_share"], 1),
@@ -230,7 +230,3 @@ def _timeline(traces: Sequence[StageTrace], name: str) -> Timeline | None:
 
 def _number(value: float | None, digits: int) -> str:
     return "NaN" if value is None else f"{value:,.{digits}f}"
-
-
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:,.1f} MB"

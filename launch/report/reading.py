@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,13 @@ import yaml
 
 from thinwire.launch.report.timeline import read_traces
 from thinwire.launch.run.logs.files import pieces
+from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.traces import StageTrace
+
+SUMMED_UP = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
+"""What the summary of a run has at least."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +89,18 @@ def _read_run(folder: Path) -> RunFiles:
             return missing
         try:
             return parse(path.read_text())
+        except OptionsError as error:
+            mistakes.extend(error.mistakes)
         except (OSError, ValueError) as error:
             mistakes.append(f"{path} cannot be read: {' '.join(str(error).split())}")
-            return None
+        return None
 
-    summary, recipe = part("summary.json", json.loads), part("recipe.yaml", str)
+    summary, recipe = part("summary.json", _summary), part("recipe.yaml", partial(_recipe, folder))
     steps, evaluations = (
         [line for piece in pieces(folder / name) for line in part(piece.name, _json_lines, missing) or ()]
         for name, missing in (("metrics.jsonl", None), ("evaluations.jsonl", []))
     )
-    wanted = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
-    if isinstance(summary, Mapping) and (lacking := [name for name in wanted if name not in summary]):
+    if summary is not None and (lacking := [name for name in SUMMED_UP if name not in summary]):
         mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")
     traces: list[StageTrace] = []
     found: list[Document] = []
@@ -130,6 +135,18 @@ def _read_document(path: Path) -> Document:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise OptionsError(f"{path} holds no tables: {error}") from error
+
+
+def _summary(text: str) -> Mapping[str, Any]:
+    found = json.loads(text)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _recipe(folder: Path, text: str) -> str:
+    """The text of a recipe. OptionsError if it has no fields."""
+    if not isinstance(load_yaml(text, str(folder / "recipe.yaml")), Mapping):
+        raise OptionsError(f"{folder / 'recipe.yaml'} must hold the fields of a recipe")
+    return text
 
 
 def _json_lines(text: str) -> list[Any]:

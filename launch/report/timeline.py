@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-import yaml
-
+from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Departure, Span
 from thinwire.pipeline.tracing.traces import StageTrace
@@ -70,7 +69,10 @@ def _absent(run: Path) -> list[str]:
     recipe = run / "recipe.yaml"
     if not recipe.is_file():
         return []
-    count = yaml.safe_load(recipe.read_text())["pipeline"]["num_stages"]
+    try:
+        count = int(load_yaml(recipe.read_text(), str(recipe))["pipeline"]["num_stages"])
+    except (ValueError, TypeError, KeyError):
+        return [f"{recipe} must be the recipe of a run, and has no pipeline.num_stages"]
     files = [run / f"trace/stage-{stage}.json" for stage in range(count)]
     return [f"{path} is missing; the run has {count} stages" for path in files if not path.is_file()]
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
+from thinwire.launch.shared.tables import size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
@@ -181,7 +182,7 @@ def _apart(summary: Mapping[str, Any]) -> str:
     """The time and the bytes of the run outside its training steps, in a sentence."""
     sent = sum(carried["bytes"] for phase, carried in summary["traffic"].items() if phase != "train")
     return (
-        f"evaluations: {_seconds(summary['evaluation_seconds'])} and {_megabytes(sent)}; "
+        f"evaluations: {_seconds(summary['evaluation_seconds'])} and {size_text(sent)}; "
         f"saves: {_seconds(summary['saving_seconds'])}; the whole run: {_seconds(summary['seconds'])}"
     )
 
@@ -225,8 +226,8 @@ def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, 
             f"{low} -> {high}" if channel["channel"] == "activations" else f"{high} -> {low}",
             channel["channel"],
             codecs[channel["codec"]],
-            _megabytes(channel["bytes"]),
-            _megabytes(channel["uncompressed"]),
+            size_text(channel["bytes"]),
+            size_text(channel["uncompressed"]),
             f"{channel['uncompressed'] / max(1, channel['bytes']):.2f}x",
             f"{channel['bits_per_element']:.2f}",
             f"{channel['full_share']:.0%}",
@@ -246,8 +247,8 @@ def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             str(row["stage"]),
             ways[row["channel"]],
-            _megabytes(row["bytes"]),
-            _megabytes(row["uncompressed"]),
+            size_text(row["bytes"]),
+            size_text(row["uncompressed"]),
             f"{row['uncompressed'] / max(1, row['bytes']):.2f}x",
             f"{row['bits_per_element']:.2f}",
         )
@@ -263,7 +264,7 @@ def _stages_table(summary: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
         times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in _parts(stage["seconds"], total)]
-        table.add_row(str(stage["stage"]), *times, _megabytes(stage["peak_memory"]))
+        table.add_row(str(stage["stage"]), *times, size_text(stage["peak_memory"]))
     return table
 
 
@@ -280,7 +281,3 @@ def _table(title: str) -> Table:
 
 def _seconds(spent: float) -> str:
     return f"{spent:.1f} s" if spent < 100 else f"{spent:.0f} s"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import yaml
 
 from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.weights import newest, remove_leftovers
+from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.checkpoint_folder import has_manifests
 from thinwire.pipeline.errors import OptionsError
@@ -82,10 +81,17 @@ def _holds_run(folder: Path) -> bool:
 
 def _replacing_by_smoke(folder: Path) -> str | None:
     """Why a smoke run must not begin: it replaces other smoke runs, and nothing else."""
-    found = folder / "recipe.yaml"
-    if not _holds_run(folder) or (found.is_file() and yaml.safe_load(found.read_text())["debug"].get("smoke")):
+    if not _holds_run(folder) or _is_smoke(folder / "recipe.yaml"):
         return None
     return f"a smoke run must not replace {folder}, which holds another run; give this one another --name or --output"
+
+
+def _is_smoke(path: Path) -> bool:
+    """Whether a file is the recipe of a smoke run."""
+    with suppress(OSError, ValueError, TypeError):  # missing or damaged
+        fields = load_yaml(path.read_text(), str(path))
+        return isinstance(fields, dict) and bool(dict(fields.get("debug") or {}).get("smoke"))
+    return False
 
 
 def _refusal(folder: Path) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from thinwire.errors.imports import is_path
@@ -144,8 +144,14 @@ def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
         )
     weights: dict[str, Tensor] = {}
     for path in files:
-        with safe_open(path, framework="pt") as opened:
-            weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt") as opened:
+                weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise OptionsError(
+                f"{path} must hold the weights of a stage, but it is damaged ({error}); copy it from the machine that "
+                f"held the stage"
+            ) from error
     return weights
 
 

@@ -7,6 +7,7 @@ how much time.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -64,7 +65,8 @@ def how_to_measure(recipe: Recipe) -> str:
         return ""
     pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
     codec = "" if recipe.compression.automatic else f" --codec '{pair}'"
-    command = f"thinwire bench {Path(recipe.folder, 'recipe.yaml')} --bandwidth {SHOWN}{codec} --repetitions 2"
+    file = shlex.quote(str(Path(recipe.folder, "recipe.yaml")))
+    command = f"thinwire bench {file} --bandwidth {SHOWN}{codec} --repetitions 2"
     return f"to measure it on Linux, as root: {command}"
 
 

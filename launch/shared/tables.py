@@ -125,6 +125,13 @@ def text_of(cell: Value) -> str:
     return cell
 
 
+def size_text(count: float, digits: int = 0) -> str:
+    """A number of bytes, in units that never show it as 0; `digits` are decimals of megabytes."""
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    return f"{count / 1e3:,.0f} kB" if count < 1e6 else f"{count / 1e6:,.{digits}f} MB"
+
+
 def _over_numbers(name: str, numbers: Sequence[str]) -> str:
     """The name of a column, wrapped to the width of its numbers."""
     width = max(map(len, [*name.split(), *numbers]), default=1)

@@ -77,6 +77,14 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
     assert table.note.startswith("Differences are to none.")
 
 
+def test_a_run_of_few_bytes_sent_some(tmp_path):
+    """It sent 0 MB."""
+    run = made(tmp_path, "none")
+    for channel in run.summary["channels"]:
+        channel["bytes"] = 300
+    assert columns(compare([run], None).tables[0])[0]["MB in training"] == 0.0006
+
+
 def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path):
     four, none = made(tmp_path, "four", codec="q(4)"), made(tmp_path, "none")
     assert find_baseline([four, none], None) is none

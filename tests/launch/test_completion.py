@@ -25,6 +25,8 @@ ANSWERS = {
     "thinwire simulate --optimizer.schedule quickstart --max-r": {"--max-restarts"},
     "thinwire train quickstart --optimizer.schedule l": {"linear"},
     "thinwire predict quickstart --sched": {"--schedule"},
+    "thinwire predict quickstart --schedule 1f": {"1f1b", "1f1b-wan"},
+    "thinwire train quickstart --pipeline.schedule zbv": {"zbv-zero-bubble"},
     "thinwire bench resnet-": {"resnet-tiny"},
     "thinwire cluster r": {"run"},
     "thinwire cluster run --ban": {"--bandwidth"},

@@ -93,6 +93,20 @@ def test_a_wide_terminal_has_them_in_the_table(capsys, monkeypatch):
     assert not any(line.startswith(" (") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1500, "2 kB"), (640_000, "640 kB"), (1_234_000_000, "1,234 MB")],
+)
+def test_no_bytes_are_shown_as_none(capsys, monkeypatch, count, text):
+    """Small runs sent 0 MB of 0 MB."""
+    given = summary("q(4)")
+    given["channels"][0] |= {"bytes": count, "uncompressed": count}
+    monkeypatch.setenv("COLUMNS", "80")
+    show_summary(given)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "->" in line]
+    assert " ".join(row.split()).startswith(f"0 -> 1 activations q(4) {text} {text} ")
+
+
 def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
     """A store of less than half a megabyte once took 0 MB."""
     monkeypatch.setenv("COLUMNS", "80")

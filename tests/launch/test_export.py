@@ -245,6 +245,23 @@ def test_a_damaged_summary_is_one_sentence(copied, tmp_path, capsys, text):
     assert f"{copied / 'summary.json'} must be the summary of a run, but it is damaged" in said
 
 
+@pytest.mark.parametrize("damaged", ["weights", "facts"])
+def test_a_damaged_file_is_one_sentence(copied, tmp_path, capsys, damaged):
+    """Each was a traceback."""
+    path = weights_of(copied, 1) if damaged == "weights" else copied / "model" / "facts.json"
+    path.write_bytes(b"{")
+    said = refused(capsys, "export", copied, "--to", tmp_path / "export")
+    assert said.startswith(f"{path} must hold ") and "but it is damaged" in said
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_target_that_is_no_folder_is_one_sentence(copied, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "beneath"):
+        assert cli.main(["export", str(copied), "--to", str(place)]) == 1
+        assert capsys.readouterr().err == f"{place} cannot be used: Not a directory\n"
+
+
 def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
     path = weights_of(copied, 1)
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)

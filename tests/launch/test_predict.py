@@ -131,6 +131,8 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--codec", "none/reuse"], "reuse needs topk or randk on the activations of the same boundary"),
         ([*GIVEN, "--pipeline.num_stages", "1"], "a prediction needs links"),
         ([*GIVEN, "--pipeline.num_microbatches", "2", "--schedule", "1f1b"], "must be at least num_stages"),
+        ([*GIVEN, "--schedule", "gpip"], "--schedule must be one of gpipe, 1f1b, "),
+        ([*GIVEN, "--schedule", "gpip"], "got gpip (did you mean gpipe?)\n"),
         ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
         (["quickstart", "--forward-ms", "45"], "give --forward-ms and --backward-ms together"),
     ],

@@ -246,6 +246,24 @@ def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
         read([run])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("summary.json", "[]", "summary.json is not the summary of a run: it has no name, steps, "),
+        ("summary.json", "{", "summary.json cannot be read: "),
+        ("recipe.yaml", "[1]", "recipe.yaml must hold the fields of a recipe"),
+        ("recipe.yaml", "a: [", "recipe.yaml is not valid YAML: "),
+        ("recipe.yaml", "a: 1", "recipe.yaml must be the recipe of a run, and has no pipeline.num_stages"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_a_sentence(folder, tmp_path, capsys, name, text, said):
+    """Each was a traceback."""
+    run = shutil.copytree(folder / "tiny", tmp_path / "run")
+    (run / name).write_text(text)
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 2
+    assert capsys.readouterr().err.startswith(f"{run}/{said}")
+
+
 @pytest.mark.slow
 def test_a_loss_that_was_no_number_is_a_gap(folder, tmp_path):
     run = shutil.copytree(folder / "tiny", tmp_path / "run")

@@ -70,6 +70,9 @@ def test_it_replaces_no_other_run(here, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--output", "run", "--smoke"]) == 2
     assert "a smoke run must not replace run-smoke, which holds another run" in capsys.readouterr().err
     assert replacing(parse(["tiny.yaml", "--output", "other", "--smoke"])) is None
+    for text in ("a: [", "[]", "debug: 3"):  # each was a traceback
+        (here / "run-smoke" / "recipe.yaml").write_text(text)
+        assert "a smoke run must not replace" in replacing(parse(["tiny.yaml", "--output", "run", "--smoke"]))
 
 
 @pytest.mark.slow

@@ -1,0 +1,79 @@
+"""The commands on the pages: each can be typed as it stands, and Thinwire knows its words."""
+
+import re
+import shlex
+import subprocess
+from importlib import import_module
+
+import pytest
+
+from support.pages import ROOT, pages
+from thinwire.launch import cli
+from thinwire.launch.cluster import _run_parser
+from thinwire.launch.run import recipe
+from thinwire.launch.study.report import _parser as study_report_parser
+
+pytestmark = pytest.mark.slow
+
+OWN = {"size", "sent"}
+"""Commands that the page on extending defines, and a test of its own runs."""
+CALL = re.compile(r"(?:\$ )?(?:\S*/)?(thinwire [a-z-].*|torchrun .*-m thinwire\.launch\.train.*|python -m thinwire .*)")
+PAGES = [*(page for page in pages() if page.name != "CHANGELOG.md"), ROOT / "docker" / "README.md"]
+
+
+def commands(page):
+    """The commands in the blocks of a page, each in one line, and those with options within its text."""
+    text = page.read_text()
+    fenced = "\n".join(re.findall(r"^```(?:sh|console)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    indented = "\n".join(line.strip() for line in re.findall(r"^ {4}.*$", text, re.MULTILINE))
+    lines = re.sub(r"\s*\\\n\s*", " ", f"{fenced}\n{indented}").splitlines()
+    inline = re.findall(r"`(thinwire [a-z]+ [^`]*--[^`]*)`", " ".join(text.split()))
+    return [found[1] for line in (*lines, *inline) if (found := CALL.fullmatch(line.strip()))]
+
+
+def check(words):
+    """Parse the words of a command as the command does, without its work."""
+    words = words[: next((index for index, word in enumerate(words) if word in (">", "|", "&&")), None)]
+    program, *words = words
+    if program != "thinwire":
+        words = ["train", *words[words.index("thinwire.launch.train") + 1 :]]
+    command, *words = words
+    if command.startswith("-") or command in OWN | {"NAME"} or "--help" in words:
+        return
+    assert command in cli.COMMANDS, command
+    if words[:1] == ["run"] and command == "cluster":
+        split = words.index("--")
+        _run_parser().parse_args(words[1:split])
+        if words[split + 1] == "thinwire":
+            check(words[split + 1 :])
+    elif words[:1] == ["report"] and command == "study":
+        study_report_parser().parse_args(words[1:])
+    elif words or command != "study":  # `thinwire study` alone lists them
+        known = import_module(f"thinwire.launch.{cli.COMMANDS[command][0]}").make_parser()
+        rest = known.parse_known_args(words)[1]
+        if getattr(known, "takes_recipe", False):
+            given = [recipe._underscored(word) for word in recipe._spelled_out(rest)]
+            recipe.make_parser(known.prog).parse_args(given if named(given) else ["quickstart", *given])
+        else:
+            assert not rest, rest
+
+
+def named(words):
+    """Whether words name a recipe: one stands before the options, or after them without an option in front."""
+    return bool(words) and not words[0].startswith("--")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_can_be_typed(page, monkeypatch):
+    monkeypatch.setattr(recipe, "_resuming", lambda run: ["quickstart"])
+    for line in commands(page):
+        shell = subprocess.run(["bash", "-n"], input=line, capture_output=True, text=True, timeout=60, check=False)
+        assert shell.returncode == 0, (line, shell.stderr)
+        try:
+            check(shlex.split(line, comments=True))
+        except Exception as error:
+            raise AssertionError(f"{line}: {error}") from error
+
+
+def test_the_pages_have_commands():
+    assert sum(len(commands(page)) for page in PAGES) > 50
