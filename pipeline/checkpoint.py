@@ -311,8 +311,15 @@ class Checkpoints:
 
 
 def _parts_of(path: Path) -> list[Path]:
-    """The folders of stages in that of a checkpoint, or in the base."""
-    return [part for part in path.glob("stage-*") if part.name.removeprefix("stage-").isdecimal()]
+    """The folders of stages in that of a checkpoint, or in the base. None if the folder is not there.
+
+    Another process may be removing the folder; `Path.glob` fails then.
+    """
+    try:
+        found = list(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [part for part in found if part.name.startswith("stage-") and part.name[len("stage-") :].isdecimal()]
 
 
 def _stage_of(part: Path) -> int:
@@ -322,7 +329,7 @@ def _stage_of(part: Path) -> int:
 def _remove(path: Path) -> None:
     """Remove a file, or a folder that stands in its place."""
     if path.is_dir():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
     else:
         path.unlink(missing_ok=True)
 

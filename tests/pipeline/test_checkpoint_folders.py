@@ -3,6 +3,7 @@
 import random
 import shutil
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -119,6 +120,12 @@ def test_a_checkpoint_holds_the_rows_of_those_that_somebody_removed_by_hand(tmp_
     last = Process(tmp_path / "run", dist.HashStore())
     last.resume(newest(last.checkpoints.folder))
     assert last.content() == again.content()
+
+
+def test_a_folder_that_another_process_removes_meanwhile_has_no_parts(tmp_path, monkeypatch):
+    """`make drill`: a folder went between two looks of `Path.glob`, and a checkpoint could not be written."""
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    assert checkpoint._parts_of(tmp_path / "gone") == []
 
 
 @pytest.mark.parametrize(
