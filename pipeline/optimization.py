@@ -9,13 +9,29 @@ import torch
 from torch.nn import Parameter
 
 from thinwire.pipeline.options import OptimizerOptions
+from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 
 
-def make_optimizer(parameters: Iterable[Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    """The optimizer of one stage, which may have no parameters."""
+def make_optimizer(
+    parameters: Iterable[Parameter], options: OptimizerOptions, parts: Callable[[Parameter], int] = lambda _: 1
+) -> torch.optim.Optimizer:
+    """The optimizer of one stage, which may have no parameters.
+
+    `parts` says in how many parts the gradient of a parameter comes: one of each replica, and of each stage that holds
+    it.
+    """
     group = [{"params": list(parameters)}]  # torch refuses an empty list of parameters, and takes an empty group
     if options.name == "sgd":
         return torch.optim.SGD(group, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+    if options.name == "quantized-adam":
+        return QuantizedAdam(
+            group,
+            lr=options.lr,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            parts=parts,
+        )
     return torch.optim.AdamW(
         group, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
     )

@@ -37,6 +37,11 @@ class SharedWeights:
     meters: Mapping[int, Meter]
     placement: Placement
 
+    def copies_of(self, parameter: Parameter) -> int:
+        """The number of stages that hold a parameter of this process."""
+        held = any(parameter is copy for copies in self.parameters.values() for copy in copies)
+        return len(self.holders) if held else 1
+
     def sum_gradients(self) -> None:
         """Give every copy the sum of all copies' gradients. Collective over the processes of the holders."""
         if not self.parameters:

@@ -31,6 +31,7 @@ from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import ALONE, Replicas
 from thinwire.pipeline.replicas.local import LocalSteps
+from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
@@ -149,7 +150,7 @@ class Trainer:
             self._local = LocalSteps(stages, replicas, make, shared)
             self._optimizers = self._local.outer
         else:
-            self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer) for stage in stages]
+            self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer, self._parts) for stage in stages]
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in self.stages}, trace)
         for stage in self.stages:
             stage.keep_outputs = False
@@ -210,6 +211,7 @@ class Trainer:
         losses: list[Tensor] = []
         for replica in self.replicas.here:
             losses += self._run_replica(replica, kind, batch, targets)
+            self._to_momentum()
             self.replicas.submit(replica, self.progress)
         self.skip(kind, self.replicas.after * self._pipeline.accumulation)
         self.replicas.finish(self.progress)
@@ -333,6 +335,18 @@ class Trainer:
         """The tensor in one part for each pass of a replica; None for each part if there is no tensor."""
         count = self._pipeline.accumulation
         return [None] * count if tensor is None else tensor.chunk(count)
+
+    def _parts(self, parameter: Parameter) -> int:
+        """In how many parts the gradient of a parameter comes: of each replica, and of each stage that holds it."""
+        return self.replicas.count * (1 if self._shared is None else self._shared.copies_of(parameter))
+
+    def _to_momentum(self) -> None:
+        """Turn the gradients of one replica into its part of the momentum, if its optimizer wants that to travel."""
+        for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
+            if isinstance(optimizer, QuantizedAdam):
+                optimizer.frozen = self._options.is_frozen(self.progress)
+                with stage.meter.section("compute", work=Work("optimizer")):
+                    optimizer.to_momentum()
 
     def _update(self, step: int, optimizers: Sequence[Optimizer]) -> float | None:
         norm = None

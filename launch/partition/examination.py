@@ -21,7 +21,7 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
-_COPIES = {"adamw": 4, "sgd": 3}
+_COPIES = {"adamw": 4, "quantized-adam": 4, "sgd": 3}
 """Tensors as large as the parameters that training keeps: parameters, gradients, moments of the optimizer."""
 
 

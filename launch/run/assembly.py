@@ -274,7 +274,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=connect(stages, where, recipe.replicas, _agreement(prepared)),
+        replicas=connect(stages, where, recipe.replicas, _agreement(prepared), recipe.optimizer.sends_in_full),
         trace=recipe.debug.trace,
     )
     for stage in stages:

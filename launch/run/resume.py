@@ -186,6 +186,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     recipe = asdict(prepared.recipe)
     if prepared.recipe.replicas.count == 1:
         del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
+    if prepared.recipe.optimizer.name != "quantized-adam":
+        del recipe["optimizer"]["freeze_after"]  # likewise
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))

@@ -28,7 +28,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
 POLL_SECONDS = 2.0
-COPIES = {"adamw": 3, "sgd": 2}
+COPIES = {"adamw": 3, "quantized-adam": 3, "sgd": 2}
 """Tensors as large as the parameters in a checkpoint: the parameters and the moments of the optimizer."""
 
 _FLOAT32 = 4

@@ -19,6 +19,12 @@ def is_due(duration: str, done: int, steps_per_epoch: int) -> bool:
     return done > 0 and every > 0 and done % every == 0
 
 
+def is_over(duration: str, step: int, steps_per_epoch: int) -> bool:
+    """Whether `duration` is over before optimizer step `step`, counted from 0."""
+    number, in_epochs = read_duration(duration)
+    return step >= (number * steps_per_epoch if in_epochs else number)
+
+
 def read_duration(duration: str) -> tuple[int, bool]:
     """The number in a duration, and whether it counts epochs."""
     number, unit = duration.split()

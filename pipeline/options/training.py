@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.durations import is_due, misspelt, read_duration
+from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_duration
 
 MOST_STEPS = 10**9
 """The most steps and epochs of a run: more than anyone waits for."""
@@ -19,18 +20,21 @@ MOST_THREADS = 1024
 class OptimizerOptions:
     """The optimizer of every stage, and the schedule of its learning rate."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """The optimizer."""
+    name: Literal["adamw", "sgd", "quantized-adam"] = "adamw"
+    """The optimizer. quantized-adam freezes its second moment; then replicas exchange momentum (2206.01299)."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
-    """Weight decay (decoupled for adamw)."""
+    """Weight decay (decoupled but for sgd)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """adamw: decay rates of the two moments."""
+    """adamw, quantized-adam: decay rates of the two moments."""
     eps: float = 1e-8
-    """adamw: added to the denominator."""
+    """adamw, quantized-adam: added to the denominator."""
     momentum: float = 0.9
     """sgd: momentum."""
+    freeze_after: str = "0 steps"
+    """quantized-adam: how long the second moment follows the gradients: "500 steps" or "1 epoch", such as a fifth of
+    training. So long, the gradients between replicas travel uncompressed."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """The learning rate after its warm-up: constant, linear to zero, or half a cosine to zero."""
     warmup_steps: int = 0
@@ -38,7 +42,8 @@ class OptimizerOptions:
     cosine_steps: int | None = None
     """Length of the half cosine in steps; null means the length of training (2401.07788 uses twice that)."""
     max_grad_norm: float | None = None
-    """Gradients are clipped to this norm over all stages; null does not clip."""
+    """Gradients are clipped to this norm over all stages; null does not clip. quantized-adam clips its momentum once
+    the second moment is frozen."""
 
     def __post_init__(self) -> None:
         mistakes = [
@@ -53,8 +58,26 @@ class OptimizerOptions:
         ]
         if not all(0 <= beta < 1 for beta in self.betas):
             mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas)}")
+        mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
         if mistakes:
             raise OptionsError(mistakes)
+
+    def _mistakes_of_freezing(self) -> list[str]:
+        if self.name != "quantized-adam" or read_duration(self.freeze_after)[0] > 0:
+            return []
+        return [
+            "optimizer.freeze_after must be at least 1 step for quantized-adam, because nothing moves without a second "
+            f'moment; a fifth of training is usual, such as "200 steps" of 1000; got {self.freeze_after!r}'
+        ]
+
+    def is_frozen(self, progress: compress.Progress) -> bool:
+        """Whether the second moment is frozen in the coming step."""
+        over = is_over(self.freeze_after, progress.step, progress.steps_per_epoch)
+        return self.name == "quantized-adam" and over
+
+    def sends_in_full(self, progress: compress.Progress) -> bool:
+        """Whether the gradients between replicas go uncompressed in the coming step."""
+        return self.name == "quantized-adam" and not self.is_frozen(progress)
 
 
 @dataclass(frozen=True, kw_only=True)

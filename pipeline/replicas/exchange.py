@@ -27,7 +27,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES, Rows
-from thinwire.pipeline.replicas.member import BucketMember, Lanes, Listener, Member, Setting
+from thinwire.pipeline.replicas.member import BucketMember, InFull, Lanes, Listener, Member, Setting, never
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import parameters_of
 
@@ -187,7 +187,11 @@ ALONE = Replicas()
 
 
 def connect(
-    stages: Sequence[CompressedStage], where: Placement, options: ReplicaOptions, agreement: Mapping[str, Any]
+    stages: Sequence[CompressedStage],
+    where: Placement,
+    options: ReplicaOptions,
+    agreement: Mapping[str, Any],
+    in_full: InFull = never,
 ) -> Replicas:
     """The replicas of these stages, connected; collective over their processes.
 
@@ -196,6 +200,7 @@ def connect(
         where: where they live.
         options: how many replicas there are, and what they send each other.
         agreement: JSON values by name that all replicas must agree on.
+        in_full: says whether the gradients of a step go uncompressed.
 
     Raises:
         MismatchError: the replicas were not started alike.
@@ -223,6 +228,7 @@ def connect(
                 options=wire.options,
                 meter=stage.meter,
                 layout=FLAT if sync.every == 1 else TILES,
+                in_full=in_full,
             ),
             here,
             links,

@@ -12,14 +12,14 @@ every contribution is treated alike, and all replicas use the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Decoder, Encoder, Method, Microbatch, Progress, SlotCounts
+from thinwire.compress import Decoder, Encoder, Method, Microbatch, PassKind, Progress, SlotCounts
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store, StoreLayout
@@ -33,6 +33,13 @@ from thinwire.pipeline.replicas.lane import Lane
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
+InFull = Callable[[Progress], bool]
+"""Whether nothing is compressed in the exchange of a step."""
+
+
+def never(progress: Progress) -> bool:
+    """Of an exchange that compresses from the first step on."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,7 @@ class Setting:
     seed: int
     options: WireOptions
     meter: Meter
+    in_full: InFull
     layout: Layout = FLAT
 
 
@@ -69,7 +77,8 @@ class Lanes:
     def message(self, rows: int, progress: Progress) -> Microbatch:
         """The message of one exchange with so many rows."""
         samples = self.setting.layout.shape(rows)[0]
-        return Microbatch("train", range(samples), step=progress.step, progress=progress)
+        kind: PassKind = "warmup" if self.setting.in_full(progress) else "train"
+        return Microbatch(kind, range(samples), step=progress.step, progress=progress)
 
     def sender(self, name: ChannelName, rows: int, to: Sequence[int]) -> Sender:
         """The end where this replica sends so many rows."""

@@ -21,6 +21,10 @@ UNDROPPED = json.dumps(
 """The recipe's model without dropout, which is drawn by the first layer of a stage."""
 CODECS = {
     "plain": ["--codec", "q(4)/q(8)"],
+    "quantized-adam": [
+        *("--codec", "q(4)/q(8)", "--replicas.count", "2", "--replicas.gradients", "ef(q(4))"),
+        *("--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"),
+    ],
     "aqsgd on disk": ["--codec", 'aqsgd(q(3), store="disk", store_bits=8)/ef(topk(0.2))'],
 }
 

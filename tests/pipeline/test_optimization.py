@@ -69,9 +69,9 @@ def test_the_optimizer_has_the_recipes_numbers(name, kind):
     assert group.get("momentum", 0.7) == 0.7
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "quantized-adam"])
 def test_a_stage_without_parameters_has_an_optimizer_too(name):
-    optimizer = make_optimizer([], OptimizerOptions(name=name))
+    optimizer = make_optimizer([], OptimizerOptions(name=name, freeze_after="1 step"))
     optimizer.step()
     optimizer.zero_grad()
     assert optimizer.param_groups[0]["params"] == []

@@ -1,72 +1,16 @@
 """The sum of gradients through codecs: errors at both sides, equal replicas, and errors by the names of parameters."""
 
-from datetime import timedelta
-
 import pytest
 import torch
-from torch.nn import Parameter
 
-from thinwire.compress import Key, Progress, parse
+from support.exchanging import REPLICAS, SHAPES, SIZE, exchanged, gradients, make
+from thinwire.compress import Key, parse
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.options import ReplicaOptions, WireOptions
-from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.exchange import StageExchange
+from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import BucketMember, Listener, Setting
+from thinwire.pipeline.replicas.member import BucketMember, Listener
 
-SHAPES = {"wide": (3, 700), "bias": (5,), "long": (1000,)}
-"""3105 elements, so 7 rows, the last one ragged: of three replicas the first owns three rows, the others two."""
-REPLICAS = 3
 ROW = FLAT.row
-
-
-class Replica:
-    """One replica of a stage with these parameters; all of them are in this process."""
-
-    def __init__(self, number, links, expression, layout=FLAT, member=BucketMember):
-        self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-        self.meter = Meter()
-        setting = Setting(
-            stage=1,
-            replicas=REPLICAS,
-            method=parse(expression),
-            seed=3,
-            options=WireOptions(),
-            meter=self.meter,
-            layout=layout,
-        )
-        self.exchange = StageExchange(self.parameters, setting, [number], links, member, lambda mine: [mine])
-
-    @property
-    def flat(self):
-        return torch.cat([parameter.grad.flatten() for parameter in self.parameters.values()])
-
-
-def make(expression, **how):
-    links = LaneEnds(range(REPLICAS), None, 2, timedelta(seconds=1))
-    return [Replica(number, links, expression, **how) for number in range(REPLICAS)]
-
-
-def gradients(step):
-    """The gradients of each replica in a step, flat."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(REPLICAS, 3105, generator=generator) * torch.linspace(0.1, 3, 3105)
-
-
-def exchanged(replicas, given, step):
-    """What each replica has after the exchange of a step, flat."""
-    progress = Progress(step, 50)
-    for number, (replica, flat) in enumerate(zip(replicas, given, strict=True)):
-        parts = flat.split([parameter.numel() for parameter in replica.parameters.values()])
-        for parameter, part in zip(replica.parameters.values(), parts, strict=True):
-            parameter.grad = part.view_as(parameter).clone()
-        replica.exchange.submit(number, progress)
-    for replica in replicas:
-        replica.exchange.add_up(progress)
-    for replica in replicas:
-        replica.exchange.finish(progress)
-    return [replica.flat for replica in replicas]
 
 
 @pytest.mark.parametrize("layout", [FLAT, TILES])
@@ -85,8 +29,8 @@ RAMP = 'ef(q(4 -> 3, over="1 epoch"))'
 @pytest.mark.parametrize("expression", ["bf16", *(f"ef({codec})" for codec in CODECS), "efmixed(topk(0.1))", RAMP])
 def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression):
     replicas = make(expression)
-    used = torch.zeros(3105, dtype=torch.float64)
-    wanted = torch.zeros(3105, dtype=torch.float64)
+    used = torch.zeros(SIZE, dtype=torch.float64)
+    wanted = torch.zeros(SIZE, dtype=torch.float64)
     first_error = None
     for step in range(100):
         given = gradients(step % 5)
@@ -114,7 +58,7 @@ def test_it_is_the_published_arithmetic_with_errors_at_workers_and_owners():
     codec, replicas = parse("q(4)"), make("ef(q(4))")
     worker, owner = torch.zeros(REPLICAS, 7, ROW), torch.zeros(7, ROW)
     for step in range(5):
-        given = torch.nn.functional.pad(gradients(step), (0, 7 * ROW - 3105)).view(REPLICAS, 7, ROW)
+        given = torch.nn.functional.pad(gradients(step), (0, 7 * ROW - SIZE)).view(REPLICAS, 7, ROW)
         u = given + worker
         sent = torch.stack([coded(codec, rows) for rows in u])  # q has a scale for each row, so parts do not matter
         worker = u - sent
@@ -122,7 +66,7 @@ def test_it_is_the_published_arithmetic_with_errors_at_workers_and_owners():
         mean = coded(codec, v)
         owner = v - mean
         for flat in exchanged(replicas, gradients(step), step):
-            torch.testing.assert_close(flat, mean.flatten()[:3105], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(flat, mean.flatten()[:SIZE], rtol=1e-6, atol=1e-6)
 
 
 def test_errors_go_on_by_the_names_of_parameters():
@@ -160,10 +104,10 @@ def test_if_all_add_up_each_sends_all_to_every_other():
     codec, replicas = parse("q(4)"), make("ef(q(4))", layout=TILES, member=Listener)
     errors = torch.zeros(REPLICAS, 1, 4096)
     for step in range(3):
-        u = torch.nn.functional.pad(gradients(step), (0, 4096 - 3105)).view(REPLICAS, 1, 4096) + errors
+        u = torch.nn.functional.pad(gradients(step), (0, 4096 - SIZE)).view(REPLICAS, 1, 4096) + errors
         sent = torch.stack([coded(codec, rows) for rows in u])
         errors = u - sent
-        total = (sent[0] + sent[1] + sent[2]).flatten()[:3105]
+        total = (sent[0] + sent[1] + sent[2]).flatten()[:SIZE]
         for flat in exchanged(replicas, gradients(step), step):
             assert torch.equal(flat, total)
     carried = replicas[0].meter.sent

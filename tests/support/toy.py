@@ -195,6 +195,7 @@ def make_schedule(setting, stages, loss):
 def make_trainer(rank, **options):
     """A trainer over the stages of one process, connected; the options are fields of `Setting`."""
     setting = Setting(**options)
+    optimizer = OptimizerOptions(**setting.optimizer)
     where = setting.placement(rank).connected(timedelta(seconds=60))
     stages, task = make_stages(setting, rank, where), Task()
     loss = WholeBatchLoss(task, Meter())
@@ -207,10 +208,10 @@ def make_trainer(rank, **options):
         sampler=Sampler(setting.pipeline.batch_size * setting.replicas),
         task=task,
         pipeline=setting.pipeline,
-        optimizer=OptimizerOptions(**setting.optimizer),
+        optimizer=optimizer,
         training=TrainingOptions(steps=setting.steps),
         trace=setting.trace,
-        replicas=connect(stages, where, setting.replica_options, {}),
+        replicas=connect(stages, where, setting.replica_options, {}, optimizer.sends_in_full),
     )
     for stage in stages:
         stage.connect()
