@@ -118,6 +118,11 @@ class Recipe:
             )
         if self.wire.transport != "gloo":
             mistakes.append(f"replicas need wire.transport gloo, got {self.wire.transport}")
+        if self.optimizer.name == "quantized-adam" and self.replicas.sync.every > 1:
+            mistakes.append(
+                f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, "
+                f"got {self.replicas.sync.every}; adamw steps alone"
+            )
         if self.replicas.shuffle == "across" and (by_sample := self.compression.by_sample):
             mistakes.append(
                 f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "

@@ -161,7 +161,7 @@ class Room:
             return 0
         here = len(self._trainer.replicas.here)
         # errors: as a worker of all gradients, as an owner of a part
-        errors = here + 1 if replicas.method.feedback is not None else 0
+        errors = here + 1 if replicas.keeps_errors else 0
         if replicas.sync.every == 1:
             return errors
         # the common weights with their momentum; a simulation has the weights and optimizers of all replicas

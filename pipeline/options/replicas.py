@@ -8,6 +8,7 @@ from typing import Literal
 
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
 from thinwire.pipeline.options.training import MOST_STEPS
 
 MOST_REPLICAS = 1024
@@ -49,9 +50,9 @@ class ReplicaOptions:
     """Whether a sample stays with one replica for the whole run (within), or the order of all samples decides its
     replica (across). Feedback with a buffer for each sample needs within."""
     gradients: str = "none"
-    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)). With ef, each replica
-    adds what a message lost to its next one: to its gradients, and to the sums that it sends. If sync.every is above 1,
-    these are outer gradients: what the weights moved since the last exchange."""
+    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)), or powersgd(4). With
+    ef, each replica adds what a message lost to its next one: to its gradients, and to the sums that it sends. If
+    sync.every is above 1, these are outer gradients: what the weights moved since the last exchange."""
     sync: SyncOptions = field(default_factory=SyncOptions)
 
     def __post_init__(self) -> None:
@@ -60,19 +61,27 @@ class ReplicaOptions:
             mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         try:
             mistakes += [f"replicas.gradients: {mistake}" for mistake in _mistakes_of(self.method)]
-        except compress.CodecError as error:
+        except (compress.CodecError, OptionsError) as error:
             mistakes += [f"replicas.gradients: {mistake}" for mistake in error.mistakes]
         if mistakes:
             raise OptionsError(mistakes)
 
     @property
-    def method(self) -> compress.Method:
+    def method(self) -> compress.Method | PowerSGD:
         """What the gradients go through between replicas."""
-        return compress.parse(self.gradients)
+        return read_powersgd(self.gradients) or compress.parse(self.gradients)
+
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether a replica adds what a message lost to its next one."""
+        method = self.method
+        return isinstance(method, PowerSGD) or method.feedback is not None
 
 
-def _mistakes_of(method: compress.Method) -> list[str]:
+def _mistakes_of(method: compress.Method | PowerSGD) -> list[str]:
     """What keeps a method from carrying gradients between replicas, a sentence each."""
+    if isinstance(method, PowerSGD):
+        return []
     method.check_channel("gradients")
     feedback = method.feedback
     rules = [

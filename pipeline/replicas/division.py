@@ -30,11 +30,12 @@ class Bucket:
         return range(self.parts[0].start, self.parts[-1].stop)
 
 
-def divide(rows: int, replicas: int, bucket: int) -> list[Bucket]:
-    """The buckets of a number of rows, of at most `bucket` rows each; none without rows."""
+def divide(rows: int, replicas: int, bucket: int, first: int = 0) -> list[Bucket]:
+    """The buckets of a number of rows, of at most `bucket` rows each, numbered from `first` on; none without rows."""
     starts = range(0, rows, bucket)
     return [
-        Bucket(index, _parts(range(start, min(rows, start + bucket)), replicas)) for index, start in enumerate(starts)
+        Bucket(index, _parts(range(start, min(rows, start + bucket)), replicas))
+        for index, start in enumerate(starts, first)
     ]
 
 

@@ -12,24 +12,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import Progress
+from thinwire.compress import Method, Progress, parse
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError, MismatchError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
+from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES, Rows
 from thinwire.pipeline.replicas.member import BucketMember, InFull, Lanes, Listener, Member, Setting, never
+from thinwire.pipeline.replicas.powersgd import PowerExchange
+from thinwire.pipeline.replicas.protocol import Exchange
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import parameters_of
+
+Everyone = Callable[[list[int]], Sequence[list[int]]]
+"""Gives what this stage says in each process that has it, collectively."""
+UNCOMPRESSED = parse("none")
 
 
 class StageExchange:
@@ -42,6 +50,10 @@ class StageExchange:
         links: makes the ways of the frames.
         member: what each replica is in the exchange of a bucket.
         everyone: gives what this stage says in each process that has it, collectively.
+        first_bucket: the number of its first bucket; another exchange of the stage may have those before.
+
+    Attributes:
+        next_bucket: the number behind its last bucket.
     """
 
     def __init__(
@@ -51,11 +63,13 @@ class StageExchange:
         here: Sequence[int],
         links: LaneEnds,
         member: Callable[[Lanes, Bucket], Member],
-        everyone: Callable[[list[int]], Sequence[list[int]]],
+        everyone: Everyone,
+        first_bucket: int = 0,
     ) -> None:
         self._parameters = list(parameters.values())
         self._rows = Rows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
-        buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row)
+        buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row, first_bucket)
+        self.next_bucket = first_bucket + len(buckets)
         self._members = {
             replica: [member(Lanes(setting, replica, bucket.index, links), bucket) for bucket in buckets]
             for replica in here
@@ -73,6 +87,11 @@ class StageExchange:
             parameter.grad = None
         for member in self._members[replica]:
             member.send_parts(rows, progress)
+
+    @property
+    def rounds(self) -> tuple[Callable[[Progress], None], ...]:
+        """What follows once all replicas here have submitted."""
+        return self.add_up, self.finish
 
     def add_up(self, progress: Progress) -> None:
         """Add up the parts that the replicas here own, and send the sums to all."""
@@ -142,7 +161,7 @@ class Replicas:
 
     count: int = 1
     here: range = range(1)
-    exchanges: Mapping[int, StageExchange] | None = None
+    exchanges: Mapping[int, Exchange] | None = None
     sync: SyncOptions = field(default_factory=SyncOptions)
 
     @property
@@ -176,11 +195,10 @@ class Replicas:
 
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, after all replicas here have submitted theirs."""
-        exchanges = (self.exchanges or {}).values()
-        for exchange in exchanges:
-            exchange.add_up(progress)
-        for exchange in exchanges:
-            exchange.finish(progress)
+        # round by round: the frames of one stage travel while another one computes
+        for together in zip(*(exchange.rounds for exchange in (self.exchanges or {}).values()), strict=True):
+            for go_on in together:
+                go_on(progress)
 
 
 ALONE = Replicas()
@@ -218,22 +236,27 @@ def connect(
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
     exchanges = {
-        stage.stage_index: StageExchange(
+        stage.stage_index: make_exchange(
             parameters[stage.stage_index],
             Setting(
                 stage=stage.stage_index,
                 replicas=count,
-                method=method,
+                method=UNCOMPRESSED if isinstance(method, PowerSGD) else method,
                 seed=wire.seed,
                 options=wire.options,
                 meter=stage.meter,
                 layout=FLAT if sync.every == 1 else TILES,
                 in_full=in_full,
             ),
+            method,
             here,
-            links,
-            _MEMBERS[sync.sums if sync.every > 1 else "owner"],
-            where.everyone_across,
+            partial(
+                StageExchange,
+                here=here,
+                links=links,
+                member=_MEMBERS[sync.sums if sync.every > 1 else "owner"],
+                everyone=where.everyone_across,
+            ),
         )
         for stage in stages
     }
@@ -241,6 +264,19 @@ def connect(
 
 
 _MEMBERS: Mapping[str, Callable[[Lanes, Bucket], Member]] = {"owner": BucketMember, "all": Listener}
+
+
+def make_exchange(
+    parameters: Mapping[str, Parameter],
+    setting: Setting,
+    method: Method | PowerSGD,
+    here: Sequence[int],
+    make: Callable[..., StageExchange],
+) -> Exchange:
+    """The exchange of a stage through a method; `make` makes one from parameters and a setting."""
+    if isinstance(method, PowerSGD):
+        return PowerExchange(parameters, method, setting, here, make)
+    return make(parameters, setting)
 
 
 def _trained(stage: CompressedStage) -> dict[str, Parameter]:

@@ -52,7 +52,7 @@ class Setting:
     seed: int
     options: WireOptions
     meter: Meter
-    in_full: InFull
+    in_full: InFull = never
     layout: Layout = FLAT
 
 

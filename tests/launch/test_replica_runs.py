@@ -95,6 +95,10 @@ def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
             "replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
             "one replica; got across beside compression.activations",
         ),
+        (
+            ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "9 steps", "--replicas.sync.every", "9"],
+            "replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got 9",
+        ),
         (["--replicas.gradients", "reuse"], "replicas.gradients: reuse needs the indices of an activation"),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
     ],

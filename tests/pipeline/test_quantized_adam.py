@@ -97,8 +97,10 @@ def test_it_is_the_published_arithmetic(count):
         assert weights.count_nonzero() == SIZE - 1
 
 
-@pytest.mark.parametrize("expression", ['ef(q(4, grid="midtread"), store_bits=16)', "ef(topk(0.1))"])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "expression"), [(2, 'ef(q(4, grid="midtread"), store_bits=16)'), (3, "ef(topk(0.1))")]
+)
 def test_replicas_stay_equal_for_100_steps(count, expression):
     for mine, *others in trained(count, 100, expression):
         assert all(torch.equal(mine, other) for other in others)

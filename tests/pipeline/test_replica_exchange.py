@@ -137,6 +137,12 @@ def test_four_bits_are_four_bits():
         ('ef(q(4), store="disk")', "must keep its buffers in memory between replicas; drop store"),
         ("ef(q(4), store_bits=8)", "must keep errors in 32 or 16 bits between replicas, got store_bits=8"),
         ("q(99)", "q's bits must be an integer from 1 to 8, got 99"),
+        ("powersgd", "powersgd must have a rank; write powersgd(4), or powersgd(4, rate=2.0, start=1000)"),
+        ("powersgd(0)", "powersgd's rank must be an integer from 1 to 512, got 0"),
+        ("powersgd(4, rate=0, start=-1)", "powersgd's start must be a number of steps, 0 or more, got -1"),
+        ("powersgd(4, many=2)", "'powersgd(4, many=2)': got an unexpected keyword argument 'many'; write powersgd(4)"),
+        ("powersgd(rank)", "write powersgd(4)"),
+        ("ef(powersgd(4))", "unknown codec 'powersgd'"),
     ],
 )
 def test_what_cannot_carry_gradients_is_refused(expression, said):

@@ -16,7 +16,7 @@ CODECS = {
     "by sample": {"activations": "aqsgd(q(4))", "gradients": "q(8)"},
 }
 EXCHANGES = {
-    2: {"exchange": "none"},
+    2: {"exchange": "powersgd(1, start=2)"},
     3: {
         "exchange": 'ef(q(2, round="stochastic"))',
         "optimizer": {"name": "quantized-adam", "freeze_after": "2 steps", "lr": 0.05, "max_grad_norm": 0.5},
@@ -49,7 +49,10 @@ def test_zeros_fill_the_last_row():
 @pytest.mark.processes
 @pytest.mark.parametrize(("replicas", "codec"), [(2, "by sample"), (3, "stochastic and by position")])
 def test_a_simulation_of_replicas_equals_their_processes_bit_for_bit(replicas, codec, alone):
-    """Three replicas have an empty last part: a stage has one row of weights. They exchange momentum from step 2 on."""
+    """Three replicas have an empty last part: a stage has one row of weights. They exchange momentum from step 2 on.
+
+    Two replicas exchange whole gradients, and from step 2 on thin matrices.
+    """
     options = SMALL | {"replicas": replicas, "compression": CODECS[codec], "steps": 5} | EXCHANGES[replicas]
     real = run(train, 2 * replicas, options)
     losses, weights, traffic, _ = train(0, options | {"simulated": True})

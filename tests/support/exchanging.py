@@ -1,15 +1,17 @@
 """Replicas of one stage in this process, without a pipeline: they exchange the gradients that a test gives them."""
 
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch.nn import Parameter
 
-from thinwire.compress import Progress, parse
+from thinwire.compress import Progress
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.options import ReplicaOptions, WireOptions
+from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.exchange import StageExchange
+from thinwire.pipeline.replicas.exchange import UNCOMPRESSED, StageExchange, make_exchange
 from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, Setting, never
 
@@ -23,21 +25,22 @@ STEPS_PER_EPOCH = 50
 class Replica:
     """One replica of a stage with these parameters."""
 
-    def __init__(self, number, count, links, expression, in_full, layout=FLAT, member=BucketMember):
+    def __init__(self, number, options, links, shapes, in_full, layout=FLAT, member=BucketMember):
         self.number = number
-        self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+        self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
         self.meter = Meter()
         setting = Setting(
             stage=1,
-            replicas=count,
-            method=parse(expression),
+            replicas=options.count,
+            method=UNCOMPRESSED if isinstance(options.method, PowerSGD) else options.method,
             seed=3,
             options=WireOptions(),
             meter=self.meter,
             in_full=in_full,
             layout=layout,
         )
-        self.exchange = StageExchange(self.parameters, setting, [number], links, member, lambda mine: [mine])
+        make = partial(StageExchange, here=[number], links=links, member=member, everyone=lambda mine: [mine])
+        self.exchange = make_exchange(self.parameters, setting, options.method, [number], make)
 
     @property
     def flat(self):
@@ -56,16 +59,17 @@ class Replica:
             parameter.grad = part.view_as(parameter).clone()
 
 
-def make(expression, count=REPLICAS, in_full=never, **how):
+def make(expression, count=REPLICAS, in_full=never, shapes=SHAPES, **how):
     """So many replicas that exchange through a codec."""
     links = LaneEnds(range(count), None, 2, timedelta(seconds=1))
-    return [Replica(number, count, links, expression, in_full, **how) for number in range(count)]
+    options = ReplicaOptions(count=count, gradients=expression)
+    return [Replica(number, options, links, shapes, in_full, **how) for number in range(count)]
 
 
-def gradients(step, count=REPLICAS):
+def gradients(step, count=REPLICAS, size=SIZE):
     """The gradients of each replica in a step, flat."""
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(count, SIZE, generator=generator) * torch.linspace(0.1, 3, SIZE)
+    return torch.randn(count, size, generator=generator) * torch.linspace(0.1, 3, size)
 
 
 def exchange(replicas, step):
@@ -73,10 +77,9 @@ def exchange(replicas, step):
     progress = Progress(step, STEPS_PER_EPOCH)
     for replica in replicas:
         replica.exchange.submit(replica.number, progress)
-    for replica in replicas:
-        replica.exchange.add_up(progress)
-    for replica in replicas:
-        replica.exchange.finish(progress)
+    for together in zip(*(replica.exchange.rounds for replica in replicas), strict=True):
+        for go_on in together:
+            go_on(progress)
 
 
 def exchanged(replicas, given, step):
