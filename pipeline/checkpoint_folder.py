@@ -44,9 +44,14 @@ class Manifest:
         return self.header.get("cuts")
 
     @property
+    def parts(self) -> list[int]:
+        """All parts, in order."""
+        return sorted(map(int, self.files))
+
+    @property
     def model_parts(self) -> list[int]:
         """The parts that hold the whole model. Of parts with the same layers, as replicas have, the first is enough."""
-        parts, cuts = sorted(map(int, self.files)), self.cut
+        parts, cuts = self.parts, self.cut
         if not isinstance(cuts, list) or len(cuts) != len(parts):
             return parts
         return [part for part in parts if cuts[part] not in cuts[:part]]

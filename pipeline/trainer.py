@@ -302,11 +302,12 @@ class Trainer:
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
         """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
         self.done = manifest.step
-        saved = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
+        model = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
+        everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
-            restore_model(stage, optimizer, saved)
+            restore_model(stage, optimizer, model)
             if self._local is not None:
-                self._local.load_state_dict(stage.stage_index, saved)
+                self._local.load_state_dict(stage.stage_index, everything)
 
     def _run_replica(self, replica: int, kind: PassKind, batch: Any, targets: Tensor | None) -> list[Tensor]:
         """All passes of one replica: the micro-batches' losses on the last stage.

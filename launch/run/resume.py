@@ -202,7 +202,8 @@ def same_parts(manifest: Manifest, prepared: Prepared, where: Placement) -> bool
 def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:
     """The newest checkpoint that every process has whole; None if there is none. Collective.
 
-    A process needs the parts of its own stages. If the checkpoint has other parts, it needs those of the whole model.
+    A process needs the parts of its own stages. If the checkpoint has other parts, it needs those of the whole model;
+    if replicas step alone, the parts of all of them.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
@@ -218,7 +219,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     mine = [
         step
         for step, manifest in known.items()
-        if is_whole(folder, manifest, stages if same_parts(manifest, prepared, where) else manifest.model_parts)
+        if is_whole(folder, manifest, _needed(manifest, prepared, where, stages))
     ]
     common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
     if not common:
@@ -242,6 +243,13 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
             ]
         )
     return newest
+
+
+def _needed(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> list[int]:
+    """The parts of a checkpoint that a process needs, which has these stages."""
+    if same_parts(manifest, prepared, where):
+        return stages
+    return manifest.parts if prepared.recipe.replicas.step_alone else manifest.model_parts
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

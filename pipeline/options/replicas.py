@@ -67,6 +67,11 @@ class ReplicaOptions:
             raise OptionsError(mistakes)
 
     @property
+    def step_alone(self) -> bool:
+        """Whether replicas take optimizer steps of their own between two exchanges."""
+        return self.count > 1 and self.sync.every > 1
+
+    @property
     def method(self) -> compress.Method | PowerSGD:
         """What the gradients go through between replicas."""
         return read_powersgd(self.gradients) or compress.parse(self.gradients)
