@@ -237,7 +237,8 @@ def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, 
 
 def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The bytes that the replicas of each stage sent each other."""
-    ways = {"parts": "to the owner of a part", "sums": "from the owner to all"}
+    has_owners = any(row["channel"] == "sums" for row in rows)
+    ways = {"parts": "to the owner of a part" if has_owners else "to all replicas", "sums": "from the owner to all"}
     table = _table(f"gradients of weights sent between replicas, {rows[0]['codec']}")
     table.add_column("stage", no_wrap=True)
     table.add_column("way", no_wrap=True)

@@ -138,7 +138,10 @@ def channel_rows(
 
 
 def replica_rows(stages: Sequence[Mapping[str, Any]], codec: str) -> list[dict[str, Any]]:
-    """The gradients of weights that the replicas sent each other: one row for each stage and channel."""
+    """The gradients of weights that the replicas sent each other: one row for each stage and channel.
+
+    There is none for sums if every replica adds up for itself.
+    """
     sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
     return [
         {
@@ -151,6 +154,7 @@ def replica_rows(stages: Sequence[Mapping[str, Any]], codec: str) -> list[dict[s
         for stage in range(len(stages))
         for channel in EXCHANGE
         for traffic in [sent.get((stage, channel, "train"), Traffic())]
+        if traffic.frames or channel == "parts"
     ]
 
 

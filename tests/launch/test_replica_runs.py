@@ -68,6 +68,16 @@ def exported_from_the_first_replica(folder):
     return weights_digest(tensor_lines(load_file(folder / "exported/model.safetensors")))
 
 
+def test_if_all_replicas_add_up_no_sum_travels(folder, capsys):
+    options = ["--replicas.count", "2", "--replicas.sync.every", "2", "--replicas.sync.sums", "all"]
+    ran = simulate("tiny.yaml", folder / "ran", *options, "--training.steps", "3")
+    assert [(row["stage"], row["channel"], row["frames"]) for row in summary(ran)["replicas"]] == [
+        (0, "parts", 2 * 2),  # of two replicas, after two steps and at the end
+        (1, "parts", 2 * 2),
+    ]
+    assert "to all replicas" in capsys.readouterr().out
+
+
 def test_a_step_takes_the_samples_of_all_replicas(folder):
     # 99 samples in batches of 4 a replica
     assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
