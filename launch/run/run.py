@@ -42,6 +42,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.options.durations import read_duration
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.tracing.traces import StageTrace
 from thinwire.pipeline.trainer import StepRecord
@@ -209,7 +210,14 @@ class Run:
         cut = None if self._resumption.first else uneven_cut(self.assembly)
         if gathered is not None and self._log is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
-            notes = [self._resumption.note, *self.assembly.prepared.data.notes, *self._notes_on_auto(), warning, cut]
+            notes = [
+                self._resumption.note,
+                *self.assembly.prepared.data.notes,
+                *self._notes_on_auto(),
+                *self._notes_on_exchanges(),
+                warning,
+                cut,
+            ]
             show_notes([note for note in notes if note])
 
     def _notes_on_auto(self) -> list[str]:
@@ -218,6 +226,22 @@ class Run:
             return []
         measure = self.recipe.compression.measure
         return [f"auto compresses nothing: compression.measure of {measure} is as long as all {steps} steps"]
+
+    def _notes_on_exchanges(self) -> list[str]:
+        """A sentence if weights are saved or evaluated between two exchanges of replicas that step alone."""
+        number, in_epochs = read_duration(self.recipe.training.evaluate_every)
+        steps = {
+            "save_every": self.recipe.save_every,
+            "training.evaluate_every": number * (self._steps_per_epoch if in_epochs else 1),
+        }
+        every = self.recipe.replicas.sync.every
+        between = [name for name, count in steps.items() if count % every]
+        if not self.recipe.replicas.step_alone or not between:
+            return []
+        return [
+            f"{' and '.join(between)} should be a multiple of replicas.sync.every, {every} steps: between two "
+            f"exchanges, saved and evaluated weights are those of the last one"
+        ]
 
     def _show_stores(self) -> None:
         """Print the final size of the feedback stores before training fills them."""

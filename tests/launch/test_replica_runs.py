@@ -70,12 +70,14 @@ def exported_from_the_first_replica(folder):
 
 def test_if_all_replicas_add_up_no_sum_travels(folder, capsys):
     options = ["--replicas.count", "2", "--replicas.sync.every", "2", "--replicas.sync.sums", "all"]
-    ran = simulate("tiny.yaml", folder / "ran", *options, "--training.steps", "3")
+    ran = simulate("tiny.yaml", folder / "ran", *options, "--training.steps", "3", "--save-every", "3")
     assert [(row["stage"], row["channel"], row["frames"]) for row in summary(ran)["replicas"]] == [
         (0, "parts", 2 * 2),  # of two replicas, after two steps and at the end
         (1, "parts", 2 * 2),
     ]
-    assert "to all replicas" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "to all replicas" in shown
+    assert "save_every should be a multiple of replicas.sync.every, 2 steps" in shown
 
 
 def test_a_step_takes_the_samples_of_all_replicas(folder):
