@@ -54,6 +54,7 @@ class Setting:
     meter: Meter
     in_full: InFull = never
     layout: Layout = FLAT
+    stands_for: float = 1.0
 
 
 class Lanes:
@@ -111,6 +112,7 @@ class Lanes:
             to=to,
             to_all=to_all,
             replicas=setting.replicas,
+            stands_for=setting.stands_for,
         )
 
 

@@ -18,6 +18,7 @@ machine. So all replicas must have the same kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -106,9 +107,10 @@ class PowerExchange:
         whole = {name: parameter for name, parameter in parameters.items() if not ranks[name]}
         lefts = {f"{name} P": thin.left for name, thin in self._thin.items()}
         rights = {f"{name} Q": thin.right for name, thin in self._thin.items()}
+        thinner = replace(setting, stands_for=_elements(parameters) / max(1, _elements(whole | lefts | rights)))
         self._all = make(parameters, setting)
-        self._lefts = make(whole | lefts, setting, first_bucket=self._all.next_bucket)
-        self._rights = make(rights, setting, first_bucket=self._lefts.next_bucket)
+        self._lefts = make(whole | lefts, thinner, first_bucket=self._all.next_bucket)
+        self._rights = make(rights, thinner, first_bucket=self._lefts.next_bucket)
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send one replica's parts of P, and what travels whole, to the owners."""
@@ -175,6 +177,10 @@ class PowerExchange:
 
     def _is_full(self, progress: Progress) -> bool:
         return progress.step < self._method.start or self._setting.in_full(progress)
+
+
+def _elements(parameters: Mapping[str, Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters.values())
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:

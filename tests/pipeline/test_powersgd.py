@@ -105,6 +105,9 @@ def test_thin_matrices_travel_from_their_start_on():
     # rows of 512 elements: 1265 whole; then 17 whole and 64 of P, and 152 of Q. Each replica sends and gets a sum; of
     # one row the first replica is the owner, so it gets a part and sends a sum
     assert sizes == [4 * 64 + 3 * 2 * 4 * 512, 2 * 2 * (64 + 4 * 512)]
+    # what travels stands for all gradients
+    parts = replicas[1].meter.sent[1, "parts", "train"]
+    assert parts.uncompressed == 4 * parts.elements == 4 * (2 * 512 + 2 * round(512 * 1265 / (17 + 64 + 152)))
 
 
 def test_a_matrix_without_a_gradient_has_none_afterwards():
