@@ -60,10 +60,14 @@ def unknown_options(text: str, known: Sequence[str]) -> str | None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields."""
+    """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields.
+
+    Of fields of this name, those in groups within groups are named only if there are no others.
+    """
     last = {field: field.rpartition(".")[2] for field in known}
     word = name.replace("-", "_")
     tried = (
+        [field for field, end in last.items() if end == word and field.count(".") < 2],
         [field for field, end in last.items() if end == word],
         [field for field, end in last.items() if word in end],
         get_close_matches(word, known, n=1),
