@@ -28,7 +28,6 @@ from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, d
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.passes import phase_of
-from thinwire.pipeline.tracing.spans import Work
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
 
@@ -181,7 +180,7 @@ class Sender(ChannelEnd):
     def flush(self) -> None:
         """Wait until all sent frames have left."""
         what = f"{self.channel.sender} was waiting for its {self.channel.name} to leave"
-        with self._meter.section("wire", what, Work("flush", boundary=self.channel.boundary)):
+        with self._meter.section("wire", what, self.channel.flushing):
             self._transport.flush()
 
     def _check(self, tensors: Sequence[Tensor | None], what: str) -> None:

@@ -109,6 +109,11 @@ class Channel:
         """A frame of this channel in the terms of a trace."""
         return Work(self.name, microbatch.step, microbatch.index, self.boundary)
 
+    @property
+    def flushing(self) -> Work:
+        """Waiting until sent frames have left, in the terms of a trace."""
+        return Work("flush", boundary=self.boundary)
+
     def describe(self, microbatch: Microbatch) -> str:
         """A frame of this channel in words, for errors."""
         return (

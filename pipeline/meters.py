@@ -8,6 +8,7 @@ known only after the frame arrives, because its header says when it departed.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,8 @@ them if the two cannot be told apart: for shared weights, and between processes 
 SECTIONS: tuple[Section, ...] = get_args(Section)
 WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
 NO_WORK = Work()
+RECENT = 100
+"""Exchanges whose beginning and end a meter keeps."""
 
 Route = tuple[int, str, str]
 """Boundary, channel, phase."""
@@ -78,7 +81,12 @@ class Meter:
     """Seconds of compute by task: forward, backward, weights, loss, optimizer."""
     sent: dict[Route, Traffic] = field(default_factory=dict)
     received: dict[Route, Traffic] = field(default_factory=dict)
+    exchange: dict[str, float] = field(default_factory=dict)
+    """Seconds of the exchange with other replicas: those in each section, and `other`. Empty without replicas."""
+    exchanges: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """When each of the last exchanges began and ended, by this process's clock."""
     recording: Recording | None = None
+    _exchange_begun: float | None = None
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
 
@@ -108,6 +116,20 @@ class Meter:
             self.seconds["wait"] -= self._since - started
             self.seconds["neighbour"] += departed - started
             self.seconds["wire"] += self._since - departed
+
+    @contextmanager
+    def exchanging(self, *, ends: bool = False) -> Iterator[None]:
+        """Count the time inside as a part of an exchange with other replicas; `ends` says whether it is the last."""
+        started, before = time.perf_counter(), dict(self.seconds)
+        self._exchange_begun = started if self._exchange_begun is None else self._exchange_begun
+        yield
+        now = time.perf_counter()
+        spent: dict[str, float] = {name: self.seconds[name] - before[name] for name in SECTIONS}
+        spent["other"] = now - started - sum(spent.values())
+        self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
+        if ends:
+            self.exchanges.append((self._exchange_begun, now))
+            self._exchange_begun = None
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -141,11 +163,13 @@ class Meter:
             name: [[*route, asdict(carried)] for route, carried in getattr(self, name).items()]
             for name in ("sent", "received")
         }
-        return {"seconds": dict(self.seconds), "computing": dict(self.computing), **traffic}
+        exchange = {"exchange": dict(self.exchange)} if self.exchange else {}
+        return {"seconds": dict(self.seconds), "computing": dict(self.computing), **exchange, **traffic}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.seconds, self.computing = dict(state["seconds"]), dict(state["computing"])
+        self.exchange = dict(state.get("exchange", {}))
         for name in ("sent", "received"):
             setattr(self, name, {tuple(route): Traffic(**carried) for *route, carried in state[name]})
 

@@ -74,6 +74,20 @@ class Placement:
         pairs = {(min(pair), max(pair)) for pair in pairwise(processes) if pair[0] != pair[1]}
         return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
 
+    @property
+    def counterparts(self) -> list[tuple[int, int]]:
+        """The pairs of processes that hold the same stages in two replicas, in an order in which several can work."""
+        if self.num_replicas == 1:
+            return []
+        size, count = self.num_processes, self.num_replicas
+        pairs = [(low, high) for high in range(count) for low in range(high)]
+        pairs.sort(key=lambda pair: (sum(pair) % count, pair))
+        return [(low * size + place, high * size + place) for low, high in pairs for place in range(size)]
+
+    def counterpart(self, process: int, replica: int) -> int:
+        """The process that holds in a replica the stages that `process` holds in its own."""
+        return process % self.num_processes + replica * self.num_processes
+
     def watched(self, process: int) -> list[tuple[int, int]]:
         """The pairs with a process that hear each other: neighbours, and the same stages in neighbouring replicas."""
         size = self.num_processes

@@ -99,6 +99,8 @@ class StepRecord:
     """Bytes of the tensors in those frames, uncompressed."""
     exchanged: int = 0
     """Of `bytes`, those of frames to and from other replicas."""
+    exchange_seconds: float = 0.0
+    """Of `seconds`, those of the exchange with other replicas."""
 
 
 class Trainer:
@@ -161,20 +163,25 @@ class Trainer:
         self.tracer.read_clock(self.placement.reporter)
         for step in range(first, self._training.steps):
             if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
-                self.read_clocks()
+                self.read_clocks(of_replicas=step == first or self._local is None)
             with self.tracer.step(step):
                 record = self.train_step(step)
             after_step(record)
         self.tracer.read_clock(self.placement.reporter)
 
-    def read_clocks(self) -> None:
-        """Compare the clocks of neighbours, so that waiting can be told apart; collective, between two steps."""
-        self.stages[0].wire.clocks.read(self.placement.neighbours)
+    def read_clocks(self, *, of_replicas: bool = True) -> None:
+        """Compare the clocks of neighbours, and of replicas, so that waiting can be told apart.
+
+        Collective, between two steps, over a pipeline or over all replicas.
+        """
+        pairs = self.placement.counterparts if of_replicas else []
+        self.stages[0].wire.clocks.read([*self.placement.neighbours, *pairs])
 
     def train_step(self, step: int) -> StepRecord:
         """Take one optimizer step, counted from 0."""
         self.done = step
         started, spent, traffic, exchanged = time.perf_counter(), self._sections(), self._traffic(), self._exchanged()
+        exchanging = self._exchanging()
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
         for stage in self.stages:
@@ -197,6 +204,7 @@ class Trainer:
             bytes=self._traffic().bytes - traffic.bytes,
             uncompressed=self._traffic().uncompressed - traffic.uncompressed,
             exchanged=self._exchanged() - exchanged,
+            exchange_seconds=self._exchanging() - exchanging,
         )
 
     def _passes_and_update(
@@ -387,6 +395,10 @@ class Trainer:
         meters = [stage.meter for stage in self.stages]
         routes = [route for meter in meters for route in (*meter.sent.items(), *meter.received.items())]
         return sum(traffic.bytes for (_, channel, _), traffic in routes if channel in EXCHANGE)
+
+    def _exchanging(self) -> float:
+        """Seconds of the exchange with other replicas."""
+        return sum(sum(stage.meter.exchange.values()) for stage in self.stages)
 
     def _sections(self) -> dict[Section, float]:
         return {name: sum(stage.meter.seconds[name] for stage in self.stages) for name in SECTIONS}

@@ -12,7 +12,7 @@ from thinwire.launch.report.comparison import Comparison
 from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed, training_bytes
 from thinwire.launch.report.plots import Curve, curves, timeline
 from thinwire.launch.report.reading import Document, RunFiles
-from thinwire.launch.report.timeline import transfers
+from thinwire.launch.report.timeline import exchanges, transfers
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.tables import Table, size_text
 from thinwire.pipeline.meters import SECTIONS
@@ -61,6 +61,8 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "loss": _loss_picture(run),
         "held_out": _held_out(summary),
         "channels": _channels(summary["channels"]),
+        "replicas": _replicas(summary.get("replicas", [])),
+        "exchange": _exchange(_stages(run), summary.get("timed")),
         "choices": _choices(summary.get("choices", [])),
         "shares": [(stage["stage"], _shares(stage["seconds"], summary["training_seconds"])) for stage in _stages(run)],
         "stages": _stage_table(_stages(run), summary["training_seconds"]),
@@ -78,6 +80,7 @@ def _stages(run: RunFiles) -> Sequence[Mapping[str, Any]]:
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The few numbers to see first: (name, value)."""
     summary = run.summary
+    replicas = summary.get("replicas", [])
     held_out = [
         (f"held-out loss, compression {mode}", _number(score["loss"], 4)) for mode, score in summary["held_out"].items()
     ]
@@ -86,6 +89,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("samples a second", _number(speed(run), 1)),
         ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
         ("sent in training", size_text(training_bytes(summary["channels"]), digits=1)),
+        *([("sent between replicas", size_text(training_bytes(replicas), digits=1))] if replicas else []),
         ("sent in all, with evaluations", size_text(summary["bytes_sent"], digits=1)),
         ("steps, and time of the whole run", f"{summary['steps']:,}{_planned(summary)} in {summary['seconds']:,.0f} s"),
         ("time of training steps", f"{summary['training_seconds']:,.0f} s"),
@@ -130,6 +134,47 @@ def _channels(channels: Sequence[Mapping[str, Any]]) -> Table:
     ]
     note = "Bytes of training frames, headers included. In full: share of rows sent uncompressed, such as in warm-up."
     return Table("Bytes of each channel", columns, rows, note)
+
+
+def _replicas(rows: Sequence[Mapping[str, Any]]) -> Table | None:
+    """The bytes that replicas sent each other; None without replicas."""
+    if not rows:
+        return None
+    columns = ("stage", "way", "codec", "frames", "MB sent", "MB uncompressed", "ratio", "bits an element")
+    ways = {"parts": "to the owner of a part", "sums": "from the owner to all"}
+    cells = [
+        (
+            row["stage"],
+            ways[row["channel"]],
+            row["codec"],
+            row["frames"],
+            round(row["bytes"] / 1e6, 3),
+            round(row["uncompressed"] / 1e6, 3),
+            round(row["uncompressed"] / max(1, row["bytes"]), 2),
+            round(row["bits_per_element"], 3),
+        )
+        for row in rows
+    ]
+    return Table("Gradients of weights between replicas", columns, cells, "Bytes of all replicas, headers included.")
+
+
+def _exchange(stages: Sequence[Mapping[str, Any]], timed: str | None) -> Table | None:
+    """The seconds of the exchange between replicas, and what was hidden; None without replicas."""
+    if not any("exchange" in stage for stage in stages):
+        return None
+    columns = ("stage", "exchange, s", "% hidden", *(f"{name}, s" for name in (*SECTIONS, "other")))
+    rows = []
+    for stage in stages:
+        spent = {name: stage["exchange"].get(name, 0.0) for name in (*SECTIONS, "other")}
+        total = round(sum(spent.values()), 2)
+        parts = (round(seconds, 2) for seconds in spent.values())
+        rows.append((stage["stage"], total, _scaled(stage["exchange"]["hidden"], 100), *parts))
+    note = (
+        f"Of the time of training steps below, for {timed}. Hidden: before the last stage had done its last backward, "
+        "in the last exchanges; empty where stages take turns in one process. Neighbour: waiting until another "
+        "replica has sent. Wire: waiting until that frame arrives. Other: gathering and adding up gradients."
+    )
+    return Table("The exchange between replicas", columns, rows, note)
 
 
 def _choices(choices: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -218,13 +263,16 @@ def _timeline(traces: Sequence[StageTrace], name: str) -> Timeline | None:
     shown = min(lengths, key=lambda step: abs(lengths[step] - median(lengths.values())))
     steps = [(trace.stage, step) for trace in traces for step in trace.steps if step.step == shown]
     frames = [transfer for transfer in transfers(traces) if transfer.step == shown]
-    picture = timeline(steps, frames, f"Timeline of step {shown} of {name}: a lane a stage")
+    traded = [exchange for exchange in exchanges(traces) if exchange.step == shown]
+    picture = timeline(steps, frames, f"Timeline of step {shown} of {name}: a lane a stage", traded)
+    hidden = sum(one.hidden for one in traded) / max(1e-9, sum(one.end - one.start for one in traded))
+    of_replicas = f" The drain of the pipeline hid {hidden:.0%} of the exchange between replicas." if traded else ""
     error = max(trace.clock_error for trace in traces)
     return Timeline(
         picture,
         f"Step {shown}, {1e3 * lengths[shown]:,.1f} ms, the median of {len(recorded)} recorded steps. Numbers are "
         f"micro-batches. Thin bars are frames on the wire: activations above, gradients below. The clocks of the "
-        f"stages agree to {1e6 * error:,.0f} µs.",
+        f"stages agree to {1e6 * error:,.0f} µs.{of_replicas}",
     )
 
 

@@ -1,8 +1,8 @@
 """`thinwire trace RUN`: the recorded steps of a run in the Trace Event Format, for ui.perfetto.dev or chrome://tracing.
 
 There, each stage is a process. It has a lane for its steps, a lane for its work (compute, encode, wait and decode do
-not overlap), and a lane for each direction of each of its boundaries. An arrow joins the encoding of a frame to its
-decoding.
+not overlap), a lane for each direction of each of its boundaries, and a lane for the exchange with its replicas, with
+the part that the drain of the pipeline hid. An arrow joins the encoding of a frame to its decoding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.report.timeline import Transfer, read_traces, transfers
+from thinwire.launch.report.timeline import Exchange, Transfer, exchanges, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.pipeline.errors import OptionsError
@@ -28,10 +28,12 @@ WIRE = {
         (way, channel) for channel in ("activations", "gradients") for way in ("out", "in")
     )
 }
+REPLICAS = 2 + len(WIRE)
 LANES = {
     STEPS: "steps",
     STAGE: "stage",
     **{lane: f"wire, {channel} {way}" for (way, channel), lane in WIRE.items()},
+    REPLICAS: "replicas",
 }
 
 
@@ -72,6 +74,8 @@ def chrome_trace(traces: Sequence[StageTrace]) -> dict[str, Any]:
     events = [event for trace in traces for event in _stage_events(trace, zero)]
     for index, transfer in enumerate(transfers(traces)):
         events += _transfer_events(index, transfer, zero)
+    for exchange in exchanges(traces):
+        events += _exchange_events(exchange, zero)
     clocks = {
         f"stage {trace.stage}": {"error_us": 1e6 * trace.clock_error, "drift_ppm": 1e6 * trace.clock_drift}
         for trace in traces
@@ -138,6 +142,14 @@ def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]
         {**arrow, "ph": "s", "pid": transfer.source, "ts": _microseconds(transfer.handed - zero)},
         {**arrow, "ph": "f", "bp": "e", "pid": transfer.destination, "ts": _microseconds(transfer.decoding - zero)},
     ]
+
+
+def _exchange_events(exchange: Exchange, zero: float) -> list[Event]:
+    lane, start = (exchange.stage, REPLICAS), exchange.start - zero
+    facts = {"step": exchange.step, "bytes": exchange.nbytes, "hidden_us": _microseconds(exchange.hidden)}
+    whole = _complete("exchange", "replicas", lane, start, exchange.end - zero, **facts)
+    hidden = _complete("hidden by the drain", "replicas", lane, start, start + exchange.hidden, step=exchange.step)
+    return [whole, hidden] if exchange.hidden else [whole]
 
 
 def _complete(name: str, kind: str, lane: tuple[int, int], start: float, end: float, **args: Any) -> Event:

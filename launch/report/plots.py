@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.launch.report.timeline import Transfer
+from thinwire.launch.report.timeline import Exchange, Transfer
 from thinwire.pipeline.tracing.spans import Span
 from thinwire.pipeline.tracing.traces import StepTrace
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SERIES = tuple(f"series-{index}" for index in range(6))
-KINDS = ("forward", "backward", "optimizer", "encode", "decode", "wait")
+KINDS = ("forward", "backward", "optimizer", "encode", "decode", "wait", "exchange")
 WIRES = ("wire", "wire-latest")
 ROLES = ("ink", "muted", "grid", "page", *KINDS, *WIRES, *SERIES)
 STAND_INS = {role: f"#a1b2{index:02x}" for index, role in enumerate(ROLES)}
@@ -71,13 +71,18 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
     return _svg(figure, title)
 
 
-def timeline(steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer], title: str) -> str:
+def timeline(
+    steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer], title: str, exchanges: Sequence[Exchange] = ()
+) -> str:
     """A picture of one step: a lane for the work of each stage, and under it a thin lane for each channel it sends on.
+
+    The exchange with replicas is in the lane of the activations, which are there by then.
 
     Args:
         steps: (stage, its trace of the step), in stage order.
         frames: the frames of that step.
         title: a description of the picture, for screen readers.
+        exchanges: those of that step.
     """
     zero = min(step.start for _, step in steps)
     length = max(step.end for _, step in steps) - zero
@@ -92,6 +97,9 @@ def timeline(steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer],
                 if frame.source == stage and frame.channel == channel:
                     role = "wire" if frame.seen else "wire-latest"
                     _bar(axes, (frame.start - zero, frame.end - zero), (lane + 0.17 + 0.13 * row, 0.1), role)
+        for exchange in exchanges:
+            if exchange.stage == stage:
+                _bar(axes, (exchange.start - zero, exchange.end - zero), (lane + 0.17, 0.1), "exchange")
     axes.set_xlim(0, length)
     axes.set_ylim(len(steps) - 0.45, -0.5)
     axes.set_yticks([lane - 0.13 for lane in range(len(steps))], [f"stage {stage}" for stage, _ in steps])

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.tracing.spans import Departure, Span
 from thinwire.pipeline.tracing.traces import StageTrace
 
+_PASSES = ("forward", "backward", "weights")
+"""The tasks of the passes."""
 WAITED = 1e-4
 """Seconds. After a longer wait, a frame arrived when the wait ended; to receive a frame that is already there takes
 microseconds."""
@@ -46,6 +49,20 @@ class Transfer:
     """When the receiver began to decode it."""
     seen: bool
     """Whether the receiver was waiting when the frame arrived. If not, it arrived at `end` or before."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a stage with its replicas; times are in seconds of the common clock."""
+
+    stage: int
+    step: int
+    start: float
+    end: float
+    hidden: float
+    """Seconds of it before the last backward of the pipeline ended: the drain hid them."""
+    nbytes: int
+    """Bytes of the frames that the stage made; each may go to several replicas."""
 
 
 def read_traces(run: Path) -> list[StageTrace]:
@@ -96,6 +113,23 @@ def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
     sent.sort(key=lambda frame: (frame[2].boundary, frame[2].channel, frame[2].time))
     channels = groupby(sent, key=lambda frame: (frame[2].boundary, frame[2].channel))
     return [transfer for _, frames in channels for transfer in _one_after_the_other(frames)]
+
+
+def exchanges(traces: Sequence[StageTrace]) -> list[Exchange]:
+    """The exchanges between replicas that the stages traced, step by step; empty without replicas."""
+    found: list[Exchange] = []
+    drained: dict[int, float] = {}
+    for trace in traces:
+        for step in trace.steps:
+            computed = max((span.end for span in step.spans if span.task in _PASSES), default=step.start)
+            drained[step.step] = max(computed, drained.get(step.step, computed))
+            # in a simulation, other replicas have their passes between the frames of the first
+            inside = [span for span in step.spans if span.task in EXCHANGE and span.start >= computed]
+            if inside:
+                nbytes = sum(frame.nbytes for frame in step.departures if frame.channel in EXCHANGE)
+                start, end = inside[0].start, inside[-1].end
+                found.append(Exchange(trace.stage, step.step, start, end, 0.0, nbytes))
+    return [replace(one, hidden=max(0.0, min(one.end, drained[one.step]) - one.start)) for one in found]
 
 
 FrameKey = tuple[str, int | None, int | None, int | None]

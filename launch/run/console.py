@@ -152,6 +152,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     _show_channels(console, summary["channels"])
     if summary["replicas"]:
         console.print(_replicas_table(summary["replicas"]))
+        console.print(_exchange_table(summary))
     console.print(_stages_table(summary))
     if note := uneven(summary):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
@@ -253,6 +254,22 @@ def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['uncompressed'] / max(1, row['bytes']):.2f}x",
             f"{row['bits_per_element']:.2f}",
         )
+    return table
+
+
+def _exchange_table(summary: Mapping[str, Any]) -> Table:
+    """The seconds of the exchange between replicas, and how much the drain of the pipeline hid."""
+    whose = "" if summary["timed"] == "all" else f" of {summary['timed']}"
+    table = _table(f"the exchange between replicas{whose}, and how much the drain of the pipeline hid")
+    table.add_column("stage", no_wrap=True)
+    for column in ("exchange", "hidden", "codecs", "replica", "wire", "other"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for stage in summary["stages"]:
+        spent = {name: seconds for name, seconds in stage["exchange"].items() if name != "hidden"}
+        share = stage["exchange"]["hidden"]
+        total = sum(spent.values())
+        times = [f"{_seconds(part)} {part / max(1e-9, total):.0%}" for part in _parts(spent, total)[1:]]
+        table.add_row(str(stage["stage"]), _seconds(total), "" if share is None else f"{share:.0%}", *times)
     return table
 
 

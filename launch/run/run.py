@@ -44,6 +44,7 @@ from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.options.durations import read_duration
 from thinwire.pipeline.process import Placement
+from thinwire.pipeline.replicas.drain import exchange_report
 from thinwire.pipeline.tracing.traces import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
@@ -332,6 +333,8 @@ class Run:
         Raises MismatchError if the replicas of a stage hold other weights.
         """
         where, reports = self.assembly.placement, [stage_report(stage) for stage in self.trainer.stages]
+        for report, stage in zip(reports, self.trainer.stages, strict=True):
+            report["exchange"] = exchange_report(stage, where)
         where.compare_replicas({report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
         of_replicas = where.everyone_across([report["traffic"] for report in reports])
         for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):

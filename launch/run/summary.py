@@ -18,6 +18,7 @@ from thinwire.pipeline.automatic import Choice
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
 from thinwire.pipeline.meters import Route, Traffic, count
+from thinwire.pipeline.replicas.drain import told
 from thinwire.pipeline.stage import CompressedStage
 
 
@@ -65,7 +66,7 @@ def summarize(
 
     Args:
         recipe: the recipe of the run.
-        stages: the reports of all stages, in order.
+        stages: the reports of all stages, in order, each with that of its exchange.
         done: the number of steps done.
         codec_of: (boundary, channel) -> the expression of its codec.
         times: the seconds of the run so far.
@@ -91,12 +92,21 @@ def summarize(
         "replicas": replica_rows(stages, str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
         "timed": "replica 0" if apart else "all",
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
-        "stages": [_without(stage, "digest_lines", "traffic") for stage in stages],
+        "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(carried) for phase, carried in traffic.items()},
         "bytes_sent": sum(carried.bytes for carried in traffic.values()),
         "torch": torch.__version__,
     }
+
+
+def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> list[dict[str, Any]]:
+    """Size, seconds and memory of each stage, and the seconds of its exchange between replicas, if it has one."""
+    rows = [_without(stage, "digest_lines", "traffic", "exchange") for stage in stages]
+    if not with_exchange:
+        return rows
+    exchanges = told([stage["exchange"] for stage in stages])
+    return [{**row, "exchange": exchange} for row, exchange in zip(rows, exchanges, strict=True)]
 
 
 def traffic_by_phase(stages: Sequence[Mapping[str, Any]]) -> dict[Phase, Traffic]:

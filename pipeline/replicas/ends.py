@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.pipeline.boundary import LocalTime, same_clock
 from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.replicas.lane import Lane
 from thinwire.pipeline.transport import (
@@ -27,12 +28,19 @@ class LaneEnds:
         group: one process of each replica, in their order; None if all are here.
         num_stages: stages of a pipeline.
         timeout: seconds to wait for another replica.
+        times: converts times of another replica's clock; those of the replicas here need none.
     """
 
     def __init__(
-        self, here: Collection[int], group: dist.ProcessGroup | None, num_stages: int, timeout: timedelta
+        self,
+        here: Collection[int],
+        group: dist.ProcessGroup | None,
+        num_stages: int,
+        timeout: timedelta,
+        times: Mapping[int, LocalTime] | None = None,
     ) -> None:
         self._here, self._group, self._num_stages, self._timeout = here, group, num_stages, timeout
+        self._times = times or {}
         self._memory: dict[tuple[int, ...], MemoryEnd] = {}
 
     def sending(self, lane: Lane, to: Sequence[int], capacity: int) -> SendingEnd:
@@ -47,6 +55,10 @@ class LaneEnds:
         return ProcessGroupReceiver(
             capacity, peer=lane.replica, group=self._group, tag=self._tag(lane), timeout=self._timeout
         )
+
+    def local_time(self, replica: int) -> LocalTime:
+        """Converts a time of a replica's clock to this process's clock."""
+        return self._times.get(replica, same_clock)
 
     def _sending(self, lane: Lane, to: int, capacity: int) -> SendingEnd:
         if to in self._here:

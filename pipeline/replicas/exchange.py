@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -75,6 +76,7 @@ class StageExchange:
             for replica in here
         }
         self._everyone = everyone
+        self.meter = setting.meter
         self._seen: set[int] = set()
         self._used: set[int] | None = None
         self._keeps_errors = setting.method.feedback is not None
@@ -191,14 +193,18 @@ class Replicas:
     def submit(self, replica: int, progress: Progress) -> None:
         """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""
         for exchange in (self.exchanges or {}).values():
-            exchange.submit(replica, progress)
+            with exchange.meter.exchanging():
+                exchange.submit(replica, progress)
 
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, after all replicas here have submitted theirs."""
         # round by round: the frames of one stage travel while another one computes
-        for together in zip(*(exchange.rounds for exchange in (self.exchanges or {}).values()), strict=True):
-            for go_on in together:
-                go_on(progress)
+        exchanges = (self.exchanges or {}).values()
+        rounds = list(zip(*(exchange.rounds for exchange in exchanges), strict=True))
+        for together in rounds:
+            for exchange, go_on in zip(exchanges, together, strict=True):
+                with exchange.meter.exchanging(ends=together is rounds[-1]):
+                    go_on(progress)
 
 
 ALONE = Replicas()
@@ -228,7 +234,12 @@ def connect(
         return ALONE
     here = range(where.replica, where.replica + 1) if where.num_replicas > 1 else range(count)
     wire = stages[0].wire
-    links = LaneEnds(here, where.across, where.num_stages, timedelta(seconds=wire.options.timeout))
+    times = {
+        replica: partial(wire.clocks.local, where.counterpart(dist.get_rank(), replica))
+        for replica in range(count)
+        if replica not in here
+    }
+    links = LaneEnds(here, where.across, where.num_stages, timedelta(seconds=wire.options.timeout), times)
     parameters = {stage.stage_index: _trained(stage) for stage in stages}
     shapes = {
         f"shapes of stage {stage}": [[name, *each.shape] for name, each in those.items()]

@@ -73,6 +73,11 @@ class Lane(Channel):
         """A frame in the terms of a trace; it crosses no boundary, so it has none."""
         return Work(self.name, microbatch.step)
 
+    @property
+    def flushing(self) -> Work:
+        """Waiting until sent frames have left, in the terms of a trace."""
+        return Work(f"flush of {self.name}")
+
     def describe(self, microbatch: Microbatch) -> str:
         """A frame in words, for errors."""
         whose = "its part of the gradients" if self.name == "parts" else "the sum of a part of the gradients"

@@ -97,7 +97,8 @@ class Lanes:
         capacity = ChannelEnd(lane, [decoder], self.setting.meter).capacity
         receiving = self._links.receiving(lane, self.replica, capacity)
         copies = int(source != self.replica)
-        return Receiver(lane, [decoder], receiving, self.setting.options, self.setting.meter, _unknown, copies)
+        time = self._links.local_time(source)
+        return Receiver(lane, [decoder], receiving, self.setting.options, self.setting.meter, time, copies)
 
     def _lane(self, name: ChannelName, rows: int, source: int, to: int | None, *, to_all: bool) -> Lane:
         setting = self.setting
@@ -243,7 +244,3 @@ def _coder(kind: type[AnyCoder], lane: Lane) -> AnyCoder:
 
 def _store(layout: StoreLayout, purpose: Purpose) -> Store:
     return MemoryStore(layout)
-
-
-def _unknown(theirs: float) -> None:
-    """The local time of another replica's clock: the clocks of replicas are not compared."""

@@ -96,6 +96,7 @@ class PowerExchange:
         make: Callable[..., StageSum],
     ) -> None:
         self._method, self._setting, self._here = method, setting, here
+        self.meter = setting.meter
         ranks = {name: method.rank_of(tuple(parameter.shape)) for name, parameter in parameters.items()}
         # by its name alone: no cut, and no replica, starts from another Q
         key = Key(setting.seed, 0, "powersgd", "train", 0, 0)

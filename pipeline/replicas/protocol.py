@@ -8,10 +8,13 @@ from typing import Protocol
 from torch import Tensor
 
 from thinwire.compress import Progress
+from thinwire.pipeline.meters import Meter
 
 
 class Exchange(Protocol):
-    """Adds up the gradients of one stage over its replicas."""
+    """Adds up the gradients of one stage over its replicas; `meter` is that of the stage."""
+
+    meter: Meter
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send the gradients of one replica, and clear them."""

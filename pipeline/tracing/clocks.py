@@ -63,7 +63,10 @@ class Clock:
 
 
 class NeighbourClocks:
-    """The clocks of neighbours: processes that share a boundary with this one. They are empty until `read`."""
+    """The clocks of neighbours: processes that share a boundary with this one, or hold its stages in another replica.
+
+    They are empty until `read`.
+    """
 
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
@@ -87,6 +90,13 @@ class NeighbourClocks:
     def local(self, process: int, theirs: float) -> float | None:
         """A time of another process's clock, converted to this process's; None if the two were never compared."""
         return self._clocks[process].local(theirs) if process in self._clocks else None
+
+    def line(self, process: int) -> tuple[float, float] | None:
+        """(a, b): a time t of this process's clock is a * t + b of another's; None if the two were never compared."""
+        if process not in self._clocks:
+            return None
+        clock = self._clocks[process]
+        return 1 + clock.drift, clock.last.offset - clock.drift * clock.last.at
 
 
 def read_clock(reference: int) -> Reading:

@@ -64,6 +64,24 @@ def test_nothing_is_cut_or_folded_on_80_columns(capsys, monkeypatch, codecs):
     assert max(len(line) for line in lines if LONG[1] not in line) <= 80
 
 
+def test_the_exchange_of_replicas_has_its_seconds_and_what_was_hidden(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    sent = {"codec": "ef(q(4))", "bytes": 1_234_000_000, "uncompressed": 9_876_000_000, "bits_per_element": 4.03}
+    found = summary("q(4)", "q(8)") | {"timed": "replica 0"}
+    found["replicas"] = [
+        {"stage": stage, "channel": channel, **sent} for stage in (0, 1) for channel in ("parts", "sums")
+    ]
+    spent = dict.fromkeys(SECTIONS, 0.0) | {"encode": 100.0, "decode": 50.0, "neighbour": 25.0, "wire": 300.0}
+    for stage, hidden in zip(found["stages"], (None, 0.875), strict=True):
+        stage["exchange"] = spent | {"other": 25.0, "hidden": hidden}
+    show_summary(found)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "exchange between replicas of replica 0" in " ".join(lines)
+    rows = [" ".join(line.split()) for line in lines]
+    assert "0 500 s 150 s 30% 25.0 s 5% 300 s 60% 25.0 s 5%" in rows
+    assert "1 500 s 88% 150 s 30% 25.0 s 5% 300 s 60% 25.0 s 5%" in rows
+
+
 def test_evaluations_and_saves_are_apart_from_the_steps(capsys, monkeypatch):
     said = [line.strip() for line in shown(capsys, monkeypatch, 80, "q(4)", "q(8)")]
     assert "long: 100000 steps in 10000 s" in said

@@ -54,6 +54,11 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
         "stage-1.safetensors",
     ]
     assert all(4 < row["bits_per_element"] < 4.5 for row in got["replicas"])
+    for stage in got["stages"]:
+        assert stage["exchange"]["encode"] > 0 == stage["exchange"]["wait"], "the clocks of replicas are compared"
+        assert 0 <= stage["exchange"]["hidden"] <= 1
+    assert [stage["exchange"]["hidden"] for stage in wanted["stages"]] == [None, None]
+    assert all(json.loads(line)["exchange_seconds"] > 0 for line in (folder / "real/metrics.jsonl").open())
     lines = [json.loads(line) for line in (folder / "simulated/metrics.jsonl").read_text().splitlines()]
     # one process sends and receives everything
     assert sum(line["exchanged"] for line in lines) == 2 * sum(row["bytes"] for row in wanted["replicas"])

@@ -41,6 +41,15 @@ TABLES = document(
     "bench <of> codecs",
     [Table("Samples a second", ("codec", "100 Mbit/s"), (("q(4)", 512.5), ("<script>alert(1)</script>", None)))],
 )
+OF_REPLICAS = {
+    "timed": "replica 0",
+    "replicas": [
+        {
+            **{"stage": 0, "channel": "parts", "codec": "ef(q(4))", "frames": 6, "bytes": 1_250_000},
+            **{"uncompressed": 9_920_000, "bits_per_element": 4.03},
+        }
+    ],
+}
 CHROMIUM = next(filter(None, map(shutil.which, ("google-chrome", "chromium", "chromium-browser"))), None)
 PROFILE_IN_USE = 21
 """Chromium's status when it takes its own start for another one's, as it does now and then on a busy machine."""
@@ -61,7 +70,10 @@ def folder(tmp_path_factory):
         shutil.rmtree("other/trace")
         summary = json.loads(Path("other/summary.json").read_text())
         choices = [asdict(choice) | {"hides": choice.hides} for choice in CHOICES]
-        Path("other/summary.json").write_text(json.dumps({**summary, "name": "other & <co>", "choices": choices}))
+        other = {**summary, "name": "other & <co>", "choices": choices, **OF_REPLICAS}
+        for stage in other["stages"]:
+            stage["exchange"] = {"encode": 1.5, "wire": 2.5, "other": 1.0, "hidden": 0.75}
+        Path("other/summary.json").write_text(json.dumps(other))
         Path("bench.json").write_text(json.dumps(TABLES))
         Path("tiny/predict.json").write_text(json.dumps(document("prediction", [Table("Cells", ("n",), ((7,),))])))
         assert cli.main(["report", "tiny", "other", "bench.json"]) == 0

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from thinwire.launch.report.timeline import read_traces, transfers
+from thinwire.launch.report.timeline import Exchange, exchanges, read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Departure, Span
 from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
@@ -81,3 +81,35 @@ def test_every_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_run_without_a_trace_is_told_how_to_have_one(tmp_path):
     with pytest.raises(OptionsError, match=r"has no trace; train with --trace"):
         read_traces(tmp_path)
+
+
+def exchanged(start, end):
+    """The spans of an exchange: parts are encoded first, sums decoded last."""
+    return [
+        Span(start, start + 0.1, "encode", "parts", 4, None, None),
+        Span(end - 0.1, end, "decode", "sums", 4, None, None),
+    ]
+
+
+def backward(start, end):
+    return Span(start, end, "compute", "backward", 4, 0, None)
+
+
+def test_the_drain_hides_an_exchange_until_the_last_backward_of_the_pipeline():
+    traces = [
+        stage(0, [backward(1.0, 5.0), *exchanged(5.0, 6.0)]),
+        stage(1, [backward(1.0, 2.0), *exchanged(2.0, 7.0)], [Departure(2.1, "parts", 4, None, None, 640)]),
+        stage(2, [backward(0.0, 1.0), *exchanged(1.0, 3.0)]),
+    ]
+    assert exchanges(traces) == [
+        Exchange(0, 4, 5.0, 6.0, 0.0, 0),
+        Exchange(1, 4, 2.0, 7.0, 3.0, 640),
+        Exchange(2, 4, 1.0, 3.0, 2.0, 0),
+    ]
+    assert transfers(traces) == []
+
+
+def test_nothing_is_hidden_where_the_replicas_take_turns():
+    """A simulation: replica 0 submits before the passes of replica 1."""
+    turns = [backward(0.0, 1.0), *exchanged(1.0, 2.0), backward(2.0, 3.0), *exchanged(4.0, 5.0)]
+    assert exchanges([stage(0, turns)]) == [Exchange(0, 4, 4.0, 5.0, 0.0, 0)]

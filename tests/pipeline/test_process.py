@@ -27,6 +27,13 @@ def test_which_stages_a_process_holds_and_where_the_loss_is(placement, stages, l
     assert (placement.num_stages, placement.last_process) == (sum(map(len, stages)), last)
 
 
+def test_the_counterparts_of_three_replicas_meet_in_rounds_of_disjoint_pairs():
+    where = Placement({0: 2, 1: 3}, replica=1, num_replicas=3)
+    assert where.counterparts == [(2, 4), (3, 5), (0, 2), (1, 3), (0, 4), (1, 5)]
+    assert [where.counterpart(3, replica) for replica in range(3)] == [1, 3, 5]
+    assert Placement({0: 0, 1: 1}).counterparts == []
+
+
 def numbers(rank):
     mine = {stage: math.pi * 10.0**stage for stage in IN_A_V.stages_of(rank)}
     return IN_A_V.gather_numbers(mine)

@@ -94,6 +94,9 @@ class MetricsLog:
         }
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
+        if record.exchanged:
+            points |= {"bytes/to and from replicas": record.exchanged}
+            points |= {"seconds/exchange between replicas": record.exchange_seconds}
         self._curves.add(record.step, points)
         if record.loss is not None:
             self._steps.append(record.step)

@@ -1,0 +1,73 @@
+"""What of the exchange between replicas the drain of the pipeline hid, by stage.
+
+A stage begins to exchange when its last backward is done, while earlier stages still compute:
+
+    stage 0   | backward | backward | backward | exchange |
+    stage 1   | backward | backward | exchange ----- |
+    stage 2   | backward | exchange ----- |
+                                               ^ the last stage to begin ends the drain
+
+What lies before that moment is hidden. Each process knows the times of its own stages by its own clock, so they are
+put on one clock before they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.stage import CompressedStage
+
+Times = Sequence[tuple[float, float]]
+"""When each of the last exchanges of a stage began and ended."""
+
+
+def exchange_report(stage: CompressedStage, where: Placement) -> dict[str, Any]:
+    """The exchange of one stage, as JSON values: seconds by section, the last ones, and the clock of the next stage.
+
+    The last ones are left out in a simulation, where replicas and stages take turns.
+    """
+    meter, index = stage.meter, stage.stage_index
+    apart = where.num_replicas > 1
+    following = where.process_of.get(index + 1, dist.get_rank())
+    same = following == dist.get_rank()
+    return {
+        "seconds": dict(meter.exchange),
+        "last": list(meter.exchanges) if apart else [],
+        "next_clock": (1.0, 0.0) if same else stage.wire.clocks.line(following),
+    }
+
+
+def told(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By stage: seconds of its exchange in each section, and `hidden`, the share hidden of the last ones.
+
+    `hidden` is None if it is not known. Takes the reports of all stages, in order.
+    """
+    shares: Sequence[float | None] = [None] * len(reports)
+    if all(report["last"] and report["next_clock"] for report in reports):
+        shares = hidden(_on_one_clock(reports))
+    return [{**report["seconds"], "hidden": share} for report, share in zip(reports, shares, strict=True)]
+
+
+def hidden(times: Sequence[Times]) -> list[float]:
+    """The share of each stage's exchanges before the last stage began its own; all times are by one clock."""
+    drained = [max(begun for begun, _ in step) for step in zip(*times, strict=True)]
+    shares = []
+    for exchanges in times:
+        before = sum(min(ended, end) - begun for (begun, ended), end in zip(exchanges, drained, strict=True))
+        shares.append(before / max(1e-9, sum(ended - begun for begun, ended in exchanges)))
+    return shares
+
+
+def _on_one_clock(reports: Sequence[Mapping[str, Any]]) -> list[Times]:
+    """The times of all stages by the clock of the last one."""
+    found: list[Times] = []
+    scale, shift = 1.0, 0.0
+    for report in reversed(reports):
+        rate, offset = report["next_clock"]
+        scale, shift = scale * rate, scale * offset + shift
+        found.append([(scale * begun + shift, scale * ended + shift) for begun, ended in report["last"]])
+    return found[::-1]
