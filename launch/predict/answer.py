@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.prediction import Prediction, best, needed_bandwidth, possible, predict_each, verdict
-from thinwire.launch.timing.workload import Workload, label
+from thinwire.launch.timing.prediction import (
+    Prediction,
+    best,
+    exchange_verdict,
+    label_of,
+    needed_bandwidth,
+    possible,
+    predict_each,
+    verdict,
+)
+from thinwire.launch.timing.workload import Workload
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -27,7 +36,8 @@ class Answer:
     best: Prediction | None
     """The fastest of `schedules` that fits in memory; None if none fits."""
     verdicts: list[str]
-    """One sentence for each bandwidth: whether compression pays."""
+    """One sentence for each bandwidth: whether compression pays. With replicas one more for each: whether an exchange
+    every few steps pays."""
 
 
 def answer(
@@ -36,6 +46,8 @@ def answer(
     codecs: Sequence[CompressionOptions],
     networks: Sequence[Network],
     max_in_flight: float = math.inf,
+    between: Sequence[str] = (),
+    every: int = 1,
 ) -> Answer:
     """Answer all questions about one workload.
 
@@ -45,16 +57,27 @@ def answer(
         codecs: the codecs to compare; the first one is no compression.
         networks: the networks to compare, which differ in bandwidth.
         max_in_flight: the number of micro-batches that fit in the memory of a process.
+        between: the codecs of gradients between replicas to compare, if there are replicas.
+        every: the steps from one exchange to the next, beside every step.
     """
-    by_network = [predict_each(workload, schedule, codecs, network) for network in networks]
+    workloads = [workload.exchanging(method) for method in between] or [workload]
+
+    def row(name: str, network: Network) -> list[Prediction]:
+        return [one for each in workloads for one in predict_each(each, name, codecs, network, every)]
+
+    by_network = [row(schedule, network) for network in networks]
     slowest = min(networks, key=lambda network: network.bandwidth)
-    by_schedule = [predict_each(workload, name, codecs, slowest) for name in possible(workload, SCHEDULES)]
+    by_schedule = [row(name, slowest) for name in possible(workload, SCHEDULES)]
     schedules = [prediction for row in by_schedule for prediction in row]
     return Answer(
         workload=workload,
         predictions=[prediction for row in by_network for prediction in row],
-        needed={label(codec): needed_bandwidth(workload, schedule, codec, networks[0]) for codec in codecs},
+        needed={
+            label_of(each, codec): needed_bandwidth(each, schedule, codec, networks[0])
+            for each in workloads
+            for codec in codecs
+        },
         schedules=schedules,
         best=best(schedules, max_in_flight),
-        verdicts=[verdict(row) for row in by_network],
+        verdicts=[*map(verdict, by_network), *(map(exchange_verdict, by_network) if workload.replicas else ())],
     )

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.shared.arguments import Parser, positive, share
+from thinwire.launch.shared.arguments import Parser, at_least_one, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
-from thinwire.launch.timing.network import Link, Network
+from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import ReplicaOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
@@ -30,7 +31,7 @@ COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
-    wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG).without_replicas(PROG)
+    wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG)
     from thinwire.launch.predict.output import as_json, show, show_published
 
     if wanted is None:
@@ -53,7 +54,8 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
 
     if wanted.pipeline.num_stages < 2:
         raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
-    given = [codec_pair(text) for text in options.codec or COMPARED_CODECS]
+    _check_replicas(options, wanted)
+    given = [codec_pair(text) for text in options.codec or (() if wanted.replicas.count > 1 else COMPARED_CODECS)]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule
@@ -62,7 +64,9 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     except OptionsError as error:  # the recipe's own is checked, so it is that of the option
         raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
     seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
-    workload = from_recipe(wanted, codecs, *seconds)
+    between = list(dict.fromkeys(("none", wanted.replicas.gradients, *options.replica_codec)))
+    between = between if wanted.replicas.count > 1 else []
+    workload = from_recipe(wanted, codecs, *seconds, between)
     count = workload.num_stages * spec.stages_per_process
     if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
         raise OptionsError(mistakes)
@@ -72,10 +76,39 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
             f"--link must name two neighbouring stages in 0..{workload.num_stages - 1}, got {', '.join(wrong)}"
         )
     networks = [
-        Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex, links=options.link)
+        Network(
+            bandwidth=bandwidth,
+            latency=options.latency,
+            duplex=options.duplex,
+            links=options.link,
+            wires=options.wires,
+            replicas=options.replica_link,
+        )
         for bandwidth in options.bandwidth
     ]
-    return answer(workload, schedule, codecs, networks, options.max_in_flight)
+    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, options.every)
+
+
+def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
+    """Raise OptionsError that names every option that does not fit the replicas of the recipe."""
+    for text in options.replica_codec:
+        try:
+            ReplicaOptions(count=2, gradients=text)
+        except OptionsError as error:
+            told = [mistake.partition(": ")[2] for mistake in error.mistakes]
+            raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
+    alone = wanted.replicas.count == 1
+    OptionsError.require(
+        (
+            not alone or options.replica_link == Link(),
+            "--replica-link needs replicas; add --replicas.count, such as 2",
+        ),
+        (not alone or not options.replica_codec, "--replica-codec needs replicas; add --replicas.count, such as 2"),
+        (
+            options.wires == "pair" or options.duplex == 1,
+            f"--duplex is for --wires pair, where a link has two directions; got --wires {options.wires}",
+        ),
+    )
 
 
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -136,6 +169,35 @@ def make_parser() -> Parser:
         help="links with their own bandwidth or latency, named by their stages: 1-2:20mbit in both directions, "
         "2>1:5mbit,30ms in one",
     )
+    add(
+        "--wires",
+        choices=WIRES,
+        default="pair",
+        help="what has a wire with the bandwidth. pair: each direction between two processes. host: a host has one for "
+        "all that it sends, and one for all that it receives. home: a host has one for all that it receives, and each "
+        "message keeps it busy for the latency too (default: %(default)s)",
+    )
+    add(
+        "--replica-link",
+        type=_replica_link,
+        default=Link(),
+        metavar="BANDWIDTH[,LATENCY]",
+        help="links between replicas with their own bandwidth or latency (default: as the others)",
+    )
+    add(
+        "--replica-codec",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CODEC",
+        help="codecs of the gradients between replicas, beside none and that of the recipe, such as 'ef(q(4))'",
+    )
+    add(
+        "--every",
+        type=at_least_one,
+        default=30,
+        help="steps from one exchange between replicas to the next, to compare with every step (default: %(default)s)",
+    )
     add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
     add(
         "--codec",
@@ -181,6 +243,11 @@ def _refusal() -> Iterator[None]:
         yield
     except OptionsError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _replica_link(text: str) -> Link:
+    rate, comma, delay = text.partition(",")
+    return Link(bandwidth=_bandwidth(rate), latency=_latency(delay) if comma else None)
 
 
 def _link(text: str) -> dict[tuple[int, int], Link]:

@@ -17,6 +17,7 @@ from thinwire.launch.predict.answer import Answer
 from thinwire.launch.shared import tables
 from thinwire.launch.shared.tables import document
 from thinwire.launch.timing import published
+from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.network import Link
 from thinwire.launch.timing.prediction import (
     HIDDEN,
@@ -44,6 +45,8 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: fl
         highlight=False,
         soft_wrap=True,
     )
+    if workload.replicas:
+        console.print(_replicas_in_words(workload.replicas, found.predictions[0]), highlight=False, soft_wrap=True)
     console.print(_throughput_table(found.predictions))
     for codec, bandwidth in found.needed.items():
         console.print(f"{escape(codec)} {hides_in_words(bandwidth, links)}", highlight=False, soft_wrap=True)
@@ -64,11 +67,23 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: fl
         )
 
 
+def _replicas_in_words(replicas: ReplicaWork, prediction: Prediction) -> str:
+    """What the replicas exchange, and what the columns of the exchange mean."""
+    every = prediction.exchange.every if prediction.exchange else 1
+    weights = ", ".join(f"{count / 1e6:.3g}" for count in replicas.elements)
+    return (
+        f"{replicas.count} replicas; millions of weights a process: {weights}. MB: what a process sends to its "
+        f"replicas in an exchange. adds: what the drain of the pipeline does not hide. if rarely: samples/s if they "
+        f"exchange every {every} steps"
+    )
+
+
 def _throughput_table(predictions: Sequence[Prediction]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=0, title="samples/s", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("codec", overflow="fold")
-    for header in ("samples/s", "x none", "of full", "step s"):
+    replicas = any(one.exchange for one in predictions)
+    for header in ("samples/s", "x none", "of full", "step s", *_EXCHANGE_COLUMNS * replicas):
         table.add_column(header, justify="right", no_wrap=True)
     for one in predictions:
         table.add_row(
@@ -78,8 +93,21 @@ def _throughput_table(predictions: Sequence[Prediction]) -> Table:
             f"{one.speedup:.2f}",
             f"{one.of_unthrottled:.0%}",
             f"{one.seconds:.4g}",
+            *(f"{number:.3g}" for number in _exchanged(one)),
         )
     return table
+
+
+_EXCHANGE_COLUMNS = ("MB", "exchange s", "adds s", "if rarely")
+"""What an exchange sends, how long it takes, what it adds to a step, and samples/s if it comes every few steps."""
+
+
+def _exchanged(one: Prediction) -> tuple[float, ...]:
+    """The cells of `_EXCHANGE_COLUMNS`; none without replicas."""
+    exchange = one.exchange
+    if exchange is None:
+        return ()
+    return exchange.nbytes / 1e6, exchange.seconds, exchange.adds, exchange.samples_per_second_every
 
 
 def _stages_table(predictions: Sequence[Prediction]) -> Table:
@@ -129,6 +157,7 @@ def as_json(found: Answer) -> dict[str, Any]:
             "num_stages": workload.num_stages,
             "num_microbatches": workload.num_microbatches,
             "microbatch_size": workload.microbatch_size,
+            "replicas": None if workload.replicas is None else asdict(workload.replicas),
             "forward": workload.forward,
             "backward": workload.backward,
             "codec_seconds": [
@@ -146,12 +175,14 @@ def as_json(found: Answer) -> dict[str, Any]:
 
 
 def _documented(found: Answer) -> list[tables.Table]:
-    columns = ("link", "schedule", "codec", "samples/s", "x none", "of full", "s a step", "held")
+    between = (*_EXCHANGE_COLUMNS,) if found.workload.replicas else ()
+    columns = ("link", "schedule", "codec", "samples/s", "x none", "of full", "s a step", "held", *between)
     speeds, schedules = (
         [
             (
                 *(bandwidth_text(one.bandwidth), one.schedule, one.codec, one.samples_per_second),
                 *(one.speedup, one.of_unthrottled, one.seconds, one.in_flight),
+                *_exchanged(one),
             )
             for one in predictions
         ]

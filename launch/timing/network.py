@@ -1,12 +1,17 @@
-"""The network of a prediction: links between processes, with their bandwidth and latency."""
+"""The network of a prediction: links between processes and between replicas, with their bandwidth and latency."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal, get_args
 
 from thinwire.pipeline.frames import ChannelName
+
+Wires = Literal["pair", "host", "home"]
+"""What has a wire of its own: each direction of a link between two processes, or a host for all its links."""
+WIRES: tuple[Wires, ...] = get_args(Wires)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +21,16 @@ class Link:
     bandwidth: float | None = None
     """Bits a second."""
     latency: float | None = None
+    """Seconds."""
+
+
+@dataclass(frozen=True)
+class ReplicaLink:
+    """One direction between the processes of two replicas that hold the same stages."""
+
+    bandwidth: float
+    """Bits a second."""
+    latency: float
     """Seconds."""
 
 
@@ -31,6 +46,18 @@ class Network:
     """Share of the bandwidth that remains in one direction while the other direction carries a frame too."""
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     """The directions that differ, by (sending process, receiving process)."""
+    wires: Wires = "pair"
+    """What has a wire; `shared_wires.py` says what each means."""
+    replicas: Link = Link()
+    """The links between replicas; None is the number of the network."""
+
+    @property
+    def of_replicas(self) -> ReplicaLink:
+        """The bandwidth and the latency of the links between replicas."""
+        bandwidth, latency = self.replicas.bandwidth, self.replicas.latency
+        return ReplicaLink(
+            self.bandwidth if bandwidth is None else bandwidth, self.latency if latency is None else latency
+        )
 
     def of(self, name: ChannelName, where: Sequence[int]) -> tuple[list[float], list[float]]:
         """The bandwidth and the latency of a channel over each boundary; `where` is the process of each stage."""

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from thinwire.launch.timing.exchange import ExchangeTime, time_exchange
 from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.step_time import Course, time_step
+from thinwire.launch.timing.shared_wires import time_over
+from thinwire.launch.timing.step_time import Course
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import Workload, label
+from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -17,9 +20,26 @@ HIDDEN = 0.95
 """The wire is hidden if a step keeps this share of its speed with unlimited bandwidth."""
 PAYS = 1.05
 """Compression pays if it makes a step this many times as fast."""
-NO_COMPRESSION = CompressionOptions(activations="none", gradients="none")
+UNCOMPRESSED = "none"
+NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRESSED)
 SLOWEST, FASTEST = 1e3, 1e13
 """Range of the search for a bandwidth, in bits a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangePrediction:
+    """What the exchange between replicas costs."""
+
+    nbytes: int
+    """Bytes that a process sends to its replicas in an exchange, the most of all processes."""
+    seconds: float
+    """The longest exchange of a process."""
+    adds: float
+    """Seconds that the exchange adds to a step; the drain of the pipeline hides the rest."""
+    every: int
+    """Steps from one exchange to the next in the comparison."""
+    samples_per_second_every: float
+    """The speed if replicas exchange so many bytes only every `every` steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +65,45 @@ class Prediction:
     """Seconds of each process idle while a frame that it needs is on the wire."""
     bubble: tuple[float, ...]
     """Seconds of each process idle otherwise."""
+    exchange: ExchangePrediction | None = None
+    """The exchange between replicas; None for one pipeline. `busy`, `wait` and `bubble` are those of one pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step: a pass, or with replicas all passes and the exchange."""
+
+    course: Course
+    """One pass."""
+    exchange: ExchangeTime | None
+    seconds: float
+
+    def every(self, count: int) -> float:
+        """Seconds of an average step if replicas exchange after `count` steps."""
+        adds = self.exchange.adds if self.exchange else 0.0
+        return self.seconds - adds + adds / count
 
 
 def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
-    """Simulate one step; its processes are the workload's stages."""
+    """Simulate one pass; its processes are the workload's stages."""
     cut = workload.cut_for(schedule)
     table = timetable(schedule, cut.num_stages, cut.num_microbatches)
-    activations = cut.channel("activations", compression, network)
-    return time_step(table, cut.compute(), activations, cut.channel("gradients", compression, network))
+    channels = [cut.channel(name, compression, network) for name in CHANNELS]
+    return time_over(network.wires, table, cut.compute(), *channels)
+
+
+def step(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Step:
+    """Simulate one optimizer step."""
+    course, replicas = run(workload, schedule, compression, network), workload.replicas
+    if replicas is None:
+        return Step(course=course, exchange=None, seconds=course.seconds)
+    exchange = time_exchange(replicas, course, network)
+    return Step(course=course, exchange=exchange, seconds=replicas.passes * course.seconds + exchange.adds)
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
-    """Seconds of a step that no implementation can beat: codecs cost nothing, everything else is as in `run`."""
-    return run(replace(workload, costs={}), schedule, compression, network).seconds
+    """Seconds of a step that no implementation can beat: codecs cost nothing, everything else is as in `step`."""
+    return step(workload.without_costs, schedule, compression, network).seconds
 
 
 def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
@@ -66,30 +112,49 @@ def predict(workload: Workload, schedule: str, compression: CompressionOptions, 
 
 
 def predict_each(
-    workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
+    workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network, every: int = 1
 ) -> list[Prediction]:
-    """The prediction of `predict` for each of several codecs."""
-    uncompressed = limit(workload, schedule, NO_COMPRESSION, network)
-    unthrottled = limit(workload, schedule, NO_COMPRESSION, Network())
+    """The prediction of `predict` for each of several codecs; replicas may also exchange after `every` steps."""
+    nothing = workload.exchanging(UNCOMPRESSED)
+    uncompressed = limit(nothing, schedule, NO_COMPRESSION, network)
+    unthrottled = limit(nothing, schedule, NO_COMPRESSION, Network())
     predictions = []
     for compression in codecs:
-        course = run(workload, schedule, compression, network)
+        found = step(workload, schedule, compression, network)
+        course = found.course
         predictions.append(
             Prediction(
                 schedule=schedule,
-                codec=label(compression),
+                codec=label_of(workload, compression),
                 bandwidth=network.bandwidth,
-                seconds=course.seconds,
-                samples_per_second=workload.samples / course.seconds,
-                speedup=uncompressed / course.seconds,
-                of_unthrottled=unthrottled / course.seconds,
+                seconds=found.seconds,
+                samples_per_second=workload.samples / found.seconds,
+                speedup=uncompressed / found.seconds,
+                of_unthrottled=unthrottled / found.seconds,
                 in_flight=float(course.table.held.max()) / SCHEDULES[schedule].stages_per_process,
                 busy=tuple(course.busy.tolist()),
                 wait=tuple(course.wait.tolist()),
                 bubble=tuple(course.bubble.tolist()),
+                exchange=found.exchange and _of_exchange(workload, found, found.exchange, every),
             )
         )
     return predictions
+
+
+def _of_exchange(workload: Workload, found: Step, exchange: ExchangeTime, every: int) -> ExchangePrediction:
+    return ExchangePrediction(
+        nbytes=exchange.nbytes,
+        seconds=exchange.longest,
+        adds=exchange.adds,
+        every=every,
+        samples_per_second_every=workload.samples / found.every(every),
+    )
+
+
+def label_of(workload: Workload, compression: CompressionOptions) -> str:
+    """The codecs of a prediction: of the boundaries, and of the gradients between replicas if there are any."""
+    between = f" + {workload.replicas.method}" if workload.replicas else ""
+    return f"{label(compression)}{between}"
 
 
 def needed_bandwidth(
@@ -102,11 +167,12 @@ def needed_bandwidth(
     is infinity.
     """
     free = {pair: replace(link, bandwidth=math.inf) for pair, link in network.links.items()}
-    unlimited = replace(network, bandwidth=math.inf, links=free)
-    allowed = run(workload, schedule, compression, unlimited).seconds / hidden
+    apart = replace(network.replicas, bandwidth=math.inf)
+    unlimited = replace(network, bandwidth=math.inf, links=free, replicas=apart)
+    allowed = step(workload, schedule, compression, unlimited).seconds / hidden
 
     def hides(bandwidth: float) -> bool:
-        return run(workload, schedule, compression, replace(network, bandwidth=bandwidth)).seconds <= allowed
+        return step(workload, schedule, compression, replace(network, bandwidth=bandwidth)).seconds <= allowed
 
     if hides(SLOWEST):
         return 0.0
@@ -161,6 +227,22 @@ def verdict(predictions: Sequence[Prediction]) -> str:
     return (
         f"{where} compression pays: {winner.codec} is {winner.speedup:.2f}x as fast as uncompressed, "
         f"and reaches {winner.of_unthrottled:.0%} of the speed at unlimited bandwidth"
+    )
+
+
+def exchange_verdict(predictions: Sequence[Prediction]) -> str:
+    """A sentence that says whether an exchange every few steps pays, from the fastest of predictions with replicas."""
+    winner = max(predictions, key=lambda prediction: prediction.samples_per_second)
+    exchange = winner.exchange
+    assert exchange is not None, "only replicas exchange"
+    where = f"at {bandwidth_text(winner.bandwidth)} with {winner.codec}"
+    adds = f"{where} the exchange adds {exchange.adds:.3g} s to a step of {winner.seconds - exchange.adds:.3g} s"
+    gain = exchange.samples_per_second_every / winner.samples_per_second
+    if gain < PAYS:
+        return f"{adds}; every {exchange.every} steps it gains less than {PAYS - 1:.0%}, so every step is enough"
+    return (
+        f"{adds}; every {exchange.every} steps pays: {exchange.samples_per_second_every:.3g} samples/s in place of "
+        f"{winner.samples_per_second:.3g}, {gain:.2f}x"
     )
 
 

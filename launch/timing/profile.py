@@ -13,20 +13,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinwire.compress import Key, Method
+from thinwire.compress import Key, Method, parse
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import telling
+from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
-from thinwire.models.layers import build_stage
+from thinwire.models.layers import build_layers, build_stage
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.replicas.division import BUCKET, ROW, num_rows
 
 REPETITIONS = 5
 
 
 def from_recipe(
-    recipe: Recipe, codecs: Sequence[CompressionOptions], forward: float | None, backward: float | None
+    recipe: Recipe,
+    codecs: Sequence[CompressionOptions],
+    forward: float | None,
+    backward: float | None,
+    between: Sequence[str] = (),
 ) -> Workload:
     """The workload of a recipe, with one stage in each process.
 
@@ -38,6 +44,7 @@ def from_recipe(
         codecs: the codecs to time.
         forward: seconds of one micro-batch forward on one stage; None is measured.
         backward: seconds of one micro-batch backward on one stage; None is measured.
+        between: the codecs of gradients between replicas to time, if the recipe has replicas.
 
     Raises:
         ModelError: the parts of the recipe do not fit together.
@@ -51,6 +58,7 @@ def from_recipe(
         forward=(forward or 0.0,) * len(prepared.cuts),
         backward=(backward or 0.0,) * len(prepared.cuts),
         boundaries=tuple(outputs[:-1]),
+        replicas=_replicas(prepared),
     )
     if forward is not None and backward is not None:
         return workload
@@ -68,6 +76,7 @@ def from_recipe(
                 forward=tuple(spent if forward is None else forward for spent, _ in times),
                 backward=tuple(spent if backward is None else backward for _, spent in times),
                 costs=codec_costs(codecs, workload),
+                replicas=workload.replicas and _with_costs(workload.replicas, between),
             )
     finally:
         torch.set_num_threads(before)
@@ -122,6 +131,35 @@ def time_codec(method: Method, example: Tensor) -> CodecCost:
     return CodecCost(
         encode=_median_seconds(lambda: codec.encode(values, payload, key, None)),
         decode=_median_seconds(lambda: codec.decode(payload, decoded, key, None)),
+    )
+
+
+def _replicas(prepared: Prepared) -> ReplicaWork | None:
+    """What the replicas of a recipe exchange; None without replicas."""
+    recipe = prepared.recipe
+    if recipe.replicas.count == 1:
+        return None
+    layers = build_layers(prepared.blueprint)
+    stages = [
+        {name: each for index in cut for name, each in layers[index].full_parameters().items()} for cut in prepared.cuts
+    ]
+    return ReplicaWork(
+        count=recipe.replicas.count,
+        gradients=recipe.replicas.gradients,
+        elements=tuple(sum(each.numel() for each in stage.values() if each.requires_grad) for stage in stages),
+        passes=recipe.pipeline.accumulation,
+        clips=recipe.optimizer.max_grad_norm is not None,
+    )
+
+
+def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:
+    """The same exchange with measured seconds of codecs, on one bucket."""
+    rows = max(1, min(BUCKET, num_rows(max(work.elements))))
+    timed = {codec: time_codec(parse(codec), torch.empty(1, rows, ROW)) for codec in codecs}
+    return replace(
+        work,
+        encode={codec: cost.encode / (rows * ROW) for codec, cost in timed.items()},
+        decode={codec: cost.decode / (rows * ROW) for codec, cost in timed.items()},
     )
 
 

@@ -96,6 +96,8 @@ class Course:
     """[actions]: when the first byte of its output left; `end` if it sends nothing to another process."""
     arrival: Seconds = field(repr=False)
     """[actions]: when its output had arrived."""
+    latency: Seconds = field(repr=False)
+    """[actions]: seconds from its last byte's departure to its arrival."""
     seconds: float
     """The whole step, fill and drain included."""
     busy: Seconds
@@ -132,7 +134,37 @@ def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gr
     Raises:
         ValueError: the length of a list is not the number of stages or boundaries.
     """
-    table_stage, kind = table.stage, table.kind
+    costs = action_costs(table, compute, activations, gradients)
+    course = _run(table, costs, costs.on_wire)
+    for _ in range(_ROUNDS if costs.loaded.any() else 0):
+        slowed = costs.on_wire / (1 - costs.loaded * _shared(course, costs))
+        course = _run(table, costs, slowed)
+    return course
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ActionCosts:
+    """What each action takes, arrays of [actions]; seconds."""
+
+    duration: Seconds
+    """Decoding, compute and encoding."""
+    decode: Seconds
+    encode: Seconds
+    on_wire: Seconds
+    """Bytes over bandwidth of the output; 0 if it stays on its process."""
+    latency: Seconds
+    loaded: Seconds
+    """The share of the bandwidth that is lost while the other direction of the link is busy."""
+    link: NDArray[np.int64]
+    """The number of the link, one direction between two processes, that carries the output."""
+    crosses: NDArray[np.bool_]
+    """Whether the output goes to another process."""
+
+
+def action_costs(
+    table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming
+) -> ActionCosts:
+    """What each action takes; arguments as of `time_step`."""
     forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
     by_kind = np.empty((len(ACTION_KINDS), table.num_stages))
     by_kind[FORWARD], by_kind[BACKWARD] = forward, backward
@@ -145,39 +177,31 @@ def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gr
     encode = np.where(gives, _by_giving(table, activations, gradients, "encode"), 0.0)
     link, crosses = _links(table)
     bits = 8 * _by_giving(table, activations, gradients, "nbytes")
-    on_wire = np.where(crosses, bits / _by_giving(table, activations, gradients, "bandwidth"), 0.0)
-    latency = np.where(crosses, _by_giving(table, activations, gradients, "latency"), 0.0)
-    duration = decode + by_kind[kind, table_stage] + encode
+    return ActionCosts(
+        duration=decode + by_kind[table.kind, table.stage] + encode,
+        decode=decode,
+        encode=encode,
+        on_wire=np.where(crosses, bits / _by_giving(table, activations, gradients, "bandwidth"), 0.0),
+        latency=np.where(crosses, _by_giving(table, activations, gradients, "latency"), 0.0),
+        loaded=np.where(crosses, 1 - _by_giving(table, activations, gradients, "duplex"), 0.0),
+        link=link,
+        crosses=crosses,
+    )
 
-    loaded = np.where(crosses, 1 - _by_giving(table, activations, gradients, "duplex"), 0.0)
-    course = _run(table, duration, decode, encode, link, on_wire, latency)
-    for _ in range(_ROUNDS if loaded.any() else 0):
-        slowed = on_wire / (1 - loaded * _shared(course, link, latency))
-        course = _run(table, duration, decode, encode, link, slowed, latency)
-    return course
 
-
-def _run(
-    table: Timetable,
-    duration: Seconds,
-    decode: Seconds,
-    encode: Seconds,
-    link: NDArray[np.int64],
-    on_wire: Seconds,
-    latency: Seconds,
-) -> Course:
-    """The course of the step, if each action takes its `duration` and its frame keeps a link busy for `on_wire`."""
-    free, link_free = np.zeros(table.num_processes), np.zeros(int(link.max()) + 1)
+def _run(table: Timetable, costs: ActionCosts, on_wire: Seconds) -> Course:
+    """The course of the step, if the frame of each action keeps a link busy for `on_wire`."""
+    free, link_free = np.zeros(table.num_processes), np.zeros(int(costs.link.max()) + 1)
     arrived, sent = np.zeros((2, table.nothing + 1))
     start, idle_from, departure = np.empty((3, len(table.kind)))
-    flight = on_wire + latency
+    flight = on_wire + costs.latency
     for first, last in zip(table.rounds[:-1].tolist(), table.rounds[1:].tolist(), strict=True):
         now = slice(first, last)
-        process, needs, way, gave = table.process[now], table.needs[now], link[now], table.gives[now]
+        process, needs, way, gave = table.process[now], table.needs[now], costs.link[now], table.gives[now]
         idle_from[now] = begun = free[process]
         begun = np.maximum(begun, arrived[needs])
         start[now] = begun
-        ended = begun + duration[now]
+        ended = begun + costs.duration[now]
         free[process] = ended
         leaves = np.maximum(ended, link_free[way])
         departure[now] = leaves
@@ -185,18 +209,32 @@ def _run(
         arrived[gave] = leaves + flight[now]
         sent[gave] = ended
         arrived[-1] = sent[-1] = 0.0  # the message that is always there
-    end = start + duration
+    return course_of(table, costs, start, idle_from, sent, departure, departure + flight)
+
+
+def course_of(
+    table: Timetable,
+    costs: ActionCosts,
+    start: Seconds,
+    idle_from: Seconds,
+    sent: Seconds,
+    departure: Seconds,
+    arrival: Seconds,
+) -> Course:
+    """The course with these times of all actions; `sent` has the time when each message was encoded."""
+    end = start + costs.duration
     seconds = float(end.max())
-    busy = _summed(table, duration)
+    busy = _summed(table, costs.duration)
     wait = _summed(table, np.maximum(0.0, start - np.maximum(idle_from, sent[table.needs])))
     return Course(
         table=table,
         start=start,
         end=end,
-        decode=decode,
-        encode=encode,
+        decode=costs.decode,
+        encode=costs.encode,
         departure=departure,
-        arrival=departure + flight,
+        arrival=arrival,
+        latency=costs.latency,
         seconds=seconds,
         busy=busy,
         wait=wait,
@@ -204,11 +242,12 @@ def _run(
     )
 
 
-def _shared(course: Course, link: NDArray[np.int64], latency: Seconds) -> Seconds:
+def _shared(course: Course, costs: ActionCosts) -> Seconds:
     """The share of each frame's time on its link in which the other direction was busy too, [actions]."""
+    link = costs.link
     source, target = np.divmod(link, course.table.num_processes)
     numbers = np.unique(np.concatenate([link, other := target * course.table.num_processes + source]))
-    begin, end = course.departure, course.arrival - latency
+    begin, end = course.departure, course.arrival - costs.latency
     # Put all links one after another on one axis; `busy` is the busy time up to each point of that axis.
     offset = (course.seconds + end.max()) * np.searchsorted(numbers, link)
     order = np.argsort(begin + offset, kind="stable")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Method, parse
+from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.channel import frame_length
@@ -50,6 +51,8 @@ class Workload:
 
     where: tuple[int, ...] = ()
     """The process of each stage; empty means that stage i is process i."""
+    replicas: ReplicaWork | None = None
+    """What replicas of the pipeline exchange; None for one pipeline."""
 
     @property
     def num_stages(self) -> int:
@@ -58,8 +61,19 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Samples of one pass."""
-        return self.num_microbatches * self.microbatch_size
+        """Samples of a step: of one pass, or of all passes of all replicas."""
+        passes = self.replicas.count * self.replicas.passes if self.replicas else 1
+        return passes * self.num_microbatches * self.microbatch_size
+
+    @property
+    def without_costs(self) -> Workload:
+        """The same work with codecs that cost nothing."""
+        replicas = self.replicas and replace(self.replicas, encode={}, decode={})
+        return replace(self, costs={}, replicas=replicas)
+
+    def exchanging(self, gradients: str) -> Workload:
+        """The same work with another codec of the gradients between replicas, if there are replicas."""
+        return replace(self, replicas=self.replicas and replace(self.replicas, gradients=gradients))
 
     def cut_for(self, schedule: str) -> Workload:
         """The same work on the same processes, with the number of stages that a schedule needs.

@@ -135,5 +135,5 @@ def test_a_batch_norm_is_refused():
 
 
 def test_a_command_that_knows_one_pipeline_says_so(folder, capsys):
-    assert cli.main(["predict", "tiny.yaml", "--replicas.count", "2"]) == 2
+    assert cli.main(["bench", "tiny.yaml", "--replicas.count", "2"]) == 2
     assert "knows one pipeline only, and replicas.count is 2" in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""The time of the exchange of gradients between replicas: the bytes of its frames, and a recurrence over its buckets.
+
+    process   | encode 0, 1, 2 | add up 0, encode | add up 1, encode | ... | decode 0 | decode 1 | ...
+    wire        | parts 0 | parts 1 | parts 2 | sums 0 | sums 1 | sums 2 |
+
+All replicas of a stage begin at the same time, when its last backward is done, and do the same. So one of them stands
+for all. It sends and receives equally much at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from thinwire.compress import Method, parse
+from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.step_time import Course, Seconds
+from thinwire.pipeline.channel import frame_length
+from thinwire.pipeline.replicas.division import ROW, divide, num_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaWork:
+    """What the replicas of a pipeline exchange in an optimizer step."""
+
+    count: int
+    gradients: str
+    """The codec of the gradients of weights, as an expression."""
+    elements: tuple[int, ...]
+    """The weights that each process of a pipeline trains."""
+    passes: int = 1
+    """Passes of the pipeline before each exchange."""
+    clips: bool = False
+    """Whether all stages wait for the norm of all gradients before they go on."""
+    encode: dict[str, float] = field(default_factory=dict)
+    """Seconds to encode an element, by codec; other codecs are free."""
+    decode: dict[str, float] = field(default_factory=dict)
+    """Seconds to decode an element."""
+
+    @property
+    def method(self) -> Method:
+        """What the gradients go through."""
+        return parse(self.gradients)
+
+
+@dataclass(frozen=True)
+class BucketLoad:
+    """The frames that one replica sends of one bucket as parts, or as sums: equally many, and equally long."""
+
+    elements: int
+    frames: int
+    """To all other replicas."""
+    nbytes: int
+    """Of all frames."""
+    longest: int
+    """Bytes of the longest frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeTime:
+    """The exchange in a step; seconds."""
+
+    begins: tuple[float, ...]
+    """When the last backward of each process was done."""
+    ends: tuple[float, ...]
+    """When each process has the sums."""
+    nbytes: int
+    """Bytes that a process sends to other replicas, the most of all processes."""
+    adds: float
+    """What the exchange adds to the step."""
+
+    @property
+    def longest(self) -> float:
+        """The longest exchange of a process."""
+        return max(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
+
+
+@lru_cache(maxsize=256)
+def loads(elements: int, count: int, gradients: str) -> tuple[BucketLoad, ...]:
+    """The loads of the replica with the most bytes, by bucket."""
+    method = parse(gradients)
+    found = []
+    for bucket in divide(num_rows(elements), count):
+        sizes = [len(part) for part in bucket.parts if part]
+        lengths = [_frame(rows, method) for rows in sizes]
+        # as parts, a frame to each other owner; as sums, its own part to each other replica
+        own = min(lengths) if len(lengths) == count else 0
+        most = max(sum(lengths) - own, (count - 1) * max(lengths))
+        found.append(BucketLoad(sum(sizes) * ROW, count - 1, most, max(lengths)))
+    return tuple(found)
+
+
+def _frame(rows: int, method: Method) -> int:
+    example = torch.empty(1, rows, ROW, device="meta", requires_grad=True)
+    return frame_length((example,), method, method)
+
+
+def time_exchange(work: ReplicaWork, course: Course, network: Network) -> ExchangeTime:
+    """The exchange after the last pass, whose course is given."""
+    table = course.table
+    processes = range(table.num_processes)
+    own = [table.process == process for process in processes]
+    begins = [float(course.end[mine].max()) for mine in own]
+    # where a host has one uplink, the last gradient may still be on it
+    busy = [float(_left(course)[mine].max()) if network.wires == "host" else 0.0 for mine in own]
+    ends = [
+        _end(work, loads(elements, work.count, work.gradients), network, begin, free)
+        for elements, begin, free in zip(work.elements, begins, busy, strict=True)
+    ]
+    first = [float(course.start[mine].min()) for mine in own]
+    # without a norm to wait for, a later stage is needed in the next step only when its first input arrives
+    period = max(ends) if work.clips else max(end - begin for begin, end in zip(first, ends, strict=True))
+    return ExchangeTime(
+        begins=tuple(begins),
+        ends=tuple(ends),
+        nbytes=max(
+            2 * sum(load.nbytes for load in loads(count, work.count, work.gradients)) for count in work.elements
+        ),
+        adds=max(0.0, period - course.seconds),
+    )
+
+
+def _left(course: Course) -> Seconds:
+    """When the last byte of the output of each action had left, [actions]."""
+    return course.arrival - course.latency
+
+
+def _end(work: ReplicaWork, buckets: Sequence[BucketLoad], network: Network, begin: float, wire: float) -> float:
+    """When a process has all sums, if it begins at `begin` and its wire is free from `wire` on."""
+    encode, decode = (costs.get(work.gradients, 0.0) for costs in (work.encode, work.decode))
+    latency = 0.0 if network.wires == "home" else network.of_replicas.latency  # there the wire is busy for it
+    now, parts, sums = begin, np.zeros(len(buckets)), np.zeros(len(buckets))
+    # 1. encode all parts; each frame leaves as soon as the wire is free
+    for index, load in enumerate(buckets):
+        now += encode * load.elements
+        wire = max(wire, now) + _on_wire(load, network)
+        parts[index] = wire + latency
+    # 2. add up the own part of each bucket: it comes from all replicas, so it is as much work as the whole bucket
+    for index, load in enumerate(buckets):
+        now = max(now, parts[index]) + decode * load.elements + encode * load.elements / work.count
+        wire = max(wire, now) + _on_wire(load, network)
+        sums[index] = wire + latency
+    # 3. decode all sums
+    for index, load in enumerate(buckets):
+        now = max(now, sums[index]) + decode * load.elements
+    return float(now)
+
+
+def _on_wire(load: BucketLoad, network: Network) -> float:
+    """Seconds that the frames of a bucket, as parts or as sums, keep a wire busy."""
+    link = network.of_replicas
+    if network.wires == "pair":  # a link to each replica, busy both ways
+        return 8 * load.longest / (link.bandwidth * network.duplex)
+    serial = load.frames * link.latency if network.wires == "home" else 0.0
+    return 8 * load.nbytes / link.bandwidth + serial

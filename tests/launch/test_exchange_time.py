@@ -1,0 +1,143 @@
+"""The time of a step with replicas, and over hosts that share a wire: small enough to work out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from support.toy import make_trainer
+from thinwire.launch.timing.exchange import ReplicaWork, loads
+from thinwire.launch.timing.network import Link, Network
+from thinwire.launch.timing.prediction import NO_COMPRESSION, exchange_verdict, predict, predict_each, run, step
+from thinwire.launch.timing.workload import codec_pair, uniform
+
+FRAME = 64 + 4 * 100 * 100
+"""Bytes of an uncompressed frame of `pipeline`."""
+PART = 64 + 2 * 2048
+"""Bytes of two rows of gradients."""
+
+
+def pipeline(num_stages=4, num_microbatches=6, forward=0.0, backward=0.0, replicas=None):
+    sizes = {"num_stages": num_stages, "num_microbatches": num_microbatches, "shape": (1, 100, 100)}
+    return replace(uniform("even", forward=forward, backward=backward, **sizes), replicas=replicas)
+
+
+def pair(elements, **others):
+    """Two replicas of two stages."""
+    return ReplicaWork(count=2, gradients="none", elements=elements, **others)
+
+
+def seconds(work, schedule, **network):
+    return run(work, schedule, NO_COMPRESSION, Network(**network)).seconds
+
+
+def test_a_home_receives_one_message_after_the_other():
+    """Without compute, the closed form of Protocol NanoGPT: M messages each way, and S - 2 hops before the first."""
+    message = 8 * FRAME / 1e6 + 0.05
+    found = seconds(pipeline(8, 16), "gpipe", wires="home", bandwidth=1e6, latency=0.05)
+    assert found == pytest.approx((16 + 6) * 2 * message)
+
+
+def test_a_host_is_a_pair_where_both_directions_never_compete():
+    """GPipe fills with activations, then drains with gradients; 1F1B mixes both on one downlink."""
+    work = pipeline(forward=0.01, backward=0.02)
+    of_pair, of_host = (seconds(work, "gpipe", wires=wires, bandwidth=4e6, latency=0.03) for wires in ("pair", "host"))
+    assert of_host == pytest.approx(of_pair)
+    of_pair, of_host = (seconds(work, "1f1b", wires=wires, bandwidth=4e6) for wires in ("pair", "host"))
+    assert of_host > 1.05 * of_pair
+
+
+@pytest.mark.parametrize("wires", ["host", "home"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zbv-zero-bubble"])
+def test_without_wires_all_models_are_one(wires, schedule):
+    work = pipeline(2, 4, 0.01, 0.02)
+    assert seconds(work, schedule, wires=wires) == pytest.approx(seconds(work, schedule))
+
+
+def test_an_exchange_is_two_frames_and_two_latencies():
+    """Four rows of weights: each of two replicas owns two."""
+    work = pipeline(2, 4, 0.01, 0.02, pair((4 * 512, 4 * 512)))
+    alone = step(work, "gpipe", NO_COMPRESSION, Network()).seconds
+    slow = Link(bandwidth=8 * PART, latency=0.25)
+    assert alone == run(work, "gpipe", NO_COMPRESSION, Network()).seconds
+    for wires, wanted in (("pair", 2.5), ("host", 2.5), ("home", 2.5)):
+        found = step(work, "gpipe", NO_COMPRESSION, Network(wires=wires, replicas=slow))
+        assert found.exchange.longest == pytest.approx(wanted)
+        assert found.seconds == pytest.approx(alone + wanted)
+        assert found.every(5) == pytest.approx(alone + wanted / 5)
+
+
+def test_three_replicas_share_the_uplink_of_a_host():
+    """Of 7 rows one replica owns 3: it sends 3 rows twice as sums, and 4 rows as parts."""
+    [load] = loads(7 * 512, 3, "none")
+    assert (load.frames, load.longest, load.nbytes) == (2, 64 + 3 * 2048, 2 * (64 + 3 * 2048))
+    work = pipeline(2, 4, replicas=ReplicaWork(count=3, gradients="none", elements=(7 * 512, 0)))
+    link = Link(bandwidth=8 * load.longest, latency=0.5)
+    took = {
+        wires: step(work, "gpipe", NO_COMPRESSION, Network(wires=wires, replicas=link)).exchange.longest
+        for wires in ("pair", "host", "home")
+    }
+    assert took == pytest.approx({"pair": 2 * 1.5, "host": 2 * 2.5, "home": 2 * (2 + 2 * 0.5)})
+
+
+def test_the_drain_hides_the_exchange_of_a_later_stage():
+    """The last stage is done 0.02 s before the first, and is needed again 0.01 s after it."""
+    network = Network(replicas=Link(bandwidth=8 * PART / 0.01))  # 0.01 s a frame
+    work = pipeline(2, 4, 0.01, 0.02, pair((0, 4 * 512)))
+    hidden = step(work, "gpipe", NO_COMPRESSION, network)
+    assert hidden.exchange.longest == pytest.approx(0.02)
+    assert hidden.exchange.adds == 0.0
+    slower = replace(network, replicas=Link(bandwidth=8 * PART / 0.02))  # 0.04 s, of which 0.02 + 0.01 are hidden
+    assert step(work, "gpipe", NO_COMPRESSION, slower).exchange.adds == pytest.approx(0.01)
+    clipped = replace(work, replicas=pair((0, 4 * 512), clips=True))
+    assert step(clipped, "gpipe", NO_COMPRESSION, slower).exchange.adds == pytest.approx(0.02)
+
+
+def test_buckets_overlap_on_the_wire():
+    """24 MiB of weights in two buckets: the sums of the first leave right behind the parts of the second."""
+    elements = 3 * 8192 * 512 // 2
+    first, second = loads(elements, 2, "none")
+    work = pipeline(2, 4, replicas=pair((elements, 0)))
+    found = step(work, "gpipe", NO_COMPRESSION, Network(bandwidth=1e6, latency=0.1)).exchange.longest
+    assert found == pytest.approx(2 * 8 * (first.nbytes + second.nbytes) / 1e6 + 0.1)
+
+
+def test_codecs_cost_what_they_were_measured_to():
+    spent = {"encode": {"none": 1e-5}, "decode": {"none": 2e-5}}
+    work = pipeline(2, 4, replicas=pair((1024, 0), **spent))
+    # all are encoded and decoded, half of them twice; the own part comes twice
+    wanted = 1024 * (1e-5 + 2e-5 + 1e-5 / 2 + 2e-5)
+    assert step(work, "gpipe", NO_COMPRESSION, Network()).exchange.longest == pytest.approx(wanted)
+    assert step(work.without_costs, "gpipe", NO_COMPRESSION, Network()).exchange.longest == 0.0
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_bytes_are_those_of_real_frames(replicas, alone):
+    """A stage of the toy has one row of weights, which replica 0 owns and sends to all others."""
+    trainer = make_trainer(0, simulated=True, replicas=replicas, steps=1, exchange="ef(q(4))")
+    trainer.train(lambda record: None)
+    for stage in trainer.stages:
+        [load] = loads(12 * 13, replicas, "ef(q(4))")
+        sums = stage.meter.sent[stage.stage_index, "sums", "train"]
+        assert (load.nbytes, load.frames) == (sums.bytes, sums.frames)
+
+
+def test_a_step_has_the_samples_of_all_passes_of_all_replicas():
+    work = pipeline(2, 4, 0.01, 0.02, pair((0, 0), passes=3))
+    assert work.samples == 2 * 3 * 4
+    assert step(work, "gpipe", NO_COMPRESSION, Network()).seconds == pytest.approx(
+        3 * run(work, "gpipe", NO_COMPRESSION, Network()).seconds
+    )
+
+
+def test_it_is_compared_with_nothing_compressed_and_said_whether_rarely_pays():
+    work = pipeline(2, 4, 0.01, 0.02, pair((4096 * 512,) * 2)).exchanging("ef(q(4))")
+    network = Network(bandwidth=2e7)
+    none, both = predict_each(work.exchanging("none"), "gpipe", [NO_COMPRESSION, codec_pair("q(4)/q(8)")], network, 30)
+    assert none.speedup == 1.0 < both.speedup
+    found = predict(work, "gpipe", codec_pair("q(4)/q(8)"), network)
+    assert found.speedup > both.speedup and found.codec == "q(4)/q(8) + ef(q(4))"
+    assert found.exchange.nbytes == pytest.approx(both.exchange.nbytes * 4.03 / 32, rel=0.01)
+    assert "every 30 steps pays" in exchange_verdict([none, both])
+    [fast] = predict_each(work, "gpipe", [NO_COMPRESSION], Network(bandwidth=math.inf), 30)
+    assert "every step is enough" in exchange_verdict([fast])
