@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
+RARELY = 30
+"""Steps from one exchange between replicas to the next, beside every step: as in SparseLoCo."""
 COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 """Codecs compared by default, beside none and those of the recipe."""
 
@@ -86,7 +88,13 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         )
         for bandwidth in options.bandwidth
     ]
-    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, options.every)
+    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, _every(options, wanted))
+
+
+def _every(options: argparse.Namespace, wanted: Recipe) -> int:
+    """The steps from one exchange to the next, to compare with every step."""
+    own = wanted.replicas.sync.every
+    return int(options.every or (own if own > 1 else RARELY))
 
 
 def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
@@ -195,8 +203,8 @@ def make_parser() -> Parser:
     add(
         "--every",
         type=at_least_one,
-        default=30,
-        help="steps from one exchange between replicas to the next, to compare with every step (default: %(default)s)",
+        help="steps from one exchange between replicas to the next, to compare with every step (default: "
+        "replicas.sync.every of the recipe if above 1, else 30)",
     )
     add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
     add(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import ceil
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from thinwire.compress import Method, parse
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import Course, Seconds
 from thinwire.pipeline.channel import frame_length
-from thinwire.pipeline.replicas.division import ROW, divide, num_rows
+from thinwire.pipeline.replicas.division import BUCKET, divide
+from thinwire.pipeline.replicas.layout import FLAT, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,10 @@ class ReplicaWork:
     """The codec of the gradients of weights, as an expression."""
     elements: tuple[int, ...]
     """The weights that each process of a pipeline trains."""
+    layout: Layout = FLAT
+    """The rows of an exchange."""
+    to_all: bool = False
+    """Whether each replica sends everything to all, and adds up for itself, so that no sums are sent."""
     passes: int = 1
     """Passes of the pipeline before each exchange."""
     clips: bool = False
@@ -46,10 +52,17 @@ class ReplicaWork:
         """What the gradients go through."""
         return parse(self.gradients)
 
+    def buckets(self, elements: int) -> tuple[BucketLoad, ...]:
+        """The loads of a process with so many elements."""
+        return loads(elements, self.count, self.gradients, self.layout, self.to_all)
+
 
 @dataclass(frozen=True)
 class BucketLoad:
-    """The frames that one replica sends of one bucket as parts, or as sums: equally many, and equally long."""
+    """The frames that one replica sends of one bucket as parts, or as sums: equally many, and equally long.
+
+    Without sums, those that it sends of the whole bucket.
+    """
 
     elements: int
     frames: int
@@ -58,6 +71,8 @@ class BucketLoad:
     """Of all frames."""
     longest: int
     """Bytes of the longest frame."""
+    sums: bool
+    """Whether sums follow the parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,22 +95,28 @@ class ExchangeTime:
 
 
 @lru_cache(maxsize=256)
-def loads(elements: int, count: int, gradients: str) -> tuple[BucketLoad, ...]:
+def loads(
+    elements: int, count: int, gradients: str, layout: Layout = FLAT, to_all: bool = False
+) -> tuple[BucketLoad, ...]:
     """The loads of the replica with the most bytes, by bucket."""
     method = parse(gradients)
     found = []
-    for bucket in divide(num_rows(elements), count):
-        sizes = [len(part) for part in bucket.parts if part]
-        lengths = [_frame(rows, method) for rows in sizes]
+    for bucket in divide(ceil(elements / layout.row), count, BUCKET // layout.row):
+        whole = len(bucket.rows)
+        if to_all:
+            length = _frame(layout.shape(whole), method)
+            found.append(BucketLoad(whole * layout.row, count - 1, (count - 1) * length, length, sums=False))
+            continue
+        lengths = [_frame(layout.shape(len(part)), method) for part in bucket.parts if part]
         # as parts, a frame to each other owner; as sums, its own part to each other replica
         own = min(lengths) if len(lengths) == count else 0
         most = max(sum(lengths) - own, (count - 1) * max(lengths))
-        found.append(BucketLoad(sum(sizes) * ROW, count - 1, most, max(lengths)))
+        found.append(BucketLoad(whole * layout.row, count - 1, most, max(lengths), sums=True))
     return tuple(found)
 
 
-def _frame(rows: int, method: Method) -> int:
-    example = torch.empty(1, rows, ROW, device="meta", requires_grad=True)
+def _frame(shape: tuple[int, ...], method: Method) -> int:
+    example = torch.empty(shape, device="meta", requires_grad=True)
     return frame_length((example,), method, method)
 
 
@@ -108,7 +129,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     # where a host has one uplink, the last gradient may still be on it
     busy = [float(_left(course)[mine].max()) if network.wires == "host" else 0.0 for mine in own]
     ends = [
-        _end(work, loads(elements, work.count, work.gradients), network, begin, free)
+        _end(work, work.buckets(elements), network, begin, free)
         for elements, begin, free in zip(work.elements, begins, busy, strict=True)
     ]
     first = [float(course.start[mine].min()) for mine in own]
@@ -117,9 +138,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     return ExchangeTime(
         begins=tuple(begins),
         ends=tuple(ends),
-        nbytes=max(
-            2 * sum(load.nbytes for load in loads(count, work.count, work.gradients)) for count in work.elements
-        ),
+        nbytes=max(sum((1 + load.sums) * load.nbytes for load in work.buckets(count)) for count in work.elements),
         adds=max(0.0, period - course.seconds),
     )
 
@@ -139,6 +158,10 @@ def _end(work: ReplicaWork, buckets: Sequence[BucketLoad], network: Network, beg
         now += encode * load.elements
         wire = max(wire, now) + _on_wire(load, network)
         parts[index] = wire + latency
+    if work.to_all:
+        for index, load in enumerate(buckets):
+            now = max(now, parts[index]) + work.count * decode * load.elements
+        return float(now)
     # 2. add up the own part of each bucket: it comes from all replicas, so it is as much work as the whole bucket
     for index, load in enumerate(buckets):
         now = max(now, parts[index]) + decode * load.elements + encode * load.elements / work.count

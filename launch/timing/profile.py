@@ -22,7 +22,8 @@ from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.layers import build_layers, build_stage
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.replicas.division import BUCKET, ROW, num_rows
+from thinwire.pipeline.replicas.division import BUCKET
+from thinwire.pipeline.replicas.layout import FLAT, TILES
 
 REPETITIONS = 5
 
@@ -147,6 +148,8 @@ def _replicas(prepared: Prepared) -> ReplicaWork | None:
         count=recipe.replicas.count,
         gradients=recipe.replicas.gradients,
         elements=tuple(sum(each.numel() for each in stage.values() if each.requires_grad) for stage in stages),
+        layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
+        to_all=recipe.replicas.sync.every > 1 and recipe.replicas.sync.sums == "all",
         passes=recipe.pipeline.accumulation,
         clips=recipe.optimizer.max_grad_norm is not None,
     )
@@ -154,12 +157,12 @@ def _replicas(prepared: Prepared) -> ReplicaWork | None:
 
 def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:
     """The same exchange with measured seconds of codecs, on one bucket."""
-    rows = max(1, min(BUCKET, num_rows(max(work.elements))))
-    timed = {codec: time_codec(parse(codec), torch.empty(1, rows, ROW)) for codec in codecs}
+    rows = max(1, min(BUCKET, max(work.elements)) // work.layout.row)
+    timed = {codec: time_codec(parse(codec), torch.empty(work.layout.shape(rows))) for codec in codecs}
     return replace(
         work,
-        encode={codec: cost.encode / (rows * ROW) for codec, cost in timed.items()},
-        decode={codec: cost.decode / (rows * ROW) for codec, cost in timed.items()},
+        encode={codec: cost.encode / (rows * work.layout.row) for codec, cost in timed.items()},
+        decode={codec: cost.decode / (rows * work.layout.row) for codec, cost in timed.items()},
     )
 
 

@@ -10,6 +10,7 @@ from thinwire.launch.timing.exchange import ReplicaWork, loads
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import NO_COMPRESSION, exchange_verdict, predict, predict_each, run, step
 from thinwire.launch.timing.workload import codec_pair, uniform
+from thinwire.pipeline.replicas.layout import TILES
 
 FRAME = 64 + 4 * 100 * 100
 """Bytes of an uncompressed frame of `pipeline`."""
@@ -100,6 +101,17 @@ def test_buckets_overlap_on_the_wire():
     work = pipeline(2, 4, replicas=pair((elements, 0)))
     found = step(work, "gpipe", NO_COMPRESSION, Network(bandwidth=1e6, latency=0.1)).exchange.longest
     assert found == pytest.approx(2 * 8 * (first.nbytes + second.nbytes) / 1e6 + 0.1)
+
+
+def test_who_adds_up_for_himself_sends_everything_to_all_and_no_sums():
+    """A tile of 64 x 64, so one row: 16,384 bytes and a header."""
+    [load] = loads(4096, 3, "none", TILES, to_all=True)
+    assert (load.nbytes, load.frames, load.elements) == (2 * (64 + 4 * 4096), 2, 4096)
+    work = ReplicaWork(count=3, gradients="none", elements=(4096, 0), layout=TILES, to_all=True)
+    network = Network(wires="host", replicas=Link(bandwidth=8 * load.nbytes, latency=0.25))
+    found = step(pipeline(2, 1, replicas=work), "gpipe", NO_COMPRESSION, network)
+    assert found.exchange.longest == pytest.approx(1 + 0.25)
+    assert found.exchange.nbytes == load.nbytes
 
 
 def test_codecs_cost_what_they_were_measured_to():
