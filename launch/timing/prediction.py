@@ -153,7 +153,7 @@ def _of_exchange(workload: Workload, found: Step, exchange: ExchangeTime, every:
 
 def label_of(workload: Workload, compression: CompressionOptions) -> str:
     """The codecs of a prediction: of the boundaries, and of the gradients between replicas if there are any."""
-    between = f" + {workload.replicas.method}" if workload.replicas else ""
+    between = f", replicas {workload.replicas.method}" if workload.replicas else ""
     return f"{label(compression)}{between}"
 
 

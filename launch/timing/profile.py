@@ -59,7 +59,7 @@ def from_recipe(
         forward=(forward or 0.0,) * len(prepared.cuts),
         backward=(backward or 0.0,) * len(prepared.cuts),
         boundaries=tuple(outputs[:-1]),
-        replicas=_replicas(prepared),
+        replicas=replica_work(prepared),
     )
     if forward is not None and backward is not None:
         return workload
@@ -135,7 +135,7 @@ def time_codec(method: Method, example: Tensor) -> CodecCost:
     )
 
 
-def _replicas(prepared: Prepared) -> ReplicaWork | None:
+def replica_work(prepared: Prepared) -> ReplicaWork | None:
     """What the replicas of a recipe exchange; None without replicas."""
     recipe = prepared.recipe
     if recipe.replicas.count == 1:

@@ -148,7 +148,7 @@ def test_it_is_compared_with_nothing_compressed_and_said_whether_rarely_pays():
     none, both = predict_each(work.exchanging("none"), "gpipe", [NO_COMPRESSION, codec_pair("q(4)/q(8)")], network, 30)
     assert none.speedup == 1.0 < both.speedup
     found = predict(work, "gpipe", codec_pair("q(4)/q(8)"), network)
-    assert found.speedup > both.speedup and found.codec == "q(4)/q(8) + ef(q(4))"
+    assert found.speedup > both.speedup and found.codec == "q(4)/q(8), replicas ef(q(4))"
     assert found.exchange.nbytes == pytest.approx(both.exchange.nbytes * 4.03 / 32, rel=0.01)
     assert "every 30 steps pays" in exchange_verdict([none, both])
     [fast] = predict_each(work, "gpipe", [NO_COMPRESSION], Network(bandwidth=math.inf), 30)

@@ -79,6 +79,26 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
     assert found["command"].startswith("thinwire bench quickstart --model.config ")
 
 
+@pytest.mark.alone
+@pytest.mark.namespaces
+@pytest.mark.usefixtures("can_make_hosts")
+def test_replicas_are_measured_beside_their_limit(capsys):
+    arguments = [*SMALL, "--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--bandwidth", "20mbit"]
+    assert cli.main(["bench", *arguments, "--codec", "q(4)/q(8)", "--repetitions", "1", "--steps", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    speeds, sections, conditions = map(Table.from_json, found["tables"])
+    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
+    names = ["none", "q(4)/q(8)", "none, replicas ef(q(4))", "q(4)/q(8), replicas ef(q(4))"]
+    assert [(row["links"], row["who"]) for row in rows] == [
+        (links, name) for links in ("unshaped", "20 Mbit/s") for name in names
+    ]
+    assert all(row["samples/s"] > 0 and row["LIMIT"] > 0 for row in rows)
+    sizes = [row["MB a step"] for row in rows[4:]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {row[2] for row in sections.rows} == {0, 1, 2, 3}
+    assert 10 < conditions.rows[1][1] < 22, "the goodput of 20 Mbit/s"
+
+
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2

@@ -1,10 +1,15 @@
+from dataclasses import replace
+
 import pytest
 
 from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document, simulated
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
+from thinwire.launch.timing.exchange import loads
+from thinwire.launch.timing.profile import replica_work
 from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.options import ReplicaOptions
 
 COMPUTE = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
 MICROBATCHES = 4
@@ -22,7 +27,7 @@ def prepared():
 def step(process, seconds, codec_seconds, frame_bytes):
     """What a process says of a step; none of it, of plain torch."""
     if codec_seconds is None:
-        return {"seconds": seconds, "sections": {}, "compute": [], "frames": []}
+        return {"seconds": seconds, "sections": {}, "compute": [], "frames": [], "exchange": {}}
     channel = ("activations", "gradients")[process]
     return {
         "seconds": seconds + process / 1000,
@@ -32,6 +37,7 @@ def step(process, seconds, codec_seconds, frame_bytes):
         },
         "compute": [[process, task, spent] for task, spent in COMPUTE.items()],
         "frames": [[0, channel, MICROBATCHES, MICROBATCHES * frame_bytes]],
+        "exchange": {},
     }
 
 
@@ -132,3 +138,30 @@ def test_the_published_speed_ups_stand_beside_ours(prepared):
     found = as_document(contests, prepared, {100e6: 11.6}, {})
     beside = Table.from_json(found["tables"][2])
     assert beside.rows == [[100, 11.6, "q(4)/q(8)", pytest.approx(3.0 / 0.5), pytest.approx(0.801 / 0.201)]]
+
+
+@pytest.mark.slow
+def test_the_limit_of_replicas_adds_the_exchange_over_the_measured_links(prepared):
+    """Two pipelines; the links between replicas are ten times slower than those between stages."""
+    recipe = replace(prepared.recipe, replicas=ReplicaOptions(count=2, gradients="ef(q(4))"))
+    replicas = replace(prepared, recipe=recipe)
+    one = contest(100.0, 1e7, {"q(4)/q(8), replicas ef(q(4))": TIMES[REFERENCE]})
+    processes = [dict(process) for process in (*one.processes, *one.processes)]
+    links = [
+        {"source": low, "target": high, "goodput": goodput, "latency": 0.001, "duplex": 1.0}
+        for low, high, goodput in ((0, 1, 1e7), (2, 3, 1e7), (0, 2, 1e6), (1, 3, 1e6))
+    ]
+    links += [{**link, "source": link["target"], "target": link["source"]} for link in links]
+    processes[0]["links"] = links
+    for process in processes:
+        for turn in process["turns"]:
+            for taken in (turn["first"], *turn["later"]):
+                taken["frames"] = [*taken["frames"][:1], [0, "parts", 1, 5000]]
+    found = Contest(100.0, processes, size=2)
+    assert found.frames(found.contenders[0])[0, "gradients"] == (4, 400_000)
+    assert found.sent(found.contenders[0]) == 4 * (400_000 + 5000)
+    [alone] = simulated(one, prepared, free_codecs=True).values()
+    [limit] = simulated(found, replicas, free_codecs=True).values()
+    # the first stage is done last: it sends half of its weights twice, as parts and as sums
+    [load] = loads(replica_work(replicas).elements[0], 2, "ef(q(4))")
+    assert limit - alone == pytest.approx(2 * (load.longest / 1e6 + 0.001))

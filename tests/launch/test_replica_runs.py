@@ -134,6 +134,9 @@ def test_a_batch_norm_is_refused():
         prepare(wanted)
 
 
-def test_a_command_that_knows_one_pipeline_says_so(folder, capsys):
-    assert cli.main(["bench", "tiny.yaml", "--replicas.count", "2"]) == 2
-    assert "knows one pipeline only, and replicas.count is 2" in capsys.readouterr().err
+def test_a_bench_of_replicas_that_step_alone_is_refused(folder, capsys):
+    assert cli.main(["bench", "tiny.yaml", *TWO, "--replicas.sync.every", "9"]) == 2
+    assert (
+        "a bench measures an exchange between replicas in each step; set replicas.sync.every to 1"
+        in capsys.readouterr().err
+    )

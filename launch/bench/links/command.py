@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure a recipe, print tables or JSON, and return the exit status."""
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed
     options, rest = make_parser().parse_known_args(argv)
-    wanted = recipe.parse(rest, prog=PROG).without_replicas(PROG)
+    wanted = recipe.parse(rest, prog=PROG)
     _check(wanted, options)
     from thinwire.launch.bench.links.contests import bench, ratios_of
     from thinwire.launch.bench.links.results import as_document
@@ -60,6 +60,11 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             pipeline.num_processes > 1,
             "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
         ),
+        (
+            not wanted.replicas.step_alone,
+            f"a bench measures an exchange between replicas in each step; set replicas.sync.every to 1, got "
+            f"{wanted.replicas.sync.every}",
+        ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
         (
@@ -79,7 +84,8 @@ def make_parser() -> Parser:
         prog=PROG,
         usage=f"{PROG} RECIPE [--bandwidth 1gbit,100mbit] [--codec q(4)/q(8) ...] [--json] [options of the recipe]",
         description="Measure the speed of a recipe over slow links between network namespaces. Every codec, no "
-        "compression, and plain torch.distributed.pipelining take turns. The LIMIT stands beside them. Needs root.",
+        "compression, and (of one pipeline) plain torch.distributed.pipelining take turns. The LIMIT stands beside "
+        "them. Needs root.",
         allow_abbrev=False,
         takes_recipe=True,
     )

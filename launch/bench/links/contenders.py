@@ -33,6 +33,8 @@ class Codecs:
 
     activations: str
     gradients: str
+    between: str = "none"
+    """That of the gradients of weights between replicas."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class StepMeasures:
     compute: list[tuple[int, str, float]]
     """Stage, task, seconds: of one micro-batch, or of the optimizer."""
     frames: list[tuple[int, str, int, int]]
-    """Boundary, channel, frames, bytes: what its stages sent."""
+    """Boundary (between replicas: stage), channel, frames, bytes: what its stages sent."""
+    exchange: dict[str, float]
+    """Of `sections`, the seconds of the exchange between replicas, and its `other` seconds; empty without replicas."""
 
 
 class Contender(Protocol):
@@ -83,7 +87,8 @@ class Thinwire:
         compression = CompressionOptions(
             activations=codecs.activations, gradients=codecs.gradients, store_folder=str(folder)
         )
-        recipe = replace(prepared.recipe, compression=compression)
+        replicas = replace(prepared.recipe.replicas, gradients=codecs.between)
+        recipe = replace(prepared.recipe, compression=compression, replicas=replicas)
         self._trainer = assemble(replace(prepared, recipe=recipe), where, rank).trainer
         self._trainer.sampler = self._sampler = _Given()
         self._trainer.read_clocks()
@@ -95,6 +100,7 @@ class Thinwire:
         for stage in stages:
             stage.meter.recording = recordings[stage.stage_index]
             stage.meter.sent.clear()
+            stage.meter.exchange.clear()
         record = self._trainer.train_step(0)
         for stage in stages:
             stage.meter.recording = None
@@ -110,6 +116,7 @@ class Thinwire:
                 for stage in stages
                 for (boundary, channel, _), traffic in stage.meter.sent.items()
             ],
+            exchange={name: sum(stage.meter.exchange[name] for stage in stages) for name in stages[0].meter.exchange},
         )
 
     def forget_cache(self) -> None:
@@ -133,7 +140,7 @@ class PlainTorch:
     def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""
         self._pipeline.step(ids)
-        return StepMeasures({}, [], [])
+        return StepMeasures({}, [], [], {})
 
     def forget_cache(self) -> None:
         """Nothing: plain torch has no stores."""

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.status import Status
 
 from thinwire.launch.bench.links.contenders import BASELINES, Codecs
-from thinwire.launch.bench.links.results import REFERENCE, Contest
-from thinwire.launch.bench.links.worker import TURNS, BenchPlan, measured, shaped
+from thinwire.launch.bench.links.results import BETWEEN, REFERENCE, Contest
+from thinwire.launch.bench.links.worker import TURNS, BenchPlan, linked, measured, shaped
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
 from thinwire.launch.hosts.network import INTERFACE
 from thinwire.launch.run.assembly import Prepared, prepare
@@ -45,9 +45,9 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
         arguments: the words of the command line that give this recipe.
         options: those of the bench, and `ratios`, what `ratios_of` finds in them.
     """
-    contenders, bandwidths = _contenders(options.codec), _bandwidths(options.bandwidth)
-    processes = wanted.pipeline.num_processes
-    shapes = [_links(processes, rate) for rate in (None, *bandwidths)]
+    contenders, bandwidths = _contenders(options.codec, wanted), _bandwidths(options.bandwidth)
+    processes = wanted.num_processes
+    shapes = [_links(wanted, rate) for rate in (None, *bandwidths)]
     if reason := missing(shapes[-1]):
         raise ClusterError(reason)
     prepared = prepare(wanted)
@@ -75,10 +75,10 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
                 rate = bandwidths[index - 1] if index else None
                 links = "unshaped links" if rate is None else f"links of {text_of(rate)} Mbit/s"
                 aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
-                cluster.reshape(_links(processes, rate))
+                cluster.reshape(_links(wanted, rate))
                 with aside.status(links) as view:
                     crew.measure(index, view)
-                contests.append(Contest.read(Path(folder), index, processes, rate))
+                contests.append(Contest.read(Path(folder), index, processes, rate, wanted.pipeline.num_processes))
     return contests, prepared
 
 
@@ -98,12 +98,21 @@ def ratios_of(options: argparse.Namespace) -> dict[float, float]:
     return {bandwidth: RATIOS[bandwidth] for bandwidth in wanted}
 
 
-def _contenders(pairs: Sequence[str]) -> dict[str, Codecs | None]:
-    """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None)."""
-    ends = (at_the_end(codec_pair(text)) for text in (REFERENCE, *pairs))
-    wanted = {label(pair): pair for pair in ends}
-    ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in wanted.items()}
-    return {**ours, **dict.fromkeys(BASELINES)}
+def _contenders(pairs: Sequence[str], wanted: Recipe) -> dict[str, Codecs | None]:
+    """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None).
+
+    With replicas, each pair is there without compression between replicas and with that of the recipe. Plain torch has
+    no replicas here.
+    """
+    ends = {label(pair): pair for pair in (at_the_end(codec_pair(text)) for text in (REFERENCE, *pairs))}
+    if wanted.replicas.count == 1:
+        ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in ends.items()}
+        return {**ours, **dict.fromkeys(BASELINES)}
+    return {
+        name if between == REFERENCE else f"{name}{BETWEEN}{between}": Codecs(pair.activations, pair.gradients, between)
+        for between in dict.fromkeys((REFERENCE, str(wanted.replicas.method)))
+        for name, pair in ends.items()
+    }
 
 
 def _bandwidths(listed: str) -> list[float]:
@@ -112,10 +121,11 @@ def _bandwidths(listed: str) -> list[float]:
     return [rate for rate in rates if rate is not None]
 
 
-def _links(processes: int, bandwidth: float | None) -> Links:
-    """Links with a bandwidth for every two neighbours, so that the two links of a stage do not share one bandwidth."""
-    pairs = [pair for low in range(processes - 1) for pair in ((low, low + 1), (low + 1, low))]
-    return Links(num_hosts=processes, overrides={} if bandwidth is None else dict.fromkeys(pairs, bandwidth))
+def _links(wanted: Recipe, bandwidth: float | None) -> Links:
+    """Links with a bandwidth for every two that are linked: the links of a process do not share one bandwidth."""
+    pairs = [pair for low, high in linked(wanted) for pair in ((low, high), (high, low))]
+    overrides = {} if bandwidth is None else dict.fromkeys(pairs, bandwidth)
+    return Links(num_hosts=wanted.num_processes, overrides=overrides)
 
 
 class _Crew:

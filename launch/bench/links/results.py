@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from thinwire.launch.bench.links.replicas import exchange_seconds
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.shared.tables import Table, Value, document
 from thinwire.launch.timing.published import THROUGHPUT
@@ -19,6 +20,8 @@ from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.probe import LinkSpeed
 
 REFERENCE = "none"
+BETWEEN = ", replicas "
+"""In the name of a contender: what comes before the codec of the gradients between replicas."""
 _SHOWN_TASKS = ("forward", "backward", "optimizer")
 EPOCHS = 10
 """Epochs of the run whose speed is computed for codecs with first visits: those cost more than later visits."""
@@ -35,12 +38,19 @@ class Contest:
     bandwidth: float | None
     """Mbit/s of every link; None is unshaped."""
     processes: Sequence[Mapping[str, Any]]
+    size: int = 0
+    """Processes of each pipeline; 0 if all are of one."""
 
     @classmethod
-    def read(cls, folder: Path, index: int, num_processes: int, bandwidth: float | None) -> Contest:
+    def read(cls, folder: Path, index: int, num_processes: int, bandwidth: float | None, size: int) -> Contest:
         """Read the files that the processes wrote for one bandwidth."""
         files = [folder / f"contest-{index}-{rank}.json" for rank in range(num_processes)]
-        return cls(bandwidth, [json.loads(file.read_text()) for file in files])
+        return cls(bandwidth, [json.loads(file.read_text()) for file in files], size)
+
+    @property
+    def pipeline(self) -> Sequence[Mapping[str, Any]]:
+        """The measurements of the first pipeline."""
+        return self.processes[: self.size or len(self.processes)]
 
     @property
     def contenders(self) -> list[str]:
@@ -80,12 +90,29 @@ class Contest:
         return least
 
     def frames(self, contender: str) -> dict[tuple[int, str], tuple[int, int]]:
-        """Frames and bytes of a step by (boundary, channel), for samples seen before; empty for plain torch."""
+        """Frames and bytes of a step by (boundary, channel), for samples seen before; empty for plain torch.
+
+        Those of the first pipeline, between its stages.
+        """
         return {
             (boundary, channel): (frames, nbytes)
-            for process in self.processes
+            for process in self.pipeline
             for boundary, channel, frames, nbytes in list(self._steps(process, contender))[-1]["frames"]
+            if channel in CHANNELS
         }
+
+    def sent(self, contender: str) -> int:
+        """Bytes of a step over all links, for samples seen before; 0 for plain torch."""
+        steps = [list(self._steps(process, contender))[-1] for process in self.processes]
+        return sum(nbytes for step in steps for _, _, _, nbytes in step["frames"])
+
+    def exchange(self, contender: str) -> list[dict[str, float]]:
+        """Median seconds of the exchange of a step by section, of each process of the first pipeline."""
+        return [
+            {name: statistics.median(step["exchange"][name] for step in steps) for name in steps[0].get("exchange", {})}
+            for process in self.pipeline
+            if (steps := list(self._steps(process, contender)))
+        ]
 
     def links(self) -> dict[tuple[int, int], LinkSpeed]:
         """The speed of every link in each direction, by (sending process, receiving process)."""
@@ -118,7 +145,11 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     for contender in contest.contenders:
         if contest.frames(contender):
             channels = [_channel(contest, contender, name, prepared, free_codecs) for name in CHANNELS]
-            found[contender] = time_step(table, spent, *channels).seconds + optimizer
+            course = time_step(table, spent, *channels)
+            between = contender.partition(BETWEEN)[2] or REFERENCE
+            apart = [] if free_codecs else contest.exchange(contender)
+            added = exchange_seconds(prepared, course, between, contest.links(), apart)
+            found[contender] = course.seconds + added + optimizer
     return found
 
 
@@ -146,15 +177,16 @@ def _channel(
 def _codec_seconds(contest: Contest, contender: str, prepared: Prepared) -> list[list[float]]:
     """Seconds for encoding and for decoding a frame on each process, the mean of both channels."""
     where, frames = real_placement(prepared.recipe).process_of, contest.frames(contender)
-    sent, received = [0] * len(contest.processes), [0] * len(contest.processes)
+    sent, received = [0] * len(contest.pipeline), [0] * len(contest.pipeline)
     for (boundary, name), (count, _) in frames.items():
         low, high = where[boundary], where[boundary + 1]
         source, target = (low, high) if name == "activations" else (high, low)
         sent[source] += count
         received[target] += count
-    sections = contest.sections(contender)
+    sections = zip(contest.sections(contender)[: len(sent)], contest.exchange(contender), strict=True)
+    spent_on = [{name: spent[name] - apart.get(name, 0.0) for name in spent} for spent, apart in sections]
     return [
-        [spent[section] / max(1, count) for spent, count in zip(sections, counts, strict=True)]
+        [spent[section] / max(1, count) for spent, count in zip(spent_on, counts, strict=True)]
         for section, counts in (("encode", sent), ("decode", received))
     ]
 
@@ -172,7 +204,7 @@ def as_document(
     tables = [
         _speeds(prepared, results, limits, predicted),
         _sections(results),
-        _visits(results, prepared.recipe.pipeline.batch_size),
+        _visits(results, prepared.recipe.batch_size),
         _beside_table_2(contests[1:], ratios),
         _conditions(results),
     ]
@@ -187,12 +219,12 @@ def _speeds(
     limits: Sequence[Mapping[str, float]],
     predicted: Sequence[Mapping[str, float]],
 ) -> Table:
-    samples, free = prepared.recipe.pipeline.batch_size, next(iter(results.values())).seconds(REFERENCE)
+    samples, free = prepared.recipe.batch_size, next(iter(results.values())).seconds(REFERENCE)
     rows: list[list[Value]] = []
     for (name, contest), limit, simulation in zip(results.items(), limits, predicted, strict=True):
         for contender in contest.contenders:
             seconds, least, guess = contest.seconds(contender), limit.get(contender), simulation.get(contender)
-            sent = sum(nbytes for _, nbytes in contest.frames(contender).values())
+            sent = contest.sent(contender)
             gain = contest.seconds(REFERENCE) / seconds if REFERENCE in contest.contenders else None
             rows.append(
                 [

@@ -23,6 +23,7 @@ from torch import Tensor
 from thinwire.launch.bench.links.contenders import Codecs, Contender, StepMeasures, make
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, prepare, real_placement
+from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.worker import join
 from thinwire.pipeline.probe import probe, probe_both
 
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     plan, rank = BenchPlan.read(Path(argv[0])), int(os.environ["RANK"])
     prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"))
     join(prepared, rank)
-    where = real_placement(prepared.recipe)
+    where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=prepared.recipe.wire.timeout))
     store = dist.FileStore(plan.store, -1)
     store.set_timeout(timedelta(days=1))
     contenders = {
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     for index in range(plan.contests):
         store.wait([shaped(index)])
         chosen = {name: contenders[name] for name in (plan.shaped if index else contenders)}
-        found = {"links": _probe_links(), "turns": _take_turns(chosen, plan, batches, taken)}
+        found = {"links": _probe_links(linked(prepared.recipe)), "turns": _take_turns(chosen, plan, batches, taken)}
         Path(plan.folder, f"contest-{index}-{rank}.json").write_text(json.dumps(found))
         dist.barrier()
         store.set(measured(index, rank), "")
@@ -148,12 +149,19 @@ def _between_barriers(act: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _probe_links() -> list[dict[str, float]]:
-    """Measure every link from a process to the next and back, one link after another. Collective."""
+def linked(wanted: Recipe) -> list[tuple[int, int]]:
+    """The processes with a link: neighbours in each pipeline, and those with the same stages in two replicas."""
+    size = wanted.pipeline.num_processes
+    neighbours = [(low, low + 1) for low in range(wanted.num_processes - 1) if (low + 1) % size]
+    return [*neighbours, *sorted(real_placement(wanted).counterparts)]
+
+
+def _probe_links(pairs: Sequence[tuple[int, int]]) -> list[dict[str, float]]:
+    """Measure every link in both directions, one link after another. Collective."""
     found = []
-    for low in range(dist.get_world_size() - 1):
-        ends = [(low, low + 1), (low + 1, low)]
-        speeds, both = [probe(*end) for end in ends], probe_both(low, low + 1)
+    for low, high in pairs:
+        ends = [(low, high), (high, low)]
+        speeds, both = [probe(*end) for end in ends], probe_both(low, high)
         for (source, target), speed in zip(ends, speeds, strict=True):
             speed = replace(speed, duplex=min(1.0, both / speed.goodput))
             found.append({"source": source, "target": target, **asdict(speed)})

@@ -1,0 +1,52 @@
+"""The exchange between replicas in a bench: its arithmetic with the measured links and codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.timing.exchange import time_exchange
+from thinwire.launch.timing.network import Link, Network
+from thinwire.launch.timing.profile import replica_work
+from thinwire.launch.timing.step_time import Course
+from thinwire.pipeline.probe import LinkSpeed
+
+
+def exchange_seconds(
+    prepared: Prepared,
+    course: Course,
+    between: str,
+    links: Mapping[tuple[int, int], LinkSpeed],
+    spent: list[dict[str, float]],
+) -> float:
+    """What the exchange adds to a step; 0 without replicas.
+
+    Args:
+        prepared: the recipe.
+        course: its passes.
+        between: the codec of the gradients.
+        links: the measured links, by (sending process, receiving process).
+        spent: measured seconds of codecs by section, of each process of a pipeline; empty if codecs cost nothing.
+    """
+    work = replica_work(prepared)
+    if work is None:
+        return 0.0
+    size = prepared.recipe.pipeline.num_processes
+    across = [speed for (source, target), speed in links.items() if source % size == target % size]
+    if spent:
+        # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum
+        elements = max(work.elements)
+        own = spent[work.elements.index(elements)]
+        work = replace(
+            work,
+            encode={between: own["encode"] / elements / (1 + 1 / work.count)},
+            decode={between: own["decode"] / elements / 2},
+        )
+    network = Network(
+        duplex=min(speed.duplex for speed in across),
+        replicas=Link(
+            bandwidth=8 * min(speed.goodput for speed in across), latency=max(speed.latency for speed in across)
+        ),
+    )
+    return time_exchange(replace(work, gradients=between), course, network).adds
