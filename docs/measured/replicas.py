@@ -1,4 +1,4 @@
-"""The table of replicas.md: what the codec of the exchange between replicas costs in loss, and saves in bytes.
+"""What the codec of the exchange between replicas costs in loss, and saves in bytes: a table.
 
     python docs/measured/replicas.py FOLDER [--pause FILE] [--table]
 
@@ -31,8 +31,16 @@ EXCHANGES: Mapping[str, Mapping[str, str]] = {
     "ef(q(8))": {"--replicas.gradients": "ef(q(8))"},
     "ef(q(4))": {"--replicas.gradients": "ef(q(4))"},
     "ef(q(2))": {"--replicas.gradients": "ef(q(2))"},
+    "DiLoCo, q(4), every 30": {"--replicas.gradients": "q(4)", "--replicas.sync.every": "30"},
+    "SparseLoCo, every 30": {
+        "--replicas.gradients": 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)',
+        "--replicas.sync.every": "30",
+        "--replicas.sync.lr": "1.0",
+        "--replicas.sync.momentum": "0.0",
+        "--replicas.sync.sums": "all",
+    },
 }
-"""By name: the options of an exchange between replicas."""
+"""By name: the options of an exchange between replicas. Those of DiLoCo and SparseLoCo are the published ones."""
 PIPELINES: Mapping[str, Mapping[str, str]] = {
     "none": {"--codec": "none/none"},
     "fw3 bw6": {"--codec": "aqsgd(q(3))/q(6)"},
