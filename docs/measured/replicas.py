@@ -31,6 +31,12 @@ EXCHANGES: Mapping[str, Mapping[str, str]] = {
     "ef(q(8))": {"--replicas.gradients": "ef(q(8))"},
     "ef(q(4))": {"--replicas.gradients": "ef(q(4))"},
     "ef(q(2))": {"--replicas.gradients": "ef(q(2))"},
+    "quantized-adam, 4 bits": {
+        "--optimizer.name": "quantized-adam",
+        "--optimizer.freeze_after": "52 steps",
+        "--replicas.gradients": 'ef(q(4, grid="midtread"), store_bits=16)',
+    },
+    "powersgd(4)": {"--replicas.gradients": "powersgd(4, start=26)"},
     "DiLoCo, q(4), every 30": {"--replicas.gradients": "q(4)", "--replicas.sync.every": "30"},
     "SparseLoCo, every 30": {
         "--replicas.gradients": 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)',
@@ -40,7 +46,9 @@ EXCHANGES: Mapping[str, Mapping[str, str]] = {
         "--replicas.sync.sums": "all",
     },
 }
-"""By name: the options of an exchange between replicas. Those of DiLoCo and SparseLoCo are the published ones."""
+"""By name: the options of an exchange between replicas. Those of DiLoCo and SparseLoCo are the published ones.
+
+quantized-adam freezes after a fifth of training; powersgd starts after a tenth."""
 PIPELINES: Mapping[str, Mapping[str, str]] = {
     "none": {"--codec": "none/none"},
     "fw3 bw6": {"--codec": "aqsgd(q(3))/q(6)"},

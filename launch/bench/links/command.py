@@ -21,6 +21,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.powersgd import PowerSGD
 
 PROG = "thinwire bench"
 DEFAULT_CODECS = ("q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
@@ -64,6 +65,15 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             not wanted.replicas.step_alone,
             f"a bench measures an exchange between replicas in each step; set replicas.sync.every to 1, got "
             f"{wanted.replicas.sync.every}",
+        ),
+        (
+            not isinstance(wanted.replicas.method, PowerSGD),
+            "the limit of a bench knows codecs, and powersgd is none; set replicas.gradients to one, such as ef(q(4))",
+        ),
+        (
+            wanted.replicas.count == 1 or wanted.optimizer.name != "quantized-adam",
+            "a bench takes the first step again and again, and quantized-adam compresses later ones; use another "
+            "optimizer.name, such as adamw",
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
