@@ -134,9 +134,17 @@ def test_a_batch_norm_is_refused():
         prepare(wanted)
 
 
-def test_a_bench_of_replicas_that_step_alone_is_refused(folder, capsys):
-    assert cli.main(["bench", "tiny.yaml", *TWO, "--replicas.sync.every", "9"]) == 2
-    assert (
-        "a bench measures an exchange between replicas in each step; set replicas.sync.every to 1"
-        in capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("bench", ["--replicas.sync.every", "9"], "set replicas.sync.every to 1, got 9"),
+        ("bench", ["--replicas.gradients", "powersgd(4)"], "powersgd is none; set replicas.gradients to one"),
+        ("bench", ["--optimizer.name", "quantized-adam"], "quantized-adam compresses later ones"),
+        ("predict", ["--replicas.gradients", "powersgd(4)"], "powersgd is none; set --replicas.gradients to one"),
+        ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
+        ("predict", ["--wires", "host", "--duplex", "0.9"], "--duplex is for --wires pair"),
+    ],
+)
+def test_what_arithmetic_does_not_know_is_refused(folder, capsys, command, options, said):
+    assert cli.main([command, "tiny.yaml", *TWO, *options]) == 2
+    assert said in capsys.readouterr().err
