@@ -141,7 +141,8 @@ def _replicas(rows: Sequence[Mapping[str, Any]]) -> Table | None:
     if not rows:
         return None
     columns = ("stage", "way", "codec", "frames", "MB sent", "MB uncompressed", "ratio", "bits an element")
-    ways = {"parts": "to the owner of a part", "sums": "from the owner to all"}
+    has_owners = any(row["channel"] == "sums" for row in rows)
+    ways = {"parts": "to the owner of a part" if has_owners else "to all replicas", "sums": "from the owner to all"}
     cells = [
         (
             row["stage"],

@@ -140,7 +140,11 @@ def test_a_batch_norm_is_refused():
     [
         ("bench", ["--replicas.sync.every", "9"], "set replicas.sync.every to 1, got 9"),
         ("bench", ["--replicas.gradients", "powersgd(4)"], "powersgd is none; set replicas.gradients to one"),
-        ("bench", ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"], "quantized-adam compresses later ones"),
+        (
+            "bench",
+            ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"],
+            "quantized-adam compresses later ones",
+        ),
         ("predict", ["--replicas.gradients", "powersgd(4)"], "powersgd is none; set --replicas.gradients to one"),
         ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
         ("predict", ["--wires", "host", "--duplex", "0.9"], "--duplex is for --wires pair"),

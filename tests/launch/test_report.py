@@ -147,7 +147,7 @@ def expect_content(page, folder):
         ["0 to 1", "activations", "q(8)", "10,064", "20", "4.03", "6", "yes", "6", "none", "16"],
         ["1 to 0", "gradients", "bf16", "20,064", "8", "20.06", "12", "no", "12", "none", "40"],
     ]
-    assert ["0", "to the owner of a part", "ef(q(4))", "6", "1.25", "9.92", "7.94", "4.03"] in page.rows
+    assert ["0", "to all replicas", "ef(q(4))", "6", "1.25", "9.92", "7.94", "4.03"] in page.rows
     assert ["0", "5", "75", "0", "1.5", "0", "2.5", "0", "0", "1"] in page.rows
     assert {"stage 0", "stage 1"} <= set(page.text["text"]) and {"stage 0", "stage 1"} <= set(page.text["span"])
     assert any("num_microbatches: 2" in text for text in page.text["code"])
