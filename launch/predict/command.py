@@ -66,10 +66,10 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         spec = SCHEDULES[schedule]
     except OptionsError as error:  # the recipe's own is checked, so it is that of the option
         raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
-    seconds = [value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms)]
+    forward, backward = (value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms))
     between = list(dict.fromkeys(("none", wanted.replicas.gradients, *options.replica_codec)))
     between = between if wanted.replicas.count > 1 else []
-    workload = from_recipe(wanted, codecs, *seconds, between)
+    workload = from_recipe(wanted, codecs, forward, backward, between)
     count = workload.num_stages * spec.stages_per_process
     if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
         raise OptionsError(mistakes)

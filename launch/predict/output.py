@@ -177,17 +177,7 @@ def as_json(found: Answer) -> dict[str, Any]:
 def _documented(found: Answer) -> list[tables.Table]:
     between = (*_EXCHANGE_COLUMNS,) if found.workload.replicas else ()
     columns = ("link", "schedule", "codec", "samples/s", "x none", "of full", "s a step", "held", *between)
-    speeds, schedules = (
-        [
-            (
-                *(bandwidth_text(one.bandwidth), one.schedule, one.codec, one.samples_per_second),
-                *(one.speedup, one.of_unthrottled, one.seconds, one.in_flight),
-                *_exchanged(one),
-            )
-            for one in predictions
-        ]
-        for predictions in (found.predictions, found.schedules)
-    )
+    speeds, schedules = (list(map(_cells, predictions)) for predictions in (found.predictions, found.schedules))
     needed = [(codec, _number(1e-6 * bandwidth)) for codec, bandwidth in found.needed.items()]
     return [
         tables.Table("predicted speed", columns, speeds, "; ".join(found.verdicts)),
@@ -195,6 +185,15 @@ def _documented(found: Answer) -> list[tables.Table]:
             f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), needed
         ),
         tables.Table("every schedule on the slowest link", columns, schedules),
+    ]
+
+
+def _cells(one: Prediction) -> list[tables.Value]:
+    """A prediction as a row of a documented table."""
+    return [
+        *(bandwidth_text(one.bandwidth), one.schedule, one.codec, one.samples_per_second),
+        *(one.speedup, one.of_unthrottled, one.seconds, one.in_flight),
+        *_exchanged(one),
     ]
 
 

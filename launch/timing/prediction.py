@@ -135,13 +135,16 @@ def predict_each(
                 busy=tuple(course.busy.tolist()),
                 wait=tuple(course.wait.tolist()),
                 bubble=tuple(course.bubble.tolist()),
-                exchange=found.exchange and _of_exchange(workload, found, found.exchange, every),
+                exchange=_of_exchange(workload, found, every),
             )
         )
     return predictions
 
 
-def _of_exchange(workload: Workload, found: Step, exchange: ExchangeTime, every: int) -> ExchangePrediction:
+def _of_exchange(workload: Workload, found: Step, every: int) -> ExchangePrediction | None:
+    exchange = found.exchange
+    if exchange is None:
+        return None
     return ExchangePrediction(
         nbytes=exchange.nbytes,
         seconds=exchange.longest,
