@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from thinwire.compress import parse
+from thinwire.compress import Progress, parse
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.layer_times import uneven_cut
@@ -216,6 +216,7 @@ class Run:
                 *self.assembly.prepared.data.notes,
                 *self._notes_on_auto(),
                 *self._notes_on_exchanges(),
+                *self._notes_on_freezing(),
                 warning,
                 cut,
             ]
@@ -242,6 +243,15 @@ class Run:
         return [
             f"{' and '.join(between)} should be a multiple of replicas.sync.every, {every} steps: between two "
             f"exchanges, saved and evaluated weights are those of the last one"
+        ]
+
+    def _notes_on_freezing(self) -> list[str]:
+        """A sentence if the second moment of quantized-adam is never frozen."""
+        optimizer, steps = self.recipe.optimizer, self.recipe.training.steps
+        if optimizer.name != "quantized-adam" or optimizer.is_frozen(Progress(steps - 1, self._steps_per_epoch)):
+            return []
+        return [
+            f"quantized-adam freezes nothing: optimizer.freeze_after of {optimizer.freeze_after} is all of training"
         ]
 
     def _show_stores(self) -> None:

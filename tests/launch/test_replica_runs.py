@@ -86,6 +86,16 @@ def test_if_all_replicas_add_up_no_sum_travels(folder, capsys):
     assert "save_every should be a multiple of replicas.sync.every, 2 steps" in shown
 
 
+@pytest.mark.parametrize(("freeze_after", "never"), [("2 steps", True), ("1 step", False)])
+def test_a_run_says_if_quantized_adam_never_freezes(folder, capsys, freeze_after, never):
+    """One replica can use it too."""
+    simulate(
+        "tiny.yaml", folder / "ran", "--optimizer.name", "quantized-adam", "--optimizer.freeze_after", freeze_after
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("quantized-adam freezes nothing: optimizer.freeze_after of 2 steps is all of training" in shown) == never
+
+
 def test_a_step_takes_the_samples_of_all_replicas(folder):
     # 99 samples in batches of 4 a replica
     assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
