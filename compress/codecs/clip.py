@@ -16,6 +16,7 @@ At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -38,14 +39,14 @@ MIDTREAD: Mapping[int, float] = MappingProxyType({1: 0.724, 2: 0.277, 3: 0.409, 
 class Maxima:
     """The largest of each 8 magnitudes of blocks, in units of their largest."""
 
-    values: Tensor
-    """float32 [some, count, some]."""
+    rows: Tensor
+    """float32 [count, some]."""
     largest: Tensor
-    """max|x| of each block, [1, count, 1]."""
-    least: Tensor
-    """The least value of each block, [count, 1]."""
-    most: Tensor
-    """The largest value of each block, [count, 1]."""
+    """max|x| of each block, [count, 1]."""
+    lows: Tensor
+    """The least of each 8 values, [some, count, some]."""
+    highs: Tensor
+    """The largest of each 8 values, [some, count, some]."""
     size: int
     """Elements of a block."""
 
@@ -53,13 +54,35 @@ class Maxima:
     def of(cls, values: Tensor) -> "Maxima":
         """Those of `values` [outer, count, inner]."""
         # two passes that only read are faster than one that writes magnitudes
-        least, most = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
-        maxima = torch.maximum(most, -least)
+        lows, highs = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
+        maxima = torch.maximum(highs, -lows)
         largest = maxima.amax(_OVER_BLOCK, keepdim=True)
         # in units of the largest no sum overflows
         maxima.div_(largest.masked_fill(largest == 0, 1.0))
-        ends = least.amin(_OVER_BLOCK).unsqueeze(1), most.amax(_OVER_BLOCK).unsqueeze(1)
-        return cls(maxima, largest, *ends, values.shape[0] * values.shape[2])
+        # a row a block: torch is slower over two dimensions
+        rows = maxima.transpose(0, 1).flatten(1)
+        return cls(rows, largest.view(-1, 1), lows, highs, values.shape[0] * values.shape[2])
+
+    @property
+    def least(self) -> Tensor:
+        """The least value of each block, [count, 1]."""
+        return self.lows.amin(_OVER_BLOCK).unsqueeze(1)
+
+    @property
+    def most(self) -> Tensor:
+        """The largest value of each block, [count, 1]."""
+        return self.highs.amax(_OVER_BLOCK).unsqueeze(1)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean of each block's maxima, [count, 1]."""
+        return self.rows.mean(1, keepdim=True)
+
+    @cached_property
+    def look_gaussian(self) -> Tensor:
+        """Whether each block looks Gaussian, [count, 1]."""
+        square = self.rows.square().mean(1, keepdim=True)
+        return square < _GAUSSIAN_BELOW * self.mean.square()
 
 
 def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float]) -> Tensor:
@@ -67,20 +90,17 @@ def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float])
 
     At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
     """
-    # a row a block: torch is slower over two dimensions
-    values = maxima.values.transpose(0, 1).flatten(1)
-    number = values.shape[1]
-    mean, square = values.mean(1, keepdim=True), values.square().mean(1, keepdim=True)
-    factor = torch.where(square < _GAUSSIAN_BELOW * mean.square(), gaussian.get(bits, 1.0), 1.0)
+    values, number = maxima.rows, maxima.rows.shape[1]
+    factor = torch.where(maxima.look_gaussian, gaussian.get(bits, 1.0), 1.0)
     slope = factor * (maxima.size / (3 * 4.0**bits))
-    scale = mean * (number / (number + slope))  # the first step, from 0
+    scale = maxima.mean * (number / (number + slope))  # the first step, from 0
     beyond = torch.empty_like(values)
     for _ in range(_STEPS):
         torch.sub(values, scale, out=beyond).clamp_(min=0)
         total = beyond.sum(1, keepdim=True)
         count = beyond.sign_().sum(1, keepdim=True)
         scale = scale + (total - slope * scale) / (count + slope)
-    return scale.clamp_(max=1) * maxima.largest.view(-1, 1)
+    return scale.clamp_(max=1) * maxima.largest
 
 
 def mean_magnitude(values: Tensor) -> Tensor:

@@ -50,8 +50,7 @@ class MidTreadGrid(Grid):
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest point, counted from the scale down."""
-        step = self._steps(scales)
-        return self._counted(values / -step.masked_fill(step == 0, torch.inf))
+        return signed_codes(self._down(values, scales), self.half)
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into 2**(bits-1) - k."""
@@ -82,9 +81,14 @@ class MidTreadGrid(Grid):
     def _steps(self, scales: Tensor) -> Tensor:
         return scales.float() * 2.0 ** (1 - self.bits)
 
-    def _counted(self, steps: Tensor) -> Tensor:
-        """Codes of values in steps of the grid down from zero; overwrites them."""
-        return signed_codes(steps.round_().clamp_(-self.half, self.half - 1), self.half)
+    def _down(self, values: Tensor, scales: Tensor) -> Tensor:
+        """How many steps of the grid the nearest point of each value lies below the point of code 2**(b-1)."""
+        step = self._steps(scales)
+        return self._whole(values / -step.masked_fill(step == 0, torch.inf))
+
+    def _whole(self, steps: Tensor) -> Tensor:
+        """Steps as whole numbers that have a code; overwrites them."""
+        return steps.round_().clamp_(-self.half, self.half - 1)
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,6 @@ class AutoGrid(MidTreadGrid):
         better = self._lost(sample, rise) < self._lost(sample, tread)
         return torch.where(better, rise, tread)
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
-        """The nearest point of the block's grid."""
-        step, shift = self._steps(scales), self._is_rise(scales) * 0.5
-        return self._counted((values / -step.masked_fill(step == 0, torch.inf)).sub_(shift))
-
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Multiply by s / 2**(bits-1), and subtract half of that where the block is mid-rise; both are exact."""
         step = self._steps(scales)
@@ -137,6 +136,10 @@ class AutoGrid(MidTreadGrid):
     def _steps(self, scales: Tensor) -> Tensor:
         return super()._steps(self._plain(scales))
 
+    def _down(self, values: Tensor, scales: Tensor) -> Tensor:
+        step, shift = self._steps(scales), self._is_rise(scales) * 0.5
+        return self._whole((values / -step.masked_fill(step == 0, torch.inf)).sub_(shift))
+
     def _plain(self, scales: Tensor) -> Tensor:
         """Scales without the bit that says which grid."""
         return scales.view(torch.int16).bitwise_and(~self.risen).view(torch.bfloat16)
@@ -146,8 +149,7 @@ class AutoGrid(MidTreadGrid):
 
     def _lost(self, values: Tensor, scales: Tensor) -> Tensor:
         """The squared error of each block of `values` with these scales: [count, 1]."""
-        levels = self.codes(values, scales, None).float()
-        self.evaluate(levels)
+        levels = self._down(values, scales).neg_()
         self.scale_levels(levels, scales)
         lost: Tensor = torch.linalg.vector_norm(levels.sub_(values), dim=_OVER_BLOCK)
         return lost.unsqueeze(1)
