@@ -4,8 +4,8 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes
 minmax        float32 min, float32 max-min
 
-The options clip, grid, scale_bits, rotate and outliers are in clip.py, grid_with_zero.py, byte_scales.py, rotation.py
-and outliers.py.
+The options clip, grid, scale_bits, allocate, rotate and outliers are in clip.py, grid_with_zero.py, byte_scales.py,
+allocation.py, rotation.py and outliers.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
+from torch import Tensor
+
 from thinwire.compress.codec import CodecError, require_choice, require_int
+from thinwire.compress.codecs.allocation import EIGHT, LEAST, MOST, Allocate, Allocated
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.byte_scales import ByteScaledGrid
 from thinwire.compress.codecs.coding.lengths import Code
@@ -69,6 +72,8 @@ class Quantize(Blockwise):
     scale_bits: int | None = field(default=None, kw_only=True)
     """Bits of a block's scale: 16 or 8 for absmax, 64 or 32 for minmax. The first is the default."""
 
+    allocate: Allocate | None = field(default=None, kw_only=True)
+    """`scale`: groups of larger scale get more bits and others less, so that all have errors of about one size."""
     rotate: Rotate | None = field(default=None, kw_only=True)
     """`hadamard`: rotate each row before, and back after, so that outliers are spread over it."""
     outliers: float | None = field(default=None, kw_only=True)
@@ -87,6 +92,7 @@ class Quantize(Blockwise):
             self._check_scale_bits,
             lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,
+            self._check_allocate,
         )
         if not (self.scale == "absmax" and self.round == "nearest") and (self.grid != "midrise" or self.clip):
             raise CodecError(
@@ -115,6 +121,25 @@ class Quantize(Blockwise):
         elif self.clip is not None and (type(self.clip) is not float or not 0 < self.clip < 1):
             raise CodecError(f'q\'s clip must be "mse" or a share above 0 and below 1, got {self.clip!r}')
 
+    def _check_allocate(self) -> None:
+        if self.allocate is None:
+            return
+        require_choice(self, "allocate", self.allocate, get_args(Allocate))
+        options = {"scale": "absmax", "round": "nearest", "clip": None, "code": None}
+        if any(getattr(self, name) != value for name, value in options.items()):
+            raise CodecError(
+                f'q\'s allocate is for scale="absmax" and round="nearest" without clip and code, got {self}'
+            )
+        if type(self.group) is not int or self.group % EIGHT or self.bits not in range(LEAST + 1, MOST):
+            raise CodecError(
+                f"q's allocate needs a group of a multiple of {EIGHT} elements, and {LEAST + 1} to {MOST - 1} bits, "
+                f"got {self}"
+            )
+
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The entropy of the codes, and the full size of the rest; the full size of codes of unlike bits."""
+        return super().entropy_bits(payload, shape) if self.allocate is None else 8.0 * len(payload)
+
     @property
     def _grid(self) -> Grid:
         stochastic = self.round == "stochastic"
@@ -126,7 +151,7 @@ class Quantize(Blockwise):
 
     @property
     def _bound_grows(self) -> bool:
-        options = (self.clip, self.scale_bits, self.rotate, self.outliers)
+        options = (self.clip, self.scale_bits, self.allocate, self.rotate, self.outliers)
         return self.scale == "absmax" and self.grid == "midrise" and all(option is None for option in options)
 
     def _reach(self, shape: Sequence[int]) -> float:
@@ -134,7 +159,7 @@ class Quantize(Blockwise):
 
     @property
     def _quantizer(self) -> Quantizer:
-        quantizer = super()._quantizer
+        quantizer = super()._quantizer if self.allocate is None else Allocated(self._grid, self._blocks)
         if self.rotate is not None:
             quantizer = Rotated(quantizer)
         if self.outliers is not None:

@@ -94,7 +94,7 @@ class GridQuantizer(Quantizer):
         """Write the values of the codes, scaled, into `out`."""
         blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
         scales, size = self._scales(payload, blocks), grid.scales_size(blocks.count)
-        levels = _levels(grid, out.device)
+        levels = levels_of(grid, out.device)
         for part in blocks.parts(_PART):
             numel, in_place = part.stop - part.start, out.dtype == torch.float32 and not part.is_padded
             values = part.view(flat) if in_place else torch.empty(part.shape, device=out.device)
@@ -130,7 +130,7 @@ class GridQuantizer(Quantizer):
 
 
 @cache
-def _levels(grid: Grid, device: torch.device) -> ValueTable:
+def levels_of(grid: Grid, device: torch.device) -> ValueTable:
     """The values of a grid's codes before scaling; cached, because a run has few grids."""
     return ValueTable(grid.bits, grid.evaluate, device)
 

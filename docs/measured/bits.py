@@ -30,6 +30,9 @@ FAMILIES = {
     "q, clip": [f'q({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, auto, clip": [f'q({bits}, grid="auto", clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, groups, clip": [f'q({bits}, group=32, clip="mse", scale_bits=8)' for bits in (1, 2, 3, 4, 5)],
+    "q, allocated, rotated": [
+        f'q({bits}, group=128, scale_bits=8, allocate="scale", rotate="hadamard")' for bits in (2, 3, 4, 5)
+    ],
     "q, rotated": [f'q({bits}, rotate="hadamard")' for bits in (2, 3, 4, 5, 6)],
     "q, outliers": [f"q({bits}, outliers=0.01)" for bits in (1, 2, 3, 4, 5)],
     "q, coded": [f'q({bits}, code="entropy")' for bits in (2, 3, 4, 5, 6)],
@@ -50,8 +53,12 @@ FAMILIES = {
 """Expressions by method, ascending in bits."""
 WHOLE = ("none", 'none(code="entropy")', "fp16", 'fp16(code="entropy")', "bf16", 'bf16(code="entropy")', "q(8)")
 """Codecs of many bits: in a table, not in the pictures."""
+GROUPS = ("q(4, group=32, scale_bits=8)", 'q(4, group=32, scale_bits=8, allocate="scale")')
+"""Codecs of small groups: in a table, not in the pictures."""
 IN_TABLE = (
     *("q(2)", "q(4)", 'q(2, clip="mse")', 'q(4, clip="mse")', 'q(4, grid="auto", clip="mse")', "nf(2)", "nf(4)"),
+    *GROUPS,
+    'q(4, group=128, scale_bits=8, allocate="scale", rotate="hadamard")',
     *('nf(4, rotate="hadamard")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
     *('q(5, per="sample", grid="midtread", code="entropy")', 'topk(0.3, values="q(4)", code="entropy")'),
     *('lowrank(16, values="q(8)")', 'lowrank(32, values="q(8)")', 'lowrank(48, values="q(8)")'),
@@ -114,7 +121,7 @@ def fitting(expression: str, messages: Sequence[Tensor]) -> Codec:
 
 def measure(data: Mapping[str, Sequence[Tensor]]) -> Found:
     """Every codec on every kind."""
-    expressions = [*(expression for family in FAMILIES.values() for expression in family), *WHOLE]
+    expressions = [*(expression for family in FAMILIES.values() for expression in family), *WHOLE, *GROUPS]
     return {
         kind: {expression: quality(fitting(expression, messages), messages) for expression in expressions}
         for kind, messages in data.items()

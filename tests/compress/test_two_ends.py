@@ -23,6 +23,7 @@ CODECS = [
     'q(3, scale="minmax")',
     'q(3, per="channel", round="stochastic")',
     'q(4, rotate="hadamard")',
+    'q(3, group=8, allocate="scale")',
     "q(4, outliers=0.05)",
     'q(2, grid="auto", clip="mse")',
     "nf(2)",
