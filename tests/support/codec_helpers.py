@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.compress import Codec, Key, parse
+from thinwire.compress import Codec, CodecError, Key, parse
 
 KEY = Key(seed=1, boundary=0, channel="activations", phase="train", step=2, microbatch=3)
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -103,6 +104,13 @@ def decode(codec: Codec | str, payload: Tensor, shape: Sequence[int], dtype: tor
 
 def roundtrip(codec: Codec | str, x: Tensor, key: Key = KEY) -> Tensor:
     return decode(codec, encode(codec, x, key), x.shape, x.dtype, key)
+
+
+def said_by(expression: str) -> str:
+    """The sentence with which an expression is refused; the test fails if it is not."""
+    with pytest.raises(CodecError) as error:
+        parse(expression)
+    return str(error.value)
 
 
 def snr_db(x: Tensor, y: Tensor) -> float:
