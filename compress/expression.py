@@ -27,7 +27,8 @@ from thinwire.compress.codecs.lowrank import LowRank
 from thinwire.compress.codecs.normal import NormalLevels
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.ramp import Ramp
-from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
+from thinwire.compress.codecs.reuse import Reuse
+from thinwire.compress.codecs.sparse import RandK, TopK
 from thinwire.compress.codecs.sum import Sum
 from thinwire.compress.feedback import (
     ActivationDifference,

@@ -10,7 +10,8 @@ from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.cast import Uncompressed
 from thinwire.compress.codecs.indices import put_values
 from thinwire.compress.codecs.quantize import Quantize
-from thinwire.compress.codecs.sparse import RandK, Reuse, TopK
+from thinwire.compress.codecs.reuse import Reuse
+from thinwire.compress.codecs.sparse import RandK, TopK
 
 NEEDS_INDICES = "reuse needs topk or randk on the activations of the same boundary"
 
