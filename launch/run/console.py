@@ -21,9 +21,9 @@ from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
 
-UNEVEN = 2.0
+UNEVEN_STAGES = 2.0
 """If the slowest stage computes so many times as long as the fastest, the run suggests a better cut."""
-NOTICED = 10.0
+LEAST_COMPUTE_SECONDS = 10.0
 """Seconds. If the slowest stage computed for less, there is no suggestion."""
 SILENCE = 30.0
 """Seconds between two lines of a run without a terminal, at most."""
@@ -192,7 +192,7 @@ def uneven(summary: Mapping[str, Any]) -> str:
     """A sentence with advice, if one stage computed much longer than another; else empty."""
     spent = {stage["stage"]: stage["seconds"]["compute"] for stage in summary["stages"]}
     slow, fast = max(spent, key=spent.__getitem__), min(spent, key=spent.__getitem__)
-    if spent[slow] < NOTICED or spent[slow] < UNEVEN * spent[fast]:
+    if spent[slow] < LEAST_COMPUTE_SECONDS or spent[slow] < UNEVEN_STAGES * spent[fast]:
         return ""
     return (
         f"stage {slow} computed for {spent[slow]:.1f} s, stage {fast} for {spent[fast]:.1f} s: thinwire partition "

@@ -19,9 +19,9 @@ from thinwire.models.costs import time_layers
 from thinwire.models.partition import partition
 from thinwire.pipeline.stage import CompressedStage
 
-UNEVEN = 1.5
+WORSE_THAN_BEST_CUT = 1.5
 """If the slowest stage computes so many times as long as in the best cut, the run prints the best cut."""
-NOTICED = 0.005
+LEAST_MICROBATCH_SECONDS = 0.005
 """Seconds of one micro-batch. If the slowest stage takes less, the run prints nothing."""
 
 
@@ -48,7 +48,7 @@ def advice(times: Sequence[Sequence[float]]) -> str | None:
     best = partition(seconds, len(times))
     slowest = max(sum(stage) for stage in times)
     even = max(sum(seconds[layer] for layer in cut) for cut in best)
-    if slowest < NOTICED or slowest < UNEVEN * even:
+    if slowest < LEAST_MICROBATCH_SECONDS or slowest < WORSE_THAN_BEST_CUT * even:
         return None
     ends = [0, *accumulate(len(stage) for stage in times)]
     stage = max(range(len(times)), key=lambda index: sum(times[index]))
