@@ -135,6 +135,7 @@ class _ViTStem(Layer):
         self.parts = {"": model}
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
+        """The hidden states [B, P, D] of images with `image_size` pixels each way; ModelError for any other size."""
         size, given = self.model.image_size, list(images_BCHW.shape[2:])
         require((given == [size, size], f"images must have image_size = {size} pixels each way, got {given}"))
         patches_BPD = self.model._process_input(images_BCHW)
@@ -147,6 +148,7 @@ class _ClassToken(nn.Module):
     """Hidden states [B, P, D] to that of the class token, [B, D]."""
 
     def forward(self, hidden_BPD: Tensor) -> Tensor:
+        """The hidden state [B, D] at the first of the positions [B, P, D]."""
         return hidden_BPD[:, 0]
 
 
