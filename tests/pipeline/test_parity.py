@@ -67,7 +67,7 @@ FEEDBACK = {
     "rotated and outliers": {"activations": 'ef21(q(3, rotate="hadamard"))', "gradients": "q(4, outliers=0.05)"},
     "entropy": {"activations": 'aqsgd(q(2, code="entropy"))', "gradients": 'q(4, code="entropy")'},
     "warm-up and falling bits": {
-        "activations": 'aqsgd(q(4 -> 2, over="30 steps"))',
+        "activations": 'aqsgd(q(4 -> 2, over="12 steps"))',
         "gradients": 'ef21(lowrank(1) + q(3 -> 1, over="9 epochs"))',
         "warmup": "2 steps",
     },
@@ -83,7 +83,7 @@ def test_feedback_is_the_same_simulated_and_its_buffers_equal_at_both_ends(name,
         "schedule": schedule,
         "num_stages": stages,
         "compression": FEEDBACK[name],
-        "steps": 50,
+        "steps": 20,
         "accumulation": 2,
         "microbatches": 2,
         "microbatch_size": 2,
@@ -179,11 +179,11 @@ def keep_gradients(trainer):
     kept = {}
     update = trainer._update
 
-    def keeping(step):
+    def keeping(step, optimizers):
         for stage in trainer.stages:
             for name, parameter in stage.submod.named_parameters():
                 kept[stage.stage_index, name] = parameter.grad.clone()
-        return update(step)
+        return update(step, optimizers)
 
     trainer._update = keeping
     return kept
