@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --editable
-# pip would use one core for it; some packages hold files for other versions of Python
-COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
-WORKERS = --numprocesses auto --dist loadgroup
+# pip would use one core for it, and not beside other work; some packages hold files for other versions of Python
+COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib $(PACKAGES) >/dev/null 2>&1 || true
+# in the order of tests/conftest.py: xdist's own order has the files with the fewest tests last, which take longest
+WORKERS = --numprocesses auto --dist loadgroup --no-loadscope-reorder
 # for thousands of runs, whose files a disk would take longer to write than the runs take
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 PACKAGES = errors compress models pipeline launch
@@ -16,33 +17,33 @@ PACKAGES = errors compress models pipeline launch
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-quickstart: $(VENV)/installed ## Install Thinwire into .venv and train a small model cut into stages.
+quickstart: $(VENV)/compiled ## Install Thinwire into .venv and train a small model cut into stages.
 	$(BIN)/thinwire train quickstart --overwrite
 	@echo "To call thinwire yourself: . $(BIN)/activate in this shell, or for every shell: pipx install . (or: uv tool install .)"
 	@echo "Then, for example: thinwire train quickstart --codec 'q(2)/q(6)' --output runs/two-bits"
 
 test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync lint types browser
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync lint types browser $(VENV)/compiled-dev
 	$(BIN)/pytest $(WORKERS) -m "not alone"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m alone $$(grep --recursive --files-with-matches --include="test_*.py" "mark.alone" tests)
 
 browser:
 	@sh tests/support/browser.sh
 
-test-fast: $(VENV)/installed-dev ## Run the tests that need no processes and little time: under two minutes.
+test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: under two minutes.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
-drill: $(VENV)/installed-dev ## Kill KILLS (20) stages of one run at random; it must end as an undisturbed one.
+drill: $(VENV)/compiled-dev ## Kill KILLS (20) stages of one run at random; it must end as an undisturbed one.
 	THINWIRE_KILLS=$(or $(KILLS),20) $(BIN)/pytest -rP tests/launch/test_restarts.py
 
-damage: $(VENV)/installed-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
+damage: $(VENV)/compiled-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
 	THINWIRE_DAMAGED=$(or $(COUNT),1000) $(BIN)/pytest -rP tests/launch/test_damage.py
 
-fuzz: $(VENV)/installed-dev ## Train under SEEDS (10000) plans of faults in links, disk and process, and mutate FRAMES (100000) frames.
+fuzz: $(VENV)/compiled-dev ## Train under SEEDS (10000) plans of faults in links, disk and process, and mutate FRAMES (100000) frames.
 	THINWIRE_SEEDS=$(or $(SEEDS),10000) THINWIRE_FIRST_SEED=$(or $(FIRST),0) THINWIRE_FRAMES=$(or $(FRAMES),100000) \
 	$(IN_MEMORY) $(BIN)/pytest --numprocesses auto --dist load -rP tests/launch/test_fuzz.py tests/pipeline/test_frames.py -k "seed or mutated"
 
-soak: $(VENV)/installed-dev ## Train STEPS (5000) steps: memory, threads, descriptors and disk must not grow.
+soak: $(VENV)/compiled-dev ## Train STEPS (5000) steps: memory, threads, descriptors and disk must not grow.
 	THINWIRE_STEPS=$(or $(STEPS),5000) $(BIN)/pytest -rP tests/launch/test_bounded.py
 
 lint: $(VENV)/installed-dev ## Check the code's style and format.
@@ -66,22 +67,30 @@ clean: ## Delete what make and the tools made: .venv, caches, builds; your runs 
 	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamps: installed once, and again when the package's description changes.
-$(VENV)/installed: setup.cfg pyproject.toml
+$(VENV)/installed: setup.cfg pyproject.toml | $(BIN)/pip
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/installed-%: setup.cfg pyproject.toml | $(BIN)/pip
+	$(INSTALL) '.[$*]'
+	@touch $(VENV)/installed $@
+
+$(VENV)/compiled: $(VENV)/installed
+	@$(COMPILE)
+	@touch $@
+
+$(VENV)/compiled-%: $(VENV)/installed-%
+	@$(COMPILE)
+	@touch $(VENV)/compiled $@
+
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Thinwire needs Python 3.11 or newer, \
 	and $(PYTHON) is %d.%d: name another, as in make PYTHON=python3.13" % v)'
 	@echo "Installing Thinwire and torch into $(VENV): minutes and gigabytes, but once."
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) .
-	@$(COMPILE)
-	@touch $@
-
-$(VENV)/installed-%: $(VENV)/installed
-	$(INSTALL) '.[$*]'
-	@$(COMPILE)
-	@touch $@
 
 # mypy and mkdocs do not follow the import hook of an editable install: here the folders lie as the package they are.
-$(LAYOUT): Makefile | $(VENV)/installed
+$(LAYOUT): Makefile
 	@mkdir -p $(LAYOUT)/thinwire
 	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" $(LAYOUT)/thinwire/$$package; done
 	@touch $(LAYOUT)

@@ -9,15 +9,18 @@ from support.needs import left_out
 
 
 def pytest_collection_modifyitems(items):
-    """Keep a file's tests on one worker, and let those that start processes come first, for they take longest.
+    """Keep a file's tests on one worker. Files that start processes come first, then slow ones: they take longest.
 
     Tests with hosts share a worker too: each removes the hosts that killed processes left, and some test just that.
     """
-    starts_processes = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: item.path not in starts_processes and not item.get_closest_marker("namespaces"))
+    ranks = {item.path: 2 for item in items}
     for item in items:
-        together = "hosts" if item.get_closest_marker("namespaces") else str(item.path)
+        marks = {mark.name for mark in item.iter_markers()}
+        rank = 0 if marks & {"processes", "namespaces"} else 1 if "slow" in marks else 2
+        ranks[item.path] = min(ranks[item.path], rank)
+        together = "hosts" if "namespaces" in marks else str(item.path)
         item.add_marker(pytest.mark.xdist_group(together))
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.fixture(autouse=True, scope="session")
