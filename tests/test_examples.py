@@ -9,7 +9,7 @@ import torch
 
 from support.pages import ROOT
 from support.processes import run
-from support.torchrun import said, torchrun
+from support.scripts import on_two_processes, said
 from thinwire.compress import check
 
 pytestmark = pytest.mark.slow
@@ -18,8 +18,8 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.processes
-def test_own_loop_trains_and_sends_less():
-    printed = torchrun(EXAMPLES / "own_loop.py")
+def test_own_loop_trains_and_sends_less(tmp_path):
+    printed = on_two_processes(EXAMPLES / "own_loop.py", tmp_path)
     losses = [float(value) for value in re.findall(r"loss ([0-9.]+)", printed)]
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0], losses
     sent = {stage: int(sent) for stage, sent in re.findall(r"stage (\d) sent (\d+) bytes instead of 327680", printed)}

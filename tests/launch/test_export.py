@@ -10,8 +10,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from support.data_files import random_pixels, write_images
-from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate, summary
-from support.saved_weights import weights_of
+from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
+from support.run_files import summary, weights_of
 from thinwire.launch import cli
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,4 @@
-import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -9,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from support.commands import started
 from thinwire.compress import CodecError
 from thinwire.launch.run import failures
 from thinwire.launch.run.failures import FOLDER_VARIABLE, STOPPED, Report, once, read_reports, report_of, tell
@@ -258,43 +257,44 @@ WAITING = """
 """
 
 
+BY_A_LAUNCHER = """
+    import os, time
+
+    if os.fork():
+        time.sleep(600)
+    os.setsid()
+"""
+
+
 @contextmanager
-def running(code, **options):
+def running(code, folder, **variables):
     """A process that runs `code` and has printed "ready"; it is killed at the end."""
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
+    (folder / "waiting.py").write_text(textwrap.dedent(code))
+    with started([sys.executable, "waiting.py"], folder, **variables) as command:
+        command.wait_until(lambda: command.stdout == "ready\n")
+        yield command
 
 
-def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch):
+def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch, tmp_path):
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    with running(WAITING, stderr=subprocess.PIPE) as process:
-        process.terminate()
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (STOPPED, "stage 0 was told to stop: blocked\n")
+    with running(WAITING, tmp_path) as command:
+        command.process.terminate()
+        assert (command.wait(), command.stderr) == (STOPPED, "stage 0 was told to stop: blocked\n")
 
 
 def test_a_process_ends_when_its_launcher_is_killed(tmp_path):
     """Stages went on training, unseen, after `kill -9` of their launcher: they live in sessions of their own."""
-    launcher = f"""
-        import subprocess, sys, time
-        stage = subprocess.Popen([sys.executable, "-c", {textwrap.dedent(WAITING)!r}], start_new_session=True)
-        time.sleep(600)
-    """
-    with running(launcher, env={**os.environ, FOLDER_VARIABLE: str(tmp_path)}) as process:
-        process.kill()
-        # the pipe closes when its last writer, the stage, has ended
-        process.communicate(timeout=60)
+    with running(BY_A_LAUNCHER + WAITING, tmp_path, **{FOLDER_VARIABLE: str(tmp_path)}) as command:
+        assert len(command.processes()) == 2
+        command.process.kill()
+        deadline = time.monotonic() + 60
+        while command.processes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert read_reports(tmp_path)[0].kind == "stopped"
 
 
 def test_a_report_that_cannot_be_saved_does_not_keep_a_process(tmp_path):
-    folder = {**os.environ, FOLDER_VARIABLE: str(tmp_path / "gone")}
-    with running(WAITING, stderr=subprocess.DEVNULL, env=folder) as process:
-        process.terminate()
-        process.communicate(timeout=60)
-    assert process.returncode == failures.STOPPED
+    with running(WAITING, tmp_path, **{FOLDER_VARIABLE: str(tmp_path / "gone")}) as command:
+        command.process.terminate()
+        assert command.wait() == failures.STOPPED

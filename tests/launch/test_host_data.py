@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port
+from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch.run import host_data
 from thinwire.launch.run.failures import FOLDER_VARIABLE
@@ -108,26 +108,23 @@ def test_the_folder_of_the_parent_is_ours_alone(tmp_path, monkeypatch):
 SOURCE = """
 import os
 import threading
-{thread}
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 def words(split):
     with open("read", "a") as file:
         print(os.getpid(), file=file)
     return ["some words, many times; " * 83]
 """
-STARTS_A_THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("starter", ["torchrun", "thinwire train, with a thread"])
-def test_one_process_calls_a_source_for_all(tmp_path, starter):
+def test_a_launcher_with_a_thread_calls_a_source_for_all(tmp_path):
+    """It does not fork: each stage process is a new interpreter."""
     write_recipe(tmp_path)
-    thread = STARTS_A_THREAD if "thread" in starter else ""
-    (tmp_path / "my_words.py").write_text(SOURCE.format(thread=thread))
-    torchrun = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
-    command = torchrun if starter == "torchrun" else [*THINWIRE, "train"]
-    ended = completed([*command, "tiny.yaml", "--data.name", "my_words:words", "--output", "run"], tmp_path)
+    (tmp_path / "my_words.py").write_text(SOURCE)
+    ended = completed([*THINWIRE, "train", "tiny.yaml", "--data.name", "my_words:words", "--output", "run"], tmp_path)
     assert ended.status == 0, ended.stderr
     first, second = Path(tmp_path, "read").read_text().split()  # called twice, and compared
     assert first == second

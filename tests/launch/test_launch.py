@@ -1,6 +1,5 @@
 """Runs as a user starts them: each test below is one group of real processes, or looks at what such a group left."""
 
-import json
 import math
 import os
 import re
@@ -14,8 +13,8 @@ import pytest
 from safetensors import safe_open
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
-from support.saved_weights import weights_of
+from support.commands import NEW_THINWIRE, THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.run_files import metrics, summary, weights_of
 from support.tiny_run import SMALL
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
@@ -24,6 +23,7 @@ from thinwire.launch.run.weights import newest
 pytestmark = pytest.mark.processes
 
 STEPS, MICROBATCHES = 3, 2
+TEXT = "some words, many times; " * 83 + "the end."
 RECIPE = f"""
 description: As small as can be.
 {SMALL}
@@ -58,14 +58,14 @@ def folder(tmp_path_factory):
     """A working folder with the recipe `tiny.yaml` and its text."""
     made = tmp_path_factory.mktemp("runs")
     (made / "tiny.yaml").write_text(RECIPE)
-    (made / "text").write_bytes(b"some words, many times; " * 83 + b"the end.")
+    (made / "text").write_text(TEXT)
     return made
 
 
 @pytest.fixture(scope="module")
 def trained(folder):
     """The run that most tests look at: `thinwire train`, whose output it is."""
-    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "trained", "--trace=2"], folder)
+    command = completed([*NEW_THINWIRE, "train", "tiny.yaml", "--output", "trained", "--trace=2"], folder)
     assert command.status == 0, command.stderr
     return command
 
@@ -78,15 +78,6 @@ def simulated(folder, *options):
         return cli.main(["simulate", "tiny.yaml", *options])
     finally:
         os.chdir(before)
-
-
-def metrics(folder):
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def same_numbers(a, b):
@@ -216,11 +207,24 @@ def test_simulate_has_the_same_numbers(trained, folder):
     assert not same_numbers(folder / "trained", folder / "other")
 
 
-def test_torchrun_has_the_same_numbers(trained, folder):
-    port = ["--master-port", free_port()]
-    command = completed([*TORCHRUN, "--nproc-per-node", 2, *port, *TRAIN, "tiny.yaml", "--output", "torchrun"], folder)
+SOURCE = f"""
+import os
+
+def words(split):
+    with open("read", "a") as file:
+        print(os.getpid(), file=file)
+    return [{TEXT!r}]
+"""
+
+
+def test_torchrun_has_the_same_numbers_and_one_process_calls_a_source_for_all(trained, folder):
+    (folder / "my_words.py").write_text(SOURCE)
+    launch = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
+    command = completed([*launch, "tiny.yaml", "--data.name", "my_words:words", "--output", "torchrun"], folder)
     assert command.status == 0, command.stderr
     assert same_numbers(folder / "trained", folder / "torchrun")
+    first, second = (folder / "read").read_text().split()  # called twice, and compared
+    assert first == second
 
 
 def test_simulate_writes_beside_the_run_it_simulates(folder):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from support.pages import DOCS, ROOT, blocks, pages
-from support.torchrun import torchrun
+from support.scripts import on_two_processes
 
 README = ROOT / "README.md"
 
@@ -15,7 +15,7 @@ def test_the_python_example_runs_as_written(tmp_path):
     (example,) = blocks(README, "python")
     script = tmp_path / "example.py"
     script.write_text(example)
-    printed = torchrun(script)
+    printed = on_two_processes(script, tmp_path)
     losses = [float(value) for value in re.findall(r"loss ([0-9.]+)", printed)]
     assert len(losses) == 20, printed
     assert losses[-1] < 0.5 * losses[0], losses

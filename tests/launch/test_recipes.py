@@ -7,18 +7,8 @@ from torchvision.models import ResNet
 
 from support.commands import THINWIRE, completed
 from support.data_files import WORDS, random_pixels, write_images, write_rows, write_tokenizer
-from support.recipe_runs import (
-    SHORT,
-    TINY,
-    evaluated,
-    export,
-    loaded_as_its_readme_says,
-    losses,
-    outputs_of,
-    simulate,
-    summary,
-)
-from support.saved_weights import weights_of
+from support.recipe_runs import SHORT, TINY, evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
+from support.run_files import losses, summary, weights_of
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.models import checkpoint

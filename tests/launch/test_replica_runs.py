@@ -7,7 +7,8 @@ import pytest
 from safetensors.torch import load_file
 
 from support.commands import THINWIRE, completed
-from support.recipe_runs import losses, simulate, summary
+from support.recipe_runs import simulate
+from support.run_files import losses, summary
 from support.tiny_run import prepared, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe

@@ -1,6 +1,5 @@
 """Stages that die at any moment: the run comes back from its newest checkpoint, and ends as if nothing had happened."""
 
-import json
 import os
 import random
 import re
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from support.commands import THINWIRE, TIMEOUT, completed, started
+from support.run_files import metrics, summary
 from support.tiny_run import write_recipe
 
 KILLS = int(os.environ.get("THINWIRE_KILLS", "2"))
@@ -33,24 +33,24 @@ def tiny(tmp_path):
     ]
 
 
-def summary(folder):
-    found = json.loads((folder / "summary.json").read_text())
+def numbers(run):
+    found = summary(run)
     return {name: found[name] for name in ("weights_digest", "held_out", "train_loss", "channels", "bytes_sent")}
 
 
-def lines(metrics):
+def lines(path):
     """The file of metrics, which a restart replaces, and the number of its lines."""
-    return (metrics.stat().st_ino, metrics.read_bytes().count(b"\n")) if metrics.exists() else (0, 0)
+    return (path.stat().st_ino, path.read_bytes().count(b"\n")) if path.exists() else (0, 0)
 
 
-def wait_until_it_trains(command, metrics, before):
+def wait_until_it_trains(command, path, before):
     """Wait until there is another file than `before`, and two more lines in it: all stages have done a step then."""
-    command.wait_until(lambda: lines(metrics)[0] not in (0, before))
-    first = lines(metrics)[1]
-    command.wait_until(lambda: lines(metrics)[1] >= first + 2)
+    command.wait_until(lambda: lines(path)[0] not in (0, before))
+    first = lines(path)[1]
+    command.wait_until(lambda: lines(path)[1] >= first + 2)
 
 
-def kill_at_random(command, metrics, draw):
+def kill_at_random(command, path, draw):
     """Send a random signal to a random stage at a random moment: while it starts, trains, evaluates or saves.
 
     The signal, the seconds until the run is started again, and those until it trains again.
@@ -58,12 +58,12 @@ def kill_at_random(command, metrics, draw):
     command.wait_until(lambda: len(command.stage_processes()) == 2)
     victim, number = draw.choice(list(command.stage_processes().values())), draw.choice(SIGNALS)
     time.sleep(draw.uniform(0, 4))
-    restarts, before = command.stderr.count(AGAIN), lines(metrics)[0]
+    restarts, before = command.stderr.count(AGAIN), lines(path)[0]
     killed = time.monotonic()
     os.kill(victim, number)
     command.wait_until(lambda: command.stderr.count(AGAIN) > restarts)
     noticed = time.monotonic() - killed
-    wait_until_it_trains(command, metrics, before)
+    wait_until_it_trains(command, path, before)
     return number, noticed, time.monotonic() - killed
 
 
@@ -91,9 +91,8 @@ def test_stages_killed_at_random_change_nothing(tiny, tmp_path):
     assert resumed.status == 0, (seed, resumed.stderr)
     undisturbed = completed([*tiny, "--training.steps", steps, "--output", "whole"], tmp_path, TIMEOUT + steps)
     assert undisturbed.status == 0, undisturbed.stderr
-    assert summary(tmp_path / "run") == summary(tmp_path / "whole"), seed
-    done = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert done == list(range(steps)), seed
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole"), seed
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(steps)), seed
 
 
 def test_what_a_restart_does_not_mend_ends_the_run(tiny, tmp_path):

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from support.recipe_runs import losses, simulate, summary
+from support.recipe_runs import simulate
+from support.run_files import losses, summary
 from thinwire.launch import cli
 from thinwire.launch.run.run import Run
 

@@ -1,6 +1,5 @@
 """Runs that are told to stop, or fall silent: what was done is in a checkpoint, and the sentence says how to go on."""
 
-import json
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.run_files import digest
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run.heartbeat.pulse import EVERY
@@ -35,10 +35,6 @@ def steps_done(folder):
 
 def trains(command, folder):
     command.wait_until(lambda: steps_done(folder) >= 3)
-
-
-def digest(folder):
-    return json.loads((folder / "summary.json").read_text())["weights_digest"]
 
 
 def simulated(folder, steps, monkeypatch):
@@ -129,35 +125,21 @@ def test_a_stopped_process_is_noticed_long_before_the_time_out_and_the_run_comes
     )
 
 
-def test_torchrun_passes_a_stop_on_and_a_checkpoint_is_written(folder):
-    launch = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
-    with started([*launch, *ENDLESS, "--output", "run"], folder) as command:
-        trains(command, folder)
-        command.process.send_signal(signal.SIGTERM)
-        assert command.wait() != 0
-    told = {int(SAVED.search(line)[1]) for line in command.stderr.splitlines() if SAVED.search(line)}
-    assert whole_checkpoints(folder) == list(told), command.stderr
-
-
-def test_under_torchrun_the_neighbour_of_a_stopped_process_says_so(folder):
-    launch = [*TORCHRUN, "--nproc-per-node", 2, "--master-port", free_port(), *TRAIN]
-    with started([*launch, *ENDLESS, "--output", "run", "--wire.heartbeat", "1.5"], folder) as command:
-        trains(command, folder)
-        time.sleep(4 * EVERY)  # until its neighbour has heard that it trains
-        os.kill(command.stage_process(1), signal.SIGSTOP)
-        command.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat for" in command.stderr)
-        command.wait()
-    assert "process 1 sent no heartbeat for" in command.stderr, "its own watcher"
-
-
-def test_torchrun_starts_a_run_again_that_lost_a_stage(folder):
+def test_torchrun_starts_a_silent_stage_again_and_passes_a_stop_on(folder):
     """gloo took the addresses of the processes that were gone from torchrun's store, and no restart succeeded."""
     launch = [*TORCHRUN, "--nproc-per-node", 2, "--max-restarts", 1, "--master-port", free_port(), *TRAIN]
-    often = ["--checkpoint.every", "2 steps", "--output", "run"]
+    often = ["--checkpoint.every", "2 steps", "--wire.heartbeat", "1.5", "--output", "run"]
     with started([*launch, *ENDLESS, *often], folder) as command:
         trains(command, folder)
+        time.sleep(4 * EVERY)  # until its neighbour has heard that it trains
         before = (folder / "run/metrics.jsonl").stat().st_ino
-        os.kill(command.stage_process(1), signal.SIGKILL)
+        os.kill(command.stage_process(1), signal.SIGSTOP)
+        command.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat for" in command.stderr)
         command.wait_until(lambda: (folder / "run/metrics.jsonl").stat().st_ino != before)
+        assert "process 1 sent no heartbeat for" in command.stderr, "its own watcher"
         again = steps_done(folder)
         command.wait_until(lambda: steps_done(folder) >= again + 3)
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() != 0
+    [told] = {int(SAVED.search(line)[1]) for line in command.stderr.splitlines() if SAVED.search(line)}
+    assert max(whole_checkpoints(folder)) == told == steps_done(folder), command.stderr

@@ -1,11 +1,7 @@
 """`wire.transport: zmq` as a user starts it: the same digest as simulated, keys handed over, strangers at the door."""
 
-import json
 import os
-import re
-import shutil
 import socket
-import subprocess
 
 import pytest
 
@@ -13,6 +9,8 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 
 from support import tiny_run
 from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.listening import listening, needs_ss
+from support.run_files import digest
 from thinwire.launch import cli
 
 pytestmark = pytest.mark.processes
@@ -26,10 +24,6 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("runs")
     tiny_run.write_recipe(made)
     return made
-
-
-def digest(run):
-    return json.loads((run / "summary.json").read_text())["weights_digest"]
 
 
 def simulated(folder, monkeypatch, *options):
@@ -46,18 +40,7 @@ def test_four_processes_end_with_the_digest_of_their_simulation(folder, monkeypa
     assert digest(folder / "run") == simulated(folder, monkeypatch, *FOUR, *ZMQ)
 
 
-def listening(pids):
-    """Where processes listen: address, port."""
-    listed = subprocess.run(["ss", "-H", "-ltnp"], check=True, capture_output=True, text=True).stdout
-    found = [line.split()[3] for line in listed.splitlines() if any(int(pid) in pids for pid in _pids(line))]
-    return [(address, int(port)) for address, _, port in (place.rpartition(":") for place in found)]
-
-
-def _pids(line):
-    return re.findall(r"pid=(\d+)", line)
-
-
-@pytest.mark.skipif(shutil.which("ss") is None, reason="ss, of iproute2, lists who listens where")
+@needs_ss
 def test_garbage_on_every_port_of_a_run_changes_nothing(folder, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     long = ["--training.steps", "100"]

@@ -1,6 +1,5 @@
 """The private network of docs/how-to/security.md, made with the commands of the page: a run trains through it."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 
 from support.commands import TORCHRUN, started
 from support.pages import DOCS, blocks
+from support.run_files import digest, summary
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.hosts.namespaces import Cluster
@@ -92,9 +92,8 @@ def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing
         second = node(1)
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
         received = sum(int(machine.shell("wg show wg0 transfer").split()[1]) for machine in machines)
-    told = json.loads((tmp_path / "run/summary.json").read_text())
+    told = summary(tmp_path / "run")
     assert received > told["bytes_sent"] > 0
     monkeypatch.chdir(tmp_path)
     assert cli.main(["simulate", "tiny.yaml", "--output", "simulated"]) == 0
-    simulated = json.loads((tmp_path / "simulated/summary.json").read_text())
-    assert told["weights_digest"] == simulated["weights_digest"]
+    assert told["weights_digest"] == digest(tmp_path / "simulated")

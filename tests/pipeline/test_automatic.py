@@ -1,4 +1,3 @@
-import json
 import math
 from importlib.util import find_spec
 from itertools import chain
@@ -9,6 +8,7 @@ import torch
 from support import processes
 from support.codec_helpers import KEY
 from support.commands import THINWIRE, completed
+from support.run_files import summary
 from support.toy import make_trainer
 from thinwire.compress import parse
 from thinwire.launch import cli
@@ -298,10 +298,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "text").write_bytes(b"some words, many times; " * 83)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def chosen_in(folder):

@@ -1,6 +1,7 @@
 """How tests run what a user types: real processes, marked so that each can be found, and none outlives its test.
 
-A launcher's stages have sessions of their own, so no process group holds them all; they inherit the mark.
+A launcher's stages have sessions of their own, so no process group holds them all; they inherit the mark. What starts
+with `THINWIRE` or `TORCHRUN` is a fork of a process that has imported torch; `NEW_THINWIRE` is a new interpreter.
 """
 
 import os
@@ -13,14 +14,16 @@ import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from support import forked
+from support.processes import MARK
 from thinwire.launch.hosts.namespaces import NETWORK_PREFIX
 from thinwire.launch.run.heartbeat import watch
 
-THINWIRE = [str(Path(sys.executable).with_name("thinwire"))]
+THINWIRE = [forked.THINWIRE]
+NEW_THINWIRE = ["env", *THINWIRE]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TRAIN = ["-m", "thinwire.launch.train"]
 TIMEOUT = 240
-MARK = "THINWIRE_TEST_MARK"
 
 
 class Command:
@@ -29,16 +32,16 @@ class Command:
     def __init__(self, arguments, folder, environment):
         self.mark = uuid.uuid4().hex
         self._files = [folder / f"{self.mark}.{name}" for name in ("stdout", "stderr")]
+        words = [str(argument) for argument in arguments]
+        own = {name: str(value) for name, value in environment.items()}
+        given = {"cwd": folder, "env": {**os.environ, **own, MARK: self.mark}}
         with self._files[0].open("w") as stdout, self._files[1].open("w") as stderr:
-            self.process = subprocess.Popen(
-                [str(argument) for argument in arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                cwd=folder,
-                env={**os.environ, **environment, MARK: self.mark},
-                start_new_session=True,
-            )
+            if call := forked.call_of(words, folder):
+                self.process = forked.Forked(call, self._files, **given)
+            else:
+                self.process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, **given
+                )
 
     @property
     def stdout(self):

@@ -1,21 +1,45 @@
 """The one way tests start processes: gloo over loopback, results by rank, a time-out, and nothing left behind."""
 
 import multiprocessing
+import os
 import pickle
 import tempfile
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+MARK = "THINWIRE_TEST_MARK"
+"""The variable by which the processes of a command are found; forks overwrite its value where it lies."""
+os.environ.setdefault(MARK, "0" * 32)
+
 # one clean process imports torch once, and every test process is a fork of it
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["torch.distributed.pipelining", "thinwire.launch.run.run", "thinwire.models.architectures.families"]
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "torch.distributed.pipelining",
+        "torch.distributed.launcher.api",
+        "thinwire.launch.run.worker",
+        "thinwire.launch.hosts.crew",
+        "thinwire.models.architectures.families",
+        "transformers.models.gpt2.modeling_gpt2",
+        "matplotlib.figure",
+    ]
 )
+
+
+def begin(target, *args, daemon=False):
+    """Start `target(*args)` in a fork; the `multiprocessing.Process`."""
+    with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # the process that is forked must have one thread
+        forkserver.ensure_running()
+    process = _context.Process(target=target, args=args, daemon=daemon)
+    process.start()
+    return process
 
 
 def run(target, world_size, *args, timeout=120):
@@ -32,13 +56,11 @@ def run(target, world_size, *args, timeout=120):
 def outcomes_of(target, world_size, *args, timeout=120):
     """As `run`, but rank -> (whether it returned, its value or its traceback); killed processes are missing."""
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            context.Process(target=_main, args=(target, rank, world_size, folder, sender, args), daemon=True)
+            begin(_main, target, rank, world_size, folder, sender, args, daemon=True)
             for rank, (_, sender) in enumerate(pipes)
         ]
-        for process in processes:
-            process.start()
         for _, sender in pipes:
             sender.close()
         outcomes = {}

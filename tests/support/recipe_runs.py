@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from support.saved_weights import weights_of
+from support.run_files import weights_of
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
@@ -34,14 +34,6 @@ def export(run: Path, folder: Path) -> Path:
     """Export a run; AssertionError unless it ends well."""
     assert cli.main(["export", str(run), "--to", str(folder)]) == 0
     return folder
-
-
-def summary(run: Path):
-    return json.loads((run / "summary.json").read_text())
-
-
-def losses(run: Path):
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def outputs_of(run: Path):

@@ -1,0 +1,33 @@
+"""What a run leaves in its folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from thinwire.launch.run.weights import newest, weight_file
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+def digest(run: Path) -> str:
+    """The digest of the weights at the end."""
+    return summary(run)["weights_digest"]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics so far; empty before the first."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run)]
+
+
+def weights_of(run: Path, stage: int) -> Path:
+    """The file with the newest weights of one stage."""
+    saved = newest(run)
+    assert saved is not None, f"no whole set of weights in {run}"
+    return weight_file(run, saved, stage)
