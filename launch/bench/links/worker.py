@@ -109,7 +109,7 @@ class _Batches:
     """Batches of new samples until all samples were used, then from the start again; the same in every process."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self._size, self._count = prepared.recipe.pipeline.batch_size, len(prepared.data.training)
+        self._size, self._count = prepared.recipe.batch_size, len(prepared.data.training)
         self._taken = 0
 
     def next(self) -> Tensor:
