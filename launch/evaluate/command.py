@@ -23,7 +23,7 @@ PROG = "thinwire eval"
 def main(argv: Sequence[str]) -> int:
     """Evaluate, print a table or JSON, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
-    if not Path(options.place).is_dir():
+    if not _holds_recipe(Path(options.place)):
         recipe.parse([options.place, *rest], prog=PROG)  # which finds mistakes before the long imports
     with telling("importing torch"):
         from thinwire.launch.evaluate.score import recipe_of, score, table_of
@@ -39,6 +39,12 @@ def main(argv: Sequence[str]) -> int:
     else:
         show([table])
     return OK
+
+
+def _holds_recipe(place: Path) -> bool:
+    """Whether a place may be the folder of a run, of an export, of checkpoints or of one checkpoint."""
+    files = (place / "recipe.yaml", place / "manifest.json", *place.glob("step-*/manifest.json"))
+    return any(path.is_file() for path in files)
 
 
 def make_parser() -> Parser:

@@ -18,6 +18,7 @@ from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.progress import telling
 
 if TYPE_CHECKING:
     from thinwire.launch.timing.replay import PredictedLink
@@ -29,8 +30,10 @@ def main(argv: Sequence[str]) -> int:
     links = [_link(text) for text in options.link]
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
-    comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
-    write(options.out, render(runs, documents, comparison))
+    with telling("drawing the page"):
+        comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
+        page = render(runs, documents, comparison)
+    write(options.out, page)
     if comparison and comparison.warning:
         print(comparison.warning)
     print(f"{options.out} is about {', '.join(map(str, options.runs))}")

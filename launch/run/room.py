@@ -66,7 +66,8 @@ def _numbers_of_a_parameter(recipe: Recipe) -> int:
     training, optimizer = recipe.training, recipe.optimizer
     if not (training.steps if training.epochs is None else training.epochs):
         return 1
-    return 2 + (2 if optimizer.name == "adamw" else int(optimizer.momentum > 0))
+    has_moments = optimizer.name != "sgd" or optimizer.momentum > 0
+    return 2 + (COPIES[optimizer.name] - 1) * has_moments
 
 
 class Room:

@@ -36,6 +36,7 @@ from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import module_of, stage_report, sum_routes, summarize
 from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
+from thinwire.launch.shared.progress import counting
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -96,6 +97,11 @@ class Run:
         else:
             with ProgressLine(self.recipe.training.steps) as self._line:
                 self.trainer.train(self._after_step, self._resumption.first)
+        with counting(self._log is not None):
+            self._end()
+
+    def _end(self) -> None:
+        """Evaluate, save and report after the last step."""
         if self._evaluated != self.recipe.training.steps:
             self._evaluate(self.recipe.training.steps)
         summary = self._save(self.recipe.training.steps)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 PATIENCE = 2.0
 """Seconds before a message begins to count: most work is done by then."""
-_ERASED = "\r\x1b[K"
+_REST_ERASED = "\x1b[K"
 _COUNTER = "thinwire seconds"
 
 
@@ -54,10 +54,11 @@ def counting(shown: bool = True) -> Iterator[None]:
 def _count(ended: threading.Event) -> None:
     started, written = time.monotonic(), False
     while not ended.wait(1.0 if written else PATIENCE):
-        print(f"{_ERASED}... {time.monotonic() - started:.0f} s", end="", flush=True)
+        # back to the start of the line: whatever is printed next takes the place of the seconds
+        print(f"... {time.monotonic() - started:.0f} s{_REST_ERASED}\r", end="", flush=True)
         written = True
     if written:
-        print(_ERASED, end="", flush=True)
+        print(_REST_ERASED, end="", flush=True)
 
 
 def _is_watched() -> bool:

@@ -5,6 +5,7 @@ import pytest
 from support.recipe_runs import simulate
 from thinwire.compress import StoreError
 from thinwire.launch import cli
+from thinwire.launch.evaluate import command
 from thinwire.launch.evaluate import score as scoring
 
 RECIPE = """
@@ -76,3 +77,10 @@ def test_a_folder_of_neither_is_answered_with_the_packaged_recipes(here, capsys)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'nothing'; known: ")
+
+
+def test_a_folder_that_holds_no_run_is_told_before_the_long_imports(here, capsys, monkeypatch):
+    (here / "bare").mkdir()
+    monkeypatch.setattr(command, "telling", lambda doing: pytest.fail(doing))
+    assert cli.main(["eval", "bare"]) == 2
+    assert capsys.readouterr().err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'bare'")

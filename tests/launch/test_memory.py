@@ -49,6 +49,7 @@ def needed(monkeypatch):
 def test_what_training_keeps_for_a_parameter(needed):
     assert needed() == 4, "itself, its gradient, two moments"
     assert needed(replicas=3) == 12
+    assert needed(optimizer={"name": "quantized-adam", "freeze_after": "9 steps"}) == 4
     assert needed(optimizer={"name": "sgd"}) == 3
     assert needed(optimizer={"name": "sgd", "momentum": 0.0}) == 2
     assert needed(training={"steps": 0}) == 1

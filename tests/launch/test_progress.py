@@ -44,7 +44,7 @@ def test_long_work_counts_its_seconds_and_leaves_no_line(screen):
         wait_for(lambda: " s" in shown.getvalue())
     first, _, rest = shown.getvalue().partition("\n")
     assert first == "cutting the model ..."
-    assert rest.startswith("\r\x1b[K... 0 s") and rest.endswith("\r\x1b[K")
+    assert rest.startswith("... 0 s\x1b[K\r") and rest.endswith("\r\x1b[K")
 
 
 def test_no_thread_is_left_to_fork_with(screen):

@@ -221,6 +221,14 @@ def test_one_run_alone_is_compared_with_nothing(folder):
     assert page.count("nav") == 0
 
 
+def test_drawing_is_told_on_a_terminal(folder, tmp_path, monkeypatch, capsys):
+    """A page of several runs takes seconds."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.main(["report", str(folder / "bench.json"), "--out", str(tmp_path / "report.html")]) == 0
+    assert capsys.readouterr().out.startswith("drawing the page ...\n")
+
+
 def test_a_folder_of_tables_is_no_run_but_shown(folder, tmp_path):
     shutil.copy(folder / "bench.json", tmp_path)
     runs, documents = read([tmp_path])

@@ -1,5 +1,6 @@
 import errno
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,26 @@ def test_a_run_killed_between_its_weights_and_its_summary_can_be_exported(here, 
     own = here / "run" / "summary.json"
     own.write_text(json.dumps(json.loads(own.read_text()) | {"steps": 1, "weights_digest": "of the set before"}))
     assert cli.main(["export", "run", "--to", "exported"]) == 0
+
+
+def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
+    """Evaluation, weights and picture took seconds in silence, after the last step."""
+    said, finish = [], Run._finish
+
+    @contextmanager
+    def counting(shown):
+        said.append(f"counts {shown}")
+        yield
+        said.append("counts no more")
+
+    def finished(self, summary):
+        said.append("finishes")
+        finish(self, summary)
+
+    monkeypatch.setattr(run_module, "counting", counting)
+    monkeypatch.setattr(Run, "_finish", finished)
+    ran()
+    assert said == ["counts True", "finishes", "counts no more"]
 
 
 def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
