@@ -65,7 +65,8 @@ class Coder:
         activation: Coder | None = None,
     ) -> None:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
-        self._feedback, self._codec = method.feedback, method.inner
+        bound = method.bound_to(activation.method.codec if activation else Uncompressed())
+        self._feedback, self._codec = bound.feedback, bound.inner
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
         self._opening = self._feedback.opening if self._feedback else None
         self.rows = self._shape[0] if self._shape else 1
@@ -73,8 +74,7 @@ class Coder:
         self._none = Rows(torch.zeros(self.rows, dtype=torch.bool), 0)
         self._traces: Traces | None = None
         self._reused: Traces | None = None
-        if self._codec.reuses_indices:
-            self._codec = self._codec.bound_to(activation.method.codec if activation else Uncompressed())
+        if method.codec.reuses_indices:
             assert activation is not None, "bound_to raises without an activation"
             self._reused = activation.traced()
         self.warm_starts = WarmStarts() if self._codec.warm_starts else None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
@@ -80,6 +80,11 @@ class Feedback(Described):
     def feedback(self) -> Feedback:
         """Itself; None for a codec."""
         return self
+
+    def bound_to(self, activations: Codec) -> Feedback:
+        """The rule for gradients, given the codec of the same boundary's activations."""
+        codec = self.codec.bound_to(activations)
+        return self if codec is self.codec else replace(self, codec=codec)
 
     @property
     def remembers_evaluation(self) -> bool:
@@ -159,6 +164,12 @@ class MixedErrorFeedback(ErrorFeedback):
         super().__post_init__()
         if not self.codec.takes_indices:
             raise CodecError(f"efmixed chooses the indices itself, so it goes around topk only, got {self.codec}")
+
+    def bound_to(self, activations: Codec) -> Feedback:
+        """Itself. CodecError if gradients flow through a part of each tensor only: its indices are of all."""
+        if activations.of_gradients(self.codec) is not self.codec:
+            raise CodecError(f"efmixed cannot be used for gradients beside {activations}; use ef({self.codec})")
+        return self
 
     def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
         """Write the payload of u at the mixed indices and return u."""

@@ -18,6 +18,8 @@ from thinwire.models.errors import ModelError, require
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+AUTOENCODERS = "autoencoder.safetensors"
+"""The file beside an exported model with the weights of its autoencoders."""
 _OLD_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _PART_BYTES = 8 * 2**20
 _TOLD = 5
@@ -110,7 +112,7 @@ def open_checkpoint(
     Raises:
         ModelError: there are no safetensors files.
     """
-    stored = {_today(name): (file, name) for name, file in _weight_map(source).items()}
+    stored = {_today(name): (file, name) for name, file in {**_weight_map(source), **_autoencoders(source)}.items()}
     always_tied = always_tied and not _stage_files(source)
     return Checkpoint(
         source=source,
@@ -166,6 +168,12 @@ def _weight_map(source: str) -> dict[str, str]:
         else "to draw the weights from the seed, set weights: fresh"
     )
     raise ModelError(f"{source} must hold {_FILE} or {_INDEX}; both are missing; {way_out}")
+
+
+def _autoencoders(source: str) -> dict[str, str]:
+    """The file of each weight of an autoencoder, for the folder of an export."""
+    path = Path(source, AUTOENCODERS)
+    return dict.fromkeys(_shapes(path), AUTOENCODERS) if path.is_file() else {}
 
 
 def _stage_files(source: str) -> list[str]:

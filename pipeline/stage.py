@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from thinwire.compress import Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
-from thinwire.pipeline.ends import StageEnds
+from thinwire.pipeline.ends import StageEnds, learned_ends
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
@@ -52,7 +52,7 @@ class CompressedStage(PipelineStage):
             logits, if you need only the loss.
 
     Raises:
-        OptionsError: input_args or output_args are missing.
+        OptionsError: input_args or output_args are missing, or a codec's weights.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class CompressedStage(PipelineStage):
             for index, examples in zip((stage_index - 1, stage_index), self._examples, strict=True)
             if 0 <= index < num_stages - 1
         ]
+        self._halves = learned_ends(submodule, stage_index, num_stages - 1, wire.compression)
         wire.announce(stage_index, self._boundaries)
         self.ends = StageEnds()
         self._connected = False
@@ -300,7 +301,10 @@ class CompressedStage(PipelineStage):
         phase = phase_of(self._pass.kind)
         self.passes[phase] += 1
         self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
-        # 4. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
+        # 4. A learned codec maps nothing where the boundaries do not compress.
+        for half in self._halves:
+            half.active = self._pass.kind in ("train", "eval-on")
+        # 5. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         self.ends.begin(self._microbatches)
         self._open = True
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.partition.examination import examine
     from thinwire.launch.run.assembly import prepare
 
-    prepared = prepare(wanted)
+    prepared = prepare(wanted).of_model()
     with telling("timing the layers"):
         tables, best = examine(prepared, options)
     if options.json:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from thinwire.launch.run.host_data import load_once
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import counting, telling
+from thinwire.models.autoencoder import with_autoencoders
 from thinwire.models.batch_norm import batch_norms
 from thinwire.models.costs import operations
 from thinwire.models.data.load import more_samples
@@ -39,6 +41,7 @@ from thinwire.models.layers import (
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.pipeline.boundary import Observer
+from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
@@ -64,6 +67,19 @@ class Prepared:
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass through the training data."""
         return len(self.data.training) // self.recipe.batch_size
+
+    @property
+    def first_layers(self) -> list[int]:
+        """The first of the model's own layers in each stage; dropout draws by it, whatever the codecs are."""
+        layers = self.blueprint.layers
+        return [sum(layer.of_model for layer in layers[: cut.start]) for cut in self.cuts]
+
+    def of_model(self) -> Prepared:
+        """The same without the layers of autoencoders."""
+        layers = tuple(layer for layer in self.blueprint.layers if layer.of_model)
+        ends = [*self.first_layers, len(layers)]
+        cuts = tuple(range(start, stop) for start, stop in pairwise(ends))
+        return replace(self, blueprint=replace(self.blueprint, layers=layers), cuts=cuts)
 
     @property
     def inputs(self) -> Tensor:
@@ -113,10 +129,28 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     cuts, *_ = attempt(
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
     )
-    prepared = Prepared(recipe, model, cuts, data, outputs=())
+    prepared = _with_learned_codecs(Prepared(recipe, model, cuts, data, outputs=()))
     outputs = _outputs(prepared)
     _check_replicas(prepared)
     return replace(prepared, outputs=outputs)
+
+
+def _with_learned_codecs(prepared: Prepared) -> Prepared:
+    """The model with the layers of autoencoders at its cuts. ModelError if they do not fit, or their weights do not."""
+    recipe = prepared.recipe
+    ranks = recipe.compression.ranks(recipe.num_boundaries)
+    if not ranks:
+        return prepared
+    outputs = prepared.outputs or _outputs(prepared)
+    model, cuts = with_autoencoders(prepared.blueprint, prepared.cuts, ranks, outputs)
+    check_weights(model)
+    return replace(prepared, blueprint=model, cuts=cuts)
+
+
+def with_codecs(prepared: Prepared, compression: CompressionOptions) -> Prepared:
+    """The same with other codecs: what crosses a boundary keeps its shape. ModelError if a rank does not fit."""
+    recipe = replace(prepared.recipe, compression=compression)
+    return _with_learned_codecs(replace(prepared.of_model(), recipe=recipe))
 
 
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
@@ -257,7 +291,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
             output_args=outputs[index],
             group=where.pipeline,
             wire=wire,
-            first_layer=prepared.cuts[index].start,
+            first_layer=prepared.first_layers[index],
         )
         for index, module in modules.items()
     ]

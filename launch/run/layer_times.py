@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.summary import module_of
+from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
 from thinwire.models.partition import partition
 from thinwire.pipeline.stage import CompressedStage
@@ -69,7 +70,9 @@ def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
             inputs = (samples.inputs(ids, 0),)
         else:
             inputs = tuple(_values(example) for example in prepared.outputs[stage.stage_index - 1])
-        return time_layers(module_of(stage), inputs, samples.side(ids))
+        module = module_of(stage)
+        times = time_layers(module, inputs, samples.side(ids))
+        return [spent for spent, layer in zip(times, module.layers, strict=True) if not isinstance(layer, Half)]
     except Exception:  # of the user's code: training runs it again, and tells
         return []
 

@@ -64,7 +64,10 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
     data: list[Data] = _each(cells, recipes, loaded)
     cut = _Once(
         lambda pair: prepare(*pair).recipe.training.steps,
-        lambda pair: [pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0)],
+        lambda pair: [
+            *(pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0)),
+            pair[0].compression.ranks(pair[0].num_boundaries),
+        ],
     )
     steps: list[int] = _each(cells, list(zip(recipes, data, strict=True)), cut)
     return [

@@ -50,7 +50,7 @@ class CompressionOptions:
     Empty means the run's output folder."""
 
     def __post_init__(self) -> None:
-        mistakes = self._mistakes_of_expressions() or self._mistakes_of_reuse()
+        mistakes = self._mistakes_of_expressions() or self._mistakes_of_pairs()
         mistakes += misspelt("compression.warmup", self.warmup)
         mistakes += self._mistakes_of_auto()
         if mistakes:
@@ -69,17 +69,21 @@ class CompressionOptions:
                     fields.setdefault(mistake, []).append(where)
         return [f"{' and '.join(names)}: {mistake}" for mistake, names in fields.items()]
 
-    def _mistakes_of_reuse(self) -> list[str]:
-        """Mistakes of `reuse`. Every expression must name a codec or auto already."""
+    def _mistakes_of_pairs(self) -> list[str]:
+        """Codecs of gradients that the activations' codec does not go with; expressions must be codecs or auto."""
         mistakes = []
         for where, pair in self._pairs().items():
-            gradients = _method(pair["gradients"]).codec
+            gradients, activations = _method(pair["gradients"]), _method(pair["activations"]).codec
             if not _is_auto(pair["activations"]):
                 try:
-                    gradients.bound_to(compress.parse(pair["activations"]).codec)
+                    gradients.bound_to(activations)
                 except compress.CodecError as error:
                     mistakes.append(f"{where}.gradients: {error}")
-            elif gradients.reuses_indices:
+                if activations.learns and _is_auto(pair["gradients"]):
+                    mistakes.append(
+                        f"{where}.gradients: auto cannot choose a codec beside {activations}; name one, such as q(8)"
+                    )
+            elif gradients.codec.reuses_indices:
                 mistakes.append(
                     f"{where}.gradients: reuse needs to know the activations' codec; name that codec in place of auto"
                 )
@@ -97,6 +101,11 @@ class CompressionOptions:
                 method = compress.parse(expression)
                 for channel in sorted(wanted):
                     method.check_channel(channel)
+                if method.codec.learns:
+                    raise compress.CodecError(
+                        f"auto cannot choose {method.codec}, whose weights are trained from the start; name it for the "
+                        "activations instead of auto"
+                    )
                 if method.codec.reuses_indices:
                     raise compress.CodecError(
                         "auto cannot choose reuse, which needs topk or randk activations; set gradients: reuse instead"
@@ -136,6 +145,13 @@ class CompressionOptions:
         """The method of one channel at each boundary, as `method` gives it. Each expression is parsed once."""
         read = cache(_method)
         return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
+
+    def ranks(self, num_boundaries: int) -> dict[int, int]:
+        """The ranks of autoencoders, by boundary."""
+        from thinwire.compress.autoencoder import Autoencoder
+
+        found = enumerate(method.codec for method in self.methods(num_boundaries, "activations"))
+        return {boundary: codec.rank for boundary, codec in found if isinstance(codec, Autoencoder)}
 
     @property
     def on_disk(self) -> list[str]:

@@ -24,7 +24,7 @@ from thinwire.compress import Key, parse
 from thinwire.compress.expression import CODECS
 
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
-TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}
+TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank", "autoencoder"}
 codecs = st.sampled_from(EXPRESSIONS).map(parse)
 dtypes = st.sampled_from(FLOATING)
 

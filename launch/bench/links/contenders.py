@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
-from thinwire.launch.run.assembly import Prepared, assemble, build_modules
+from thinwire.launch.run.assembly import Prepared, assemble, build_modules, with_codecs
 from thinwire.models.data.sampler import Batch
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
@@ -88,8 +88,9 @@ class Thinwire:
             activations=codecs.activations, gradients=codecs.gradients, store_folder=str(folder)
         )
         replicas = replace(prepared.recipe.replicas, gradients=codecs.between)
-        recipe = replace(prepared.recipe, compression=compression, replicas=replicas)
-        self._trainer = assemble(replace(prepared, recipe=recipe), where, rank).trainer
+        ready = with_codecs(prepared, compression)
+        ready = replace(ready, recipe=replace(ready.recipe, replicas=replicas))
+        self._trainer = assemble(ready, where, rank).trainer
         self._trainer.sampler = self._sampler = _Given()
         self._trainer.read_clocks()
 
@@ -152,7 +153,7 @@ class PlainTorch:
 def make(name: str, codecs: Codecs | None, prepared: Prepared, where: Placement, rank: int, folder: Path) -> Contender:
     """The contender of that name: Thinwire if there are codecs, else one of BASELINES. Collective."""
     if codecs is None:
-        return PlainTorch(prepared, where, rank, BASELINES[name])
+        return PlainTorch(prepared.of_model(), where, rank, BASELINES[name])
     return Thinwire(prepared, where, rank, codecs, folder)
 
 
