@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -59,6 +61,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         leave(Report(rank=rank, stages=stages, replica=replica, kind="peer", text=said))
         os._exit(1)
 
+    allow_many_files()
     # 1. signals before joining, because joining can wait for the time-out
     stop_on_signals(
         stopping, (signal.SIGTERM, signal.SIGINT), ends_soon=lambda: run is not None and run.save_and_stop()
@@ -82,6 +85,13 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         leave(report_of(error, rank, stages, replica))
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as the system allows any: strangers may hold connections at its ports."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system may call it unlimited, and refuse that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, float], None]) -> None:

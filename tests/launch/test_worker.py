@@ -1,6 +1,7 @@
 """What a stage process says where it cannot join the others."""
 
 import random
+import resource
 import socket
 import threading
 from datetime import timedelta
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from thinwire.launch.run import worker
 from thinwire.launch.run.worker import join, of_this_start
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
@@ -59,3 +61,14 @@ def test_what_an_earlier_start_left_in_the_store_is_not_read():
 def test_who_does_not_come_is_named():
     with pytest.raises(dist.DistStoreError, match=r"no word of 1, 2 within 0.1 s"):
         of_this_start(dist.HashStore(), 0, 3, timedelta(seconds=0.1))
+
+
+def test_a_stage_may_open_as_many_files_as_the_system_allows():
+    """Strangers held connections at a port of ZeroMQ, and the run had no file left for its next checkpoint."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft // 2, hard))
+    try:
+        worker.allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
