@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.saved_weights import weights_of
 
 from support.commands import THINWIRE, completed
-from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, losses, simulate, summary
+from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
+from support.run_files import losses, summary, weights_of
 from support.tiny_run import prepared, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import with_codecs
