@@ -1,4 +1,4 @@
-"""The optimizer's part of a step: the optimizer, the learning rate, and the gradient norm over all stages."""
+"""The loss of the whole batch, and what follows the passes: optimizer, learning rate, and the norm over all stages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,43 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.models.tasks import Task
+from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import OptimizerOptions
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
+from thinwire.pipeline.tracing.spans import Work
+
+
+class WholeBatchLoss:
+    """The loss function of a schedule: the share that each micro-batch has in the mean of the whole batch.
+
+    The shares of all micro-batches and accumulation passes add up to this: the sum of the loss over the valid targets,
+    divided by the number of valid targets in the whole batch, which `begin` sets.
+    """
+
+    def __init__(self, task: Task, meter: Meter) -> None:
+        self._task, self._meter = task, meter
+        self._denominator = 1
+        self._observed: list[Tensor] | None = None
+
+    def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
+        """Set the values for the coming passes, before the first of them.
+
+        Args:
+            num_targets: valid targets of the whole batch; 0 counts as 1.
+            observed: the list that gets what the task observes of each micro-batch; None observes nothing.
+        """
+        self._denominator, self._observed = max(1, num_targets), observed
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """The share of one micro-batch."""
+        with self._meter.section("compute", work=Work("loss")):
+            if self._observed is not None:
+                self._observed.append(self._task.observe(output.detach(), target))
+            return self._task.loss_sum(output, target) / self._denominator
 
 
 def make_optimizer(

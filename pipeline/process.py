@@ -108,16 +108,20 @@ class Placement:
         """The replica of a process; None without replicas."""
         return process // self.num_processes if self.num_replicas > 1 else None
 
-    def connected(self, timeout: timedelta) -> Placement:
-        """The same placement with the process groups of both axes; collective over the default group."""
+    def connected(self, timeout: timedelta, across: timedelta | None = None) -> Placement:
+        """The same placement with the process groups of both axes; collective over the default group.
+
+        Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None.
+        """
         if self.num_replicas == 1:
             return self
         size, rank = self.num_processes, dist.get_rank()
         first = self.replica * size
         with reaching(f"process {rank} was waiting for the others of its pipeline and of its stages"):
             pipeline = _group(range(first, first + size), timeout)
-            across = _group([rank - first + other * size for other in range(self.num_replicas)], timeout)
-        return replace(self, pipeline=pipeline, across=across)
+            counterparts = [rank - first + other * size for other in range(self.num_replicas)]
+            group = _group(counterparts, timeout if across is None else across)
+        return replace(self, pipeline=pipeline, across=group)
 
     def gather_numbers(self, local: Mapping[int, float]) -> list[float]:
         """Gather one float64 of every stage of this pipeline, in stage order, in all its processes."""

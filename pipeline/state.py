@@ -6,6 +6,7 @@
     stores/CODER-PURPOSE          the buffers of feedback
     replicas/worker/REPLICA/NAME/FIRST    the error of a replica's gradients; elements of a parameter from FIRST on
     replicas/owner/NAME/FIRST             the error of their sums
+    replicas/used                         which parameters any replica has used; of PowerSGD one each of all, P and Q
     replicas/start/NAME                   the Q that the next step of PowerSGD begins with
     replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one

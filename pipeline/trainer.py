@@ -24,8 +24,8 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.meters import SECTIONS, Meter, Section, Traffic
-from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
+from thinwire.pipeline.meters import SECTIONS, Section, Traffic
+from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import Placement
@@ -48,35 +48,6 @@ class Batches(Protocol):
 
     def batch(self, step: int) -> Any:
         """The batch of a step: `ids` int64 [B], `valid` bool [B]."""
-
-
-class WholeBatchLoss:
-    """The loss function of a schedule: the share that each micro-batch has in the mean of the whole batch.
-
-    The shares of all micro-batches and accumulation passes add up to this: the sum of the loss over the valid targets,
-    divided by the number of valid targets in the whole batch, which `begin` sets.
-    """
-
-    def __init__(self, task: Task, meter: Meter) -> None:
-        self._task, self._meter = task, meter
-        self._denominator = 1
-        self._observed: list[Tensor] | None = None
-
-    def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
-        """Set the values for the coming passes, before the first of them.
-
-        Args:
-            num_targets: valid targets of the whole batch; 0 counts as 1.
-            observed: the list that gets what the task observes of each micro-batch; None observes nothing.
-        """
-        self._denominator, self._observed = max(1, num_targets), observed
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """The share of one micro-batch."""
-        with self._meter.section("compute", work=Work("loss")):
-            if self._observed is not None:
-                self._observed.append(self._task.observe(output.detach(), target))
-            return self._task.loss_sum(output, target) / self._denominator
 
 
 @dataclass(frozen=True)
@@ -147,7 +118,7 @@ class Trainer:
         self.reports = self.has_last and placement.replica == 0
         self._local: LocalSteps | None = None
         self._optimizers: list[Optimizer]
-        if replicas.step_alone:
+        if replicas.options.step_alone:
             make = partial(make_optimizer, options=optimizer)
             self._local = LocalSteps(stages, replicas, make, shared)
             self._optimizers = self._local.outer

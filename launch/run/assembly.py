@@ -41,13 +41,14 @@ from thinwire.models.layers import (
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.pipeline.boundary import Observer
+from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
+from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.wire import Wire
 
 
@@ -109,6 +110,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
+        OptionsError: the weights of a learned codec would never move.
     """
     with telling("reading the data"):
         data, _ = attempt(
@@ -120,6 +122,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
         prepared = replace(prepared, recipe=replace(recipe, training=training))
+    prepared.recipe.check_freezing(prepared.steps_per_epoch)
     return prepared
 
 

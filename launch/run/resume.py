@@ -186,6 +186,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     recipe = asdict(prepared.recipe)
     if prepared.recipe.replicas.count == 1:
         del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
+    elif not prepared.recipe.replicas.step_alone:
+        recipe["replicas"]["sync"] = {"every": 1}  # nothing else counts
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}

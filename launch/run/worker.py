@@ -73,7 +73,9 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or hears this process
             refuse_replacing(prepared, where)
             listen(prepared, where, rank, pulse, lost)
-        run = Run(prepared, where.connected(timedelta(seconds=prepared.recipe.wire.timeout)))
+        timeout = prepared.recipe.wire.timeout
+        across = prepared.recipe.replicas.longest_wait(timeout)
+        run = Run(prepared, where.connected(timedelta(seconds=timeout), timedelta(seconds=across)))
         pulse.trains = lambda: run is not None and run.trains
         run.go()
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed

@@ -14,15 +14,19 @@ def misspelt(name: str, duration: str) -> list[str]:
 
 def is_due(duration: str, done: int, steps_per_epoch: int) -> bool:
     """Whether an action with the interval `duration` is due after `done` steps. Never, if the interval is 0."""
-    number, in_epochs = read_duration(duration)
-    every = number * steps_per_epoch if in_epochs else number
+    every = in_steps(duration, steps_per_epoch)
     return done > 0 and every > 0 and done % every == 0
 
 
 def is_over(duration: str, step: int, steps_per_epoch: int) -> bool:
     """Whether `duration` is over before optimizer step `step`, counted from 0."""
+    return step >= in_steps(duration, steps_per_epoch)
+
+
+def in_steps(duration: str, steps_per_epoch: int) -> int:
+    """A duration in optimizer steps."""
     number, in_epochs = read_duration(duration)
-    return step >= (number * steps_per_epoch if in_epochs else number)
+    return number * steps_per_epoch if in_epochs else number
 
 
 def read_duration(duration: str) -> tuple[int, bool]:

@@ -21,7 +21,8 @@ class WireOptions:
     connections: int = 1
     """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0
-    """The most seconds that a stage waits for another stage."""
+    """The most seconds that a stage waits for another stage. Where replicas step alone, they wait for each other
+    replicas.sync.every times as long, up to a day."""
     heartbeat: float = 3.0
     """Seconds that a stage may be silent before the others treat it as dead. A stage sends heartbeats while it
     computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""

@@ -42,12 +42,12 @@ class PowerSGD:
         return f"{NAME}({self.rank}{rate}{start})"
 
     def rank_of(self, shape: tuple[int, ...]) -> int:
-        """The columns of the thin matrices of a parameter; 0 if it travels whole.
+        """The columns of the thin matrices of a parameter; 0 if it travels whole, as every vector does.
 
         Its first dimension counts the rows of its matrix, all others the columns.
         """
         elements = math.prod(shape)
-        if not shape or not elements:
+        if len(shape) < 2 or not elements:
             return 0
         columns = elements // shape[0]
         rank = min(shape[0], columns, self.rank)
@@ -69,6 +69,8 @@ def read_powersgd(expression: str) -> PowerSGD | None:
     try:
         given = [ast.literal_eval(value) for value in node.args]
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        if len(named) < len(node.keywords):
+            raise TypeError("an argument stands twice")
         bound = inspect.signature(PowerSGD).bind(*given, **named)
     except (ValueError, TypeError) as error:
         raise OptionsError(f"{expression!r}: {error}; {usage}") from None

@@ -13,6 +13,8 @@ from thinwire.pipeline.options.training import MOST_STEPS
 
 MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
+DAY = 86400.0
+"""Seconds of a day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,13 @@ class ReplicaOptions:
     def step_alone(self) -> bool:
         """Whether replicas take optimizer steps of their own between two exchanges."""
         return self.count > 1 and self.sync.every > 1
+
+    def longest_wait(self, timeout: float) -> float:
+        """The most seconds that a replica waits for another one, where stages of a pipeline wait `timeout`.
+
+        A slower replica falls behind in each step between two exchanges. More than a day is for no replica.
+        """
+        return max(timeout, min(timeout * self.sync.every, DAY)) if self.step_alone else timeout
 
     @property
     def method(self) -> compress.Method | PowerSGD:

@@ -24,11 +24,12 @@ from thinwire.compress import Method, Progress, parse
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError, MismatchError
 from thinwire.pipeline.handshake import differences
-from thinwire.pipeline.options import ReplicaOptions, SyncOptions
+from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.ends import LaneEnds
+from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS
 from thinwire.pipeline.replicas.layout import FLAT, TILES, Rows
 from thinwire.pipeline.replicas.member import BucketMember, InFull, Lanes, Listener, Member, Setting, never
 from thinwire.pipeline.replicas.powersgd import PowerExchange
@@ -36,8 +37,8 @@ from thinwire.pipeline.replicas.protocol import Exchange
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import parameters_of
 
-Everyone = Callable[[list[int]], Sequence[list[int]]]
-"""Gives what this stage says in each process that has it, collectively."""
+Everyone = Callable[[Sequence[float]], Sequence[float]]
+"""Gives the numbers of this stage in each process that has it, those of one process behind the other; collective."""
 UNCOMPRESSED = parse("none")
 
 
@@ -50,7 +51,7 @@ class StageExchange:
         here: the replicas in this process.
         links: makes the ways of the frames.
         member: what each replica is in the exchange of a bucket.
-        everyone: gives what this stage says in each process that has it, collectively.
+        everyone: gives the numbers of this stage in each process that has it; collective.
         first_bucket: the number of its first bucket; another exchange of the stage may have those before.
 
     Attributes:
@@ -77,14 +78,17 @@ class StageExchange:
         }
         self._everyone = everyone
         self.meter = setting.meter
-        self._seen: set[int] = set()
-        self._used: set[int] | None = None
+        # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas
+        self._seen = torch.zeros(len(self._parameters), dtype=torch.bool)
+        self._used = torch.zeros(len(self._parameters), dtype=torch.bool)
         self._keeps_errors = setting.method.feedback is not None
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send the gradients of one replica, and clear them."""
         rows = self._rows.fill([parameter.grad for parameter in self._parameters])
-        self._seen |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        if not self._used.all():
+            seen = [parameter.grad is not None for parameter in self._parameters]
+            self._seen |= torch.tensor(seen, dtype=torch.bool)
         for parameter in self._parameters:
             parameter.grad = None
         for member in self._members[replica]:
@@ -104,33 +108,46 @@ class StageExchange:
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum of all replicas' gradients; collective.
 
-        One that no replica used in the first step has none as long as its sum is zero. So all replicas decide alike.
+        One that no replica has used so far has none. What arrived does not say that: a codec without a point at zero
+        makes something of zeros.
         """
-        if self._used is None:
-            self._used = {index for told in self._everyone(sorted(self._seen)) for index in told}
+        self._learn_used()
         rows = self._rows.fill([])
         for members in self._members.values():
             for member in members:
                 member.take(rows, progress)
-        for index, (total, parameter) in enumerate(zip(self._rows.read(rows), self._parameters, strict=True)):
-            if index in self._used or total.any():
+        for used, total, parameter in zip(self._used.tolist(), self._rows.read(rows), self._parameters, strict=True):
+            if used:
                 parameter.grad = total
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all errors of the replicas here: worker/REPLICA/NAME/FIRST and owner/NAME/FIRST.
+    def _learn_used(self) -> None:
+        """Mark the parameters that any replica used in this step; collective, until all of them are marked."""
+        # all replicas have marked the same, so all of them ask, or none does
+        if not self._used.all():
+            told = torch.tensor(self._everyone(self._seen.tolist()))
+            self._used |= told.view(-1, len(self._used)).bool().any(0)
+            self._seen.zero_()
 
-        Float32 [elements]: those of a parameter from the first one on, in the order of the layout. An error of an owner
-        belongs to the elements, whichever replica owns them.
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all errors of the replicas here: worker/REPLICA/NAME/FIRST and owner/NAME/FIRST; and `used`.
+
+        Errors are float32 [elements]: those of a parameter from the first one on, in the order of the layout. An error
+        of an owner belongs to the elements, whichever replica owns them. `used` is bool [parameters]: whether any
+        replica has used them so far.
         """
-        return {
+        errors = {
             f"{prefix}/{name}": values[piece].clone()
             for prefix, rows, store in self._errors()
             for values in [store.read(_every_slot(store)).view(-1)]
             for name, piece in self._rows.pieces(rows)
         }
+        return {"used": self._used.clone(), **errors}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take exactly the errors that `state_dict` returned. CheckpointError if one is missing."""
+        """Take exactly what `state_dict` returned. CheckpointError if something is missing."""
+        if "used" not in state or state["used"].shape != self._used.shape:
+            raise CheckpointError("the checkpoint does not say which parameters of this stage its replicas have used")
+        self._used.copy_(state["used"])
         for prefix, rows, store in self._errors():
             pieces = [f"{prefix}/{name}" for name, _ in self._rows.pieces(rows)]
             if missing := [name for name in pieces if name not in state]:
@@ -155,21 +172,19 @@ class Replicas:
     """The replicas of the stages of this process.
 
     Args:
-        count: of the whole run.
+        options: how many there are in the whole run, and when they exchange.
         here: those whose passes this process runs.
         exchanges: the exchange of each stage; none with one replica.
-        sync: when they exchange.
     """
 
-    count: int = 1
+    options: ReplicaOptions = field(default_factory=ReplicaOptions)
     here: range = range(1)
     exchanges: Mapping[int, Exchange] | None = None
-    sync: SyncOptions = field(default_factory=SyncOptions)
 
     @property
-    def step_alone(self) -> bool:
-        """Whether replicas take optimizer steps of their own between two exchanges."""
-        return self.count > 1 and self.sync.every > 1
+    def count(self) -> int:
+        """Replicas of the whole run."""
+        return self.options.count
 
     @property
     def before(self) -> int:
@@ -229,7 +244,7 @@ def connect(
     Raises:
         MismatchError: the replicas were not started alike.
     """
-    count, method, sync = options.count, options.method, options.sync
+    count, method = options.count, options.method
     if count == 1:
         return ALONE
     here = range(where.replica, where.replica + 1) if where.num_replicas > 1 else range(count)
@@ -239,7 +254,8 @@ def connect(
         for replica in range(count)
         if replica not in here
     }
-    links = LaneEnds(here, where.across, where.num_stages, timedelta(seconds=wire.options.timeout), times)
+    timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
+    links = LaneEnds(here, where.across, where.num_stages, timeout, times)
     parameters = {stage.stage_index: _trained(stage) for stage in stages}
     shapes = {
         f"shapes of stage {stage}": [[name, *each.shape] for name, each in those.items()]
@@ -256,7 +272,8 @@ def connect(
                 seed=wire.seed,
                 options=wire.options,
                 meter=stage.meter,
-                layout=FLAT if sync.every == 1 else TILES,
+                layout=TILES if options.step_alone else FLAT,
+                carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
                 in_full=in_full,
             ),
             method,
@@ -265,13 +282,13 @@ def connect(
                 StageExchange,
                 here=here,
                 links=links,
-                member=_MEMBERS[sync.sums if sync.every > 1 else "owner"],
-                everyone=where.everyone_across,
+                member=_MEMBERS[options.sync.sums if options.step_alone else "owner"],
+                everyone=where.gather_across,
             ),
         )
         for stage in stages
     }
-    return Replicas(count, here, exchanges, sync)
+    return Replicas(options, here, exchanges)
 
 
 _MEMBERS: Mapping[str, Callable[[Lanes, Bucket], Member]] = {"owner": BucketMember, "all": Listener}

@@ -19,6 +19,9 @@ from thinwire.pipeline.frames import Header
 from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.tracing.spans import Work
 
+GRADIENTS = "gradients of the weights"
+OUTER_GRADIENTS = "outer gradients of the weights (what they moved since the last exchange)"
+
 
 @dataclass(frozen=True)
 class Lane(Channel):
@@ -35,6 +38,8 @@ class Lane(Channel):
     """Their number."""
     stands_for: float = 1.0
     """Elements of gradients for each element that travels; traffic counts the gradients."""
+    carries: str = GRADIENTS
+    """What travels, in words."""
 
     def __post_init__(self) -> None:
         self.method.check_channel("gradients")
@@ -80,8 +85,8 @@ class Lane(Channel):
 
     def describe(self, microbatch: Microbatch) -> str:
         """A frame in words, for errors."""
-        whose = "its part of the gradients" if self.name == "parts" else "the sum of a part of the gradients"
-        return f"{whose} of the weights, bucket {self.bucket}, optimizer step {microbatch.step}"
+        sums = "sums of the " if self.name == "sums" else ""
+        return f"{sums}{self.carries}, bucket {self.bucket}, optimizer step {microbatch.step}"
 
     @property
     def _number(self) -> int:

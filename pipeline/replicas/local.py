@@ -15,7 +15,7 @@ of the last exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -99,17 +99,25 @@ class StageCopies:
     def load_state_dict(self, saved: Sequence[SavedStage]) -> None:
         """Take the weights and optimizers of the replicas here from the parts of any cut. CheckpointError without."""
         for replica, own in self._own.items():
-            weights = _tensors(saved, f"replicas/own/{replica}/")
+            weights: dict[str, Tensor] = {}
+            for part in saved:
+                weights |= part.tensors(f"replicas/own/{replica}/", self._places)
             if missing := [name for name in self._places if name not in weights]:
                 raise CheckpointError(f"the checkpoint has no weights of replica {replica}: {missing[0]}")
             kept: dict[str, dict[str, Tensor]] = {}
-            for path, value in _tensors(saved, f"replicas/inner/{replica}/").items():
+            for path, value in self._inner(saved, f"replicas/inner/{replica}/"):
                 name, _, key = path.rpartition("/")
                 kept.setdefault(name, {})[key] = value
             for name, place in self._places.items():
                 own[place].copy_(weights[name])
                 if name in kept:
                     self.optimizers[replica].state[self._parameters[place]] = kept[name]
+
+    def _inner(self, saved: Sequence[SavedStage], prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """What the optimizer of a replica keeps for the parameters of this stage, NAME/KEY; no more is read."""
+        for part in saved:
+            wanted = {path for path in part.names(prefix) if path.rpartition("/")[0] in self._places}
+            yield from part.tensors(prefix, wanted).items()
 
 
 class LocalSteps:
@@ -131,7 +139,7 @@ class LocalSteps:
     ) -> None:
         self._replicas, self._shared = replicas, shared
         self._copies = {
-            stage.stage_index: StageCopies(_trained(stage), replicas.here, make_optimizer, replicas.sync)
+            stage.stage_index: StageCopies(_trained(stage), replicas.here, make_optimizer, replicas.options.sync)
             for stage in stages
         }
 
@@ -151,7 +159,7 @@ class LocalSteps:
 
     def is_due(self, done: int, steps: int) -> bool:
         """Whether the replicas exchange after `done` of all `steps`: each H steps, and at the end."""
-        return done % self._replicas.sync.every == 0 or done == steps
+        return done % self._replicas.options.sync.every == 0 or done == steps
 
     def exchange(self, progress: Progress) -> None:
         """Average what all replicas moved, move the common weights, and give them to all; collective."""
@@ -183,7 +191,3 @@ class LocalSteps:
 def _trained(stage: CompressedStage) -> dict[str, Parameter]:
     """The parameters that a stage trains, by all their names in the unsplit model."""
     return {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad}
-
-
-def _tensors(saved: Sequence[SavedStage], prefix: str) -> dict[str, Tensor]:
-    return {name: tensor for part in saved for name, tensor in part.tensors(prefix).items()}

@@ -29,7 +29,7 @@ from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.lane import Lane
+from thinwire.pipeline.replicas.lane import GRADIENTS, Lane
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
@@ -53,8 +53,13 @@ class Setting:
     options: WireOptions
     meter: Meter
     in_full: InFull = never
+    """Says in which steps nothing is compressed."""
     layout: Layout = FLAT
+    """How the elements of parameters fill rows."""
     stands_for: float = 1.0
+    """Elements of gradients for each element that travels; traffic counts the gradients."""
+    carries: str = GRADIENTS
+    """What travels, in words."""
 
 
 class Lanes:
@@ -114,6 +119,7 @@ class Lanes:
             to_all=to_all,
             replicas=setting.replicas,
             stands_for=setting.stands_for,
+            carries=setting.carries,
         )
 
 

@@ -112,6 +112,7 @@ class PowerExchange:
         self._all = make(parameters, setting)
         self._lefts = make(whole | lefts, thinner, first_bucket=self._all.next_bucket)
         self._rights = make(rights, thinner, first_bucket=self._lefts.next_bucket)
+        self._parts = {"all": self._all, "P": self._lefts, "Q": self._rights}
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send one replica's parts of P, and what travels whole, to the owners."""
@@ -157,9 +158,14 @@ class PowerExchange:
             thin.finish(self._setting.replicas)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the errors of the replicas here, worker/REPLICA/NAME/0, and of each Q, start/NAME."""
+        """Copies of the errors of the replicas here, worker/REPLICA/NAME/0, of each Q, start/NAME, and of what is used.
+
+        all/used, P/used and Q/used are those of the exchanges of all gradients, of P and what travels whole, and of Q.
+        """
         starts = {f"start/{name}": thin.start.clone() for name, thin in self._thin.items()}
-        return starts | {name: error.flatten().clone() for name, error in self._errors().items()}
+        parts = [(part, sums.state_dict()) for part, sums in self._parts.items()]
+        used = {f"{part}/{name}": each for part, state in parts for name, each in state.items()}
+        return used | starts | {name: error.flatten().clone() for name, error in self._errors().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take exactly what `state_dict` returned. CheckpointError if something is missing."""
@@ -168,6 +174,9 @@ class PowerExchange:
             if name not in state or state[name].numel() != tensor.numel():
                 raise CheckpointError(f"the checkpoint has nothing of PowerSGD between replicas that fits {name}")
             tensor.copy_(state[name].view_as(tensor))
+        for part, sums in self._parts.items():
+            prefix = f"{part}/"
+            sums.load_state_dict({name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)})
 
     def _errors(self) -> dict[str, Tensor]:
         return {

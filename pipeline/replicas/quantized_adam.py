@@ -13,11 +13,13 @@ paper's code, whose gradients are means: it sends b1 m + (1 - b1) R g_i and take
 1-bit Adam family (2102.02888). Its code is `data_parallel/dist_dp_sharded_ps_compressed.py` of DS3Lab/AC-SGD.
 
 One thing differs. An element whose gradient was zero throughout the warm-up has v = 0, such as the embedding of a token
-that did not occur. The code divides its momentum by eps alone. Here it stays where it is, but for its decay.
+that did not occur. The code divides its momentum by eps alone. Here it stays where it is, but for its decay. If no
+element of a parameter had a gradient, a warning says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from math import sqrt
 from typing import Any
@@ -52,6 +54,7 @@ class QuantizedAdam(Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._parts = parts
+        self._has_warned = False
         self.frozen = False
 
     @torch.no_grad()
@@ -83,6 +86,7 @@ class QuantizedAdam(Optimizer):
     def _move(self, parameter: Parameter, arrived: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
+            self._warn_if_frozen(parameter)
             state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         first, second = group["betas"]
@@ -95,6 +99,17 @@ class QuantizedAdam(Optimizer):
             square.mul_(second).addcmul_(arrived, arrived, value=1 - second)
         step = int(state["step"])
         rate = group["lr"] * sqrt(1 - second**step) / (1 - first**step)
-        moves = momentum / (square.sqrt() + group["eps"])
+        moves = square.sqrt().add_(group["eps"])
+        torch.div(momentum, moves, out=moves)
         parameter.sub_(moves.masked_fill_(square == 0, 0.0), alpha=rate)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
+
+    def _warn_if_frozen(self, parameter: Parameter) -> None:
+        """Warn, once, that a parameter without a second moment stays where it is."""
+        if self.frozen and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"quantized-adam: weights of shape {list(parameter.shape)} have their first gradient after the second "
+                "moment is frozen, so they stay as they are; make optimizer.freeze_after longer",
+                stacklevel=4,
+            )

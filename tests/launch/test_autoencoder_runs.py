@@ -1,6 +1,7 @@
 """Runs with a learned codec: the same in every kind of process, after a stop, exported and scored again."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from support.tiny_run import prepared, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import with_codecs
 from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
 
 SAME = ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps")
 NARROW = ["--compression.activations", 'autoencoder(4, values="q(8)")', "--compression.gradients", "ef21(q(8))"]
@@ -89,6 +91,16 @@ def test_while_nothing_is_compressed_the_model_trains_as_without_it(folder):
 def test_a_rank_that_narrows_nothing_is_refused_before_a_process_starts(folder):
     with pytest.raises(ModelError, match="must be less than the features that it narrows, and 16 cross boundary 0"):
         prepared("--compression.activations", "autoencoder(16)")
+
+
+@pytest.mark.parametrize(("freeze_after", "moves"), [("24 steps", False), ("25 steps", True)])
+def test_weights_that_quantized_adam_would_never_move_are_refused(folder, freeze_after, moves):
+    """An epoch has 24 steps, in which the maps have no gradient."""
+    options = ["--compression.warmup", "1 epoch", "--optimizer.name", "quantized-adam"]
+    options += ["--optimizer.freeze_after", freeze_after, "--training.steps", "99"]
+    refused = pytest.raises(OptionsError, match=r"optimizer.freeze_after must be longer than compression.warmup beside")
+    with nullcontext() if moves else refused:
+        prepared(*NARROW, *options)
 
 
 def test_the_bench_of_codecs_does_not_train(folder, capsys):

@@ -13,12 +13,14 @@ from support.tiny_run import prepared, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
+from thinwire.launch.run.resume import header
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 SAME = ("train_loss", "held_out", "channels", "replicas", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
+EVERY_SIX = ["--replicas.sync.every", "6", "--replicas.sync.sums", "all"]
 BY_SAMPLE = ["--codec", "aqsgd(q(4))/ef(q(8, round='stochastic'))", "--training.evaluate_every", "3 steps"]
 
 
@@ -31,11 +33,12 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("sync", [[], ["--replicas.sync.every", "6"]], ids=["every step", "every 6 steps"])
+@pytest.mark.parametrize("sync", [[], EVERY_SIX], ids=["every step", "every 6 steps"])
 def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
     """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first epoch left in the checkpoint.
 
-    With six steps from one exchange to the next, the run goes on from step 10, between the second and the third.
+    With six steps from one exchange to the next, the run goes on from step 10, between the second and the third; and
+    every replica adds up for itself.
     """
     options = [*TWO, *BY_SAMPLE, *sync]
     simulated = simulate("tiny.yaml", folder / "simulated", *options, "--training.steps", "15")
@@ -102,6 +105,16 @@ def test_a_step_takes_the_samples_of_all_replicas(folder):
     assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
     with pytest.raises(ModelError, match=r"a step needs 100 samples, and there are 99 .* or replicas.count"):
         prepared("--replicas.count", "25")
+
+
+def test_a_run_goes_on_with_another_outer_optimizer_only_where_it_has_none(folder):
+    def fields(*options):
+        ready = prepared("--replicas.count", "2", *options)
+        return header(ready, real_placement(ready.recipe))["fields"]
+
+    other, alone = ["--replicas.sync.lr", "1.0"], ["--replicas.sync.every", "2"]
+    assert fields(*other) == fields()
+    assert fields(*other, *alone) != fields(*alone) != fields()
 
 
 def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from support.exchanging import exchange, exchanged, gradients, make
+from support.exchanging import exchanged, gradients, make, simulated, take_turns
 from support.processes import run
 from support.toy import train
 from thinwire.pipeline.errors import CheckpointError
@@ -111,26 +111,23 @@ def test_thin_matrices_travel_from_their_start_on():
 
 
 def test_a_matrix_without_a_gradient_has_none_afterwards():
-    replicas = make("powersgd(1)", 2, shapes=SHAPES)
-    for replica, flat in zip(replicas, gradients(0, 2, SIZE), strict=True):
-        replica.set_gradients(flat)
-        replica.parameters["matrix"].grad = None
-        replica.parameters["conv"].grad = None if replica.number else replica.parameters["conv"].grad
-    exchange(replicas, 0)
-    for replica in replicas:
-        assert replica.parameters["matrix"].grad is None
-        assert replica.parameters["conv"].grad.any()
+    after = take_turns(
+        simulated("powersgd(1)", shapes=SHAPES), gradients(0, 2, SIZE), 0, (["matrix"], ["matrix", "conv"])
+    )
+    assert after["matrix"] is None
+    assert after["conv"].any()
 
 
 @pytest.mark.parametrize("sync", [{}, {"every": 2}, {"every": 2, "sums": "all"}])
 def test_thin_matrices_of_full_rank_lose_nothing(sync, alone):
     """Gradients of each step, or what the weights moved in two."""
     options = {"simulated": True, "replicas": 3, "microbatches": 2, "microbatch_size": 1, "steps": 4, "sync": sync}
-    (losses, *_), (wanted, *_) = (
+    (losses, weights, *_), (wanted, others, *_) = (
         train(0, options | {"exchange": exchange}) for exchange in ("powersgd(12, rate=0.01)", "none")
     )
     assert losses == pytest.approx(wanted, rel=1e-4)
-    assert losses != wanted
+    pairs = [(tensor, others[stage][name]) for stage, state in weights.items() for name, tensor in state.items()]
+    assert not all(torch.equal(*pair) for pair in pairs), "nothing travels thin"
 
 
 def test_its_state_goes_on_by_the_names_of_parameters():
@@ -142,6 +139,7 @@ def test_its_state_goes_on_by_the_names_of_parameters():
         assert saved.keys() == {
             *(f"start/{name}" for name in ("matrix", "conv")),
             *(f"worker/{number}/{name}/0" for name in ("matrix", "conv")),
+            *(f"{part}/used" for part in ("all", "P", "Q")),
         }
         other.exchange.load_state_dict(saved)
         with pytest.raises(CheckpointError, match=f"nothing of PowerSGD between replicas that fits worker/{number}/"):
@@ -164,3 +162,9 @@ def test_an_expression_is_what_it_says(expression):
 def test_a_parameter_travels_whole_if_it_gains_too_little(shape, rank, columns):
     """As torch's hook: (n + m) r must be below n m by more than the rate of 2."""
     assert ReplicaOptions(gradients=f"powersgd({rank})").method.rank_of(shape) == columns
+
+
+@pytest.mark.parametrize("shape", [(), (40,), (0, 3)])
+def test_a_vector_travels_whole_at_any_rate(shape):
+    """Thin matrices of 40 + 1 elements are no gain over 40."""
+    assert ReplicaOptions(gradients="powersgd(1, rate=0.01)").method.rank_of(shape) == 0

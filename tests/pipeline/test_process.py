@@ -2,10 +2,12 @@
 
 import math
 import os
+from datetime import timedelta
 
 import pytest
 
 from support.processes import outcomes_of, run
+from thinwire.pipeline import process
 from thinwire.pipeline.errors import PeerError
 from thinwire.pipeline.process import Placement
 
@@ -32,6 +34,14 @@ def test_the_counterparts_of_three_replicas_meet_in_rounds_of_disjoint_pairs():
     assert where.counterparts == [(2, 4), (3, 5), (0, 2), (1, 3), (0, 4), (1, 5)]
     assert [where.counterpart(3, replica) for replica in range(3)] == [1, 3, 5]
     assert Placement({0: 0, 1: 1}).counterparts == []
+
+
+def test_replicas_may_wait_longer_for_each_other_than_stages(monkeypatch):
+    made = []
+    monkeypatch.setattr(process, "_group", lambda ranks, timeout: made.append((list(ranks), timeout.total_seconds())))
+    monkeypatch.setattr(process.dist, "get_rank", lambda: 3)
+    Placement({0: 2, 1: 3}, 1, 2).connected(timedelta(seconds=5), timedelta(seconds=70))
+    assert made == [([2, 3], 5), ([1, 3], 70)]
 
 
 def numbers(rank):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import Parameter
 
 from support.exchanging import SIZE, STEPS_PER_EPOCH, exchange, gradients, make
-from support.toy import make_trainer
+from support.toy import Sampler, Samples, Task, make_trainer, module
 from thinwire.compress import Progress
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.optimization import make_optimizer
@@ -146,6 +146,21 @@ def test_a_parameter_without_a_gradient_keeps_its_part_of_the_momentum():
     assert torch.equal(unused, torch.ones(3))
 
 
+def test_weights_whose_first_gradient_comes_too_late_are_told_of_once(recwarn):
+    late, later = Parameter(torch.ones(3)), Parameter(torch.ones(4))
+    optimizer = make_optimizer([late, later], OPTIONS)
+    optimizer.frozen = True
+    for _ in range(2):
+        late.grad, later.grad = torch.ones(3), torch.ones(4)
+        optimizer.step()
+    torch.testing.assert_close(late.detach(), torch.full((3,), (1 - 0.01 * 0.1) ** 2))  # its decay alone
+    [said] = [str(warning.message) for warning in recwarn]
+    assert said == (
+        "quantized-adam: weights of shape [3] have their first gradient after the second moment is frozen, so they "
+        "stay as they are; make optimizer.freeze_after longer"
+    )
+
+
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_replicas_are_one_pipeline_with_so_many_times_the_batch(replicas, alone):
     """Clipped by the norm of the gradients, then of the momentum; the learning rate rises and falls."""
@@ -169,6 +184,40 @@ def test_replicas_are_one_pipeline_with_so_many_times_the_batch(replicas, alone)
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
         assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
     assert records[one][0].grad_norm > 0.05  # it was clipped
+
+
+def twice(optimizer, steps, size):
+    """One layer used twice, in one model without a pipeline: its weights at the end, and the loss of each step."""
+    layer, samples, task, losses = module(0), Samples(), Task(), []
+    options = OptimizerOptions(**optimizer)
+    adam = make_optimizer(layer.parameters(), options)
+    for step in range(steps):
+        ids = Sampler(size).batch(step).ids
+        targets = samples.targets(ids)
+        loss = task.loss_sum(layer(layer(samples.inputs(ids, 0))), targets) / task.num_valid(targets)
+        loss.backward()
+        adam.frozen = options.is_frozen(Progress(step, STEPS_PER_EPOCH))
+        adam.to_momentum()
+        adam.step()
+        adam.zero_grad()
+        losses.append(float(loss.detach()))
+    return list(layer.parameters()), losses
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_that_two_stages_share_have_one_momentum(replicas, alone):
+    """Each copy sends its part of the momentum, and the copies add theirs up."""
+    optimizer = {"name": "quantized-adam", "freeze_after": "3 steps", "lr": 0.05, "schedule": "constant"}
+    wanted, losses = twice(optimizer, 8, 2 * replicas)
+    options = {"simulated": True, "microbatches": 2, "microbatch_size": 1, "steps": 8, "shared": True}
+    compression = {"activations": "none", "gradients": "none"}
+    trainer = make_trainer(0, **options, replicas=replicas, optimizer=optimizer, compression=compression)
+    records = []
+    trainer.train(records.append)
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-4)
+    for stage in trainer.stages:
+        for ours, theirs in zip(stage.submod.parameters(), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

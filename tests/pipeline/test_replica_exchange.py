@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from support.exchanging import REPLICAS, SHAPES, SIZE, exchanged, gradients, make
+from support.exchanging import REPLICAS, SHAPES, SIZE, exchanged, gradients, make, simulated, take_turns
 from thinwire.compress import Key, parse
-from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.errors import CheckpointError, OptionsError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import BucketMember, Listener
@@ -116,6 +116,37 @@ def test_if_all_add_up_each_sends_all_to_every_other():
     assert carried[1, "parts", "train"].bytes == 3 * 2 * (64 + 2050)
 
 
+UNUSED = ("bias", "wide")
+
+
+@pytest.mark.parametrize("expression", ["none", "ef(q(4))", "powersgd(1)"])
+def test_a_parameter_has_a_gradient_once_a_replica_has_used_it(expression):
+    """q(4) makes half a step of each zero, in a row that two parameters share; that is no gradient."""
+    stage = simulated(expression)
+    for step, (unused, found) in enumerate([((UNUSED, UNUSED), False), ((UNUSED, ()), True), ((UNUSED, UNUSED), True)]):
+        after = take_turns(stage, gradients(step, 2), step, unused)
+        assert [after[name] is not None for name in SHAPES] == [found, found, True], step
+
+
+def test_a_parameter_that_a_replica_in_another_process_used_has_a_gradient():
+    stage = simulated("none", everyone=lambda mine: [*mine, 0.0, 1.0, 0.0])
+    after = take_turns(stage, gradients(0, 2), 0, (UNUSED, UNUSED))
+    assert after["wide"] is None and not after["bias"].any()
+
+
+@pytest.mark.parametrize("expression", ["ef(q(4))", "powersgd(1)"])
+def test_what_replicas_have_used_goes_on(expression):
+    """A parameter that some steps use has a gradient in all steps from its first one on, after a stop too."""
+    stage, again = simulated(expression), simulated(expression)
+    take_turns(stage, gradients(0, 2), 0)
+    saved = stage.exchange.state_dict()
+    again.exchange.load_state_dict(saved)
+    ours, theirs = (take_turns(each, gradients(1, 2), 1, (UNUSED, UNUSED)) for each in (stage, again))
+    assert all(torch.equal(theirs[name], mine) for name, mine in ours.items())
+    with pytest.raises(CheckpointError, match="does not say which parameters of this stage its replicas have used"):
+        again.exchange.load_state_dict({name: tensor for name, tensor in saved.items() if "used" not in name})
+
+
 def test_four_bits_are_four_bits():
     replicas = make("ef(q(4))")
     exchanged(replicas, gradients(0), 0)
@@ -141,6 +172,7 @@ def test_four_bits_are_four_bits():
         ("powersgd(0)", "powersgd's rank must be an integer from 1 to 512, got 0"),
         ("powersgd(4, rate=0, start=-1)", "powersgd's start must be a number of steps, 0 or more, got -1"),
         ("powersgd(4, many=2)", "'powersgd(4, many=2)': got an unexpected keyword argument 'many'; write powersgd(4)"),
+        ("powersgd(4, rate=2, rate=3)", "'powersgd(4, rate=2, rate=3)': an argument stands twice; write powersgd(4)"),
         ("powersgd(rank)", "write powersgd(4)"),
         ("ef(powersgd(4))", "unknown codec 'powersgd'"),
     ],

@@ -51,7 +51,7 @@ def make(shapes):
         meter=meter,
         layout=TILES,
     )
-    exchange = StageExchange(parameters, setting, range(REPLICAS), ends, Listener, lambda mine: [mine])
+    exchange = StageExchange(parameters, setting, range(REPLICAS), ends, Listener, list)
     return exchange, list(parameters.values()), ends.frames, meter
 
 

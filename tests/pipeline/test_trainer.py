@@ -7,7 +7,7 @@ import torch
 
 from support.toy import Samples, Task, make_trainer, unsplit
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.trainer import WholeBatchLoss
+from thinwire.pipeline.optimization import WholeBatchLoss
 
 UNCOMPRESSED = {"activations": "none", "gradients": "none"}
 PLAIN_SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}

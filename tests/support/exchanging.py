@@ -23,9 +23,12 @@ STEPS_PER_EPOCH = 50
 
 
 class Replica:
-    """One replica of a stage with these parameters."""
+    """One replica of a stage with these parameters; with several `here`, the stage of a simulation of them."""
 
-    def __init__(self, number, options, links, shapes, in_full, layout=FLAT, member=BucketMember):
+    def __init__(
+        self, number, options, links, shapes, in_full, *, layout=FLAT, member=BucketMember, here=None, everyone=list
+    ):
+        here = [number] if here is None else here
         self.number = number
         self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
         self.meter = Meter()
@@ -39,8 +42,8 @@ class Replica:
             in_full=in_full,
             layout=layout,
         )
-        make = partial(StageExchange, here=[number], links=links, member=member, everyone=lambda mine: [mine])
-        self.exchange = make_exchange(self.parameters, setting, options.method, [number], make)
+        make = partial(StageExchange, here=here, links=links, member=member, everyone=everyone)
+        self.exchange = make_exchange(self.parameters, setting, options.method, here, make)
 
     @property
     def flat(self):
@@ -64,6 +67,29 @@ def make(expression, count=REPLICAS, in_full=never, shapes=SHAPES, **how):
     links = LaneEnds(range(count), None, 2, timedelta(seconds=1))
     options = ReplicaOptions(count=count, gradients=expression)
     return [Replica(number, options, links, shapes, in_full, **how) for number in range(count)]
+
+
+def simulated(expression, count=2, shapes=SHAPES, **how):
+    """A stage of a simulation: so many replicas that exchange through a codec, on one copy of the parameters."""
+    links = LaneEnds(range(count), None, 2, timedelta(seconds=1))
+    options = ReplicaOptions(count=count, gradients=expression)
+    return Replica(0, options, links, shapes, never, here=range(count), **how)
+
+
+def take_turns(stage, given, step, unused=()):
+    """Exchange what the replicas of a simulation have, a flat row each; `unused` are the parameters without, of each.
+
+    Returns the gradients afterwards by name, None for those that have none.
+    """
+    progress = Progress(step, STEPS_PER_EPOCH)
+    for number, flat in enumerate(given):
+        stage.set_gradients(flat)
+        for name in unused[number] if unused else ():
+            stage.parameters[name].grad = None
+        stage.exchange.submit(number, progress)
+    for go_on in stage.exchange.rounds:
+        go_on(progress)
+    return {name: parameter.grad for name, parameter in stage.parameters.items()}
 
 
 def gradients(step, count=REPLICAS, size=SIZE):

@@ -10,6 +10,7 @@ from torch import nn
 
 from thinwire.compress import SlotCounts
 from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import (
     CompressionOptions,
     OptimizerOptions,
@@ -22,8 +23,9 @@ from thinwire.pipeline.options import (
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import SCHEDULES, actions, build, build_merged, merge, placement
+from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.trainer import Trainer, WholeBatchLoss
+from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.wire import Wire
 
 WIDTH = 12
@@ -125,6 +127,8 @@ class Setting:
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "max_grad_norm": 0.5})
     samples: type[Samples] = Samples
     trace: int = 0
+    shared: bool = False
+    """Whether every stage has the layer of the first one, as weights that stages share."""
     replicas: int = 1
     exchange: str = "none"
     sync: Mapping[str, Any] = field(default_factory=dict)
@@ -169,7 +173,7 @@ def make_stages(setting, rank, where):
     example = torch.empty(setting.microbatch_size, 3, WIDTH, device="meta")
     return [
         CompressedStage(
-            module(index, setting.dropout),
+            module(0 if setting.shared else index, setting.dropout),
             index,
             setting.num_stages,
             torch.device("cpu"),
@@ -192,6 +196,15 @@ def make_schedule(setting, stages, loss):
     return build_merged(merge(order), stages, setting.microbatches, loss)
 
 
+def shared_weights(setting, stages, where):
+    """The weights that all stages share; None if they share none."""
+    if not setting.shared:
+        return None
+    copies = {stage.stage_index: list(stage.submod.parameters()) for stage in stages}
+    meters = {stage.stage_index: stage.meter for stage in stages}
+    return SharedWeights(range(setting.num_stages), copies, meters, where)
+
+
 def make_trainer(rank, **options):
     """A trainer over the stages of one process, connected; the options are fields of `Setting`."""
     setting = Setting(**options)
@@ -210,6 +223,7 @@ def make_trainer(rank, **options):
         pipeline=setting.pipeline,
         optimizer=optimizer,
         training=TrainingOptions(steps=setting.steps),
+        shared=shared_weights(setting, stages, where),
         trace=setting.trace,
         replicas=connect(stages, where, setting.replica_options, {}, optimizer.sends_in_full),
     )

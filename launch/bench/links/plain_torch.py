@@ -14,10 +14,9 @@ from torch.distributed.pipelining import PipelineStage
 from thinwire.launch.run.assembly import Prepared
 from thinwire.models.layers import Stage
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.optimization import clip, make_optimizer, squared_norm
+from thinwire.pipeline.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.schedules import build
-from thinwire.pipeline.trainer import WholeBatchLoss
 
 
 class CastAtBoundaries(nn.Module):
