@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +30,9 @@ def count_parameters(options: ModelOptions) -> int | None:
     from thinwire.models.architectures.vision import VISION, make_vision
 
     if options.name in VISION:
-        with torch.device("meta"):
+        with suppress(Exception), torch.device("meta"):  # of torchvision; it is told when the model is built
             return _parameters_of(make_vision(options.name, options.config))
+        return None
     family, config = find_family(options)
     count = getattr(config, "num_hidden_layers", None)
     if type(count) is not int or count < 1:

@@ -120,6 +120,7 @@ class Checkpoints:
         self._posted: set[str] = set()
         self._stores: dict[tuple[int, str], Store] = {}
         self._earlier: list[Path] = []
+        self._lost = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -137,9 +138,11 @@ class Checkpoints:
             CheckpointError: the checkpoint before could not be written.
         """
         self.wait()
-        if not all(part.is_dir() for part in self._earlier):  # somebody made room by hand
+        self._notice_lost_parts()
+        if self._lost:
             for store in self._stores.values():
                 store.unsave_all()
+            self._earlier, self._lost = self._own_parts(), False
         self._thread = threading.Thread(target=self._run, args=(step, collect(), logged), name=f"checkpoint {step}")
         self._thread.start()
 
@@ -261,6 +264,7 @@ class Checkpoints:
 
     def _prune(self, newest: Path) -> None:
         """Fold all but the newest checkpoints into the base, and delete them. Of another cut none stays."""
+        self._notice_lost_parts()  # before anything is listed anew: a part lost while this checkpoint was written
         whole = [path for path in steps_of(self.folder) if (path / MANIFEST).exists()]
         kept = [path for path in whole if self._is_of_this_cut(path)][-self._keep :]
         # retire before folding: a process that stops in between leaves a name that says to fold again
@@ -277,6 +281,10 @@ class Checkpoints:
             if _stage_of(part) not in here:
                 shutil.rmtree(part, ignore_errors=True)
         self._earlier = self._own_parts()
+
+    def _notice_lost_parts(self) -> None:
+        """Note whether somebody made room by hand since the parts were listed: the next checkpoint needs all rows."""
+        self._lost |= not all(part.is_dir() for part in self._earlier)
 
     def _own_parts(self) -> list[Path]:
         """The parts of this process: the next checkpoint has only the rows that these do not have."""

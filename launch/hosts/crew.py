@@ -28,13 +28,13 @@ _POLL_SECONDS = 0.05
 def gathered_signals() -> Iterator[list[signal.Signals]]:
     """Collect signals instead of ending at once, so that no host stays half made or half removed.
 
-    SIGHUP counts once: the kernel and the shell both send it when a terminal closes, and nobody meant to hurry. If it
-    is ignored, as after `nohup`, it stays so.
+    SIGHUP counts only if no signal came before: the kernel and the shell both send it when a terminal closes, perhaps
+    after Ctrl-C, and nobody meant to hurry. If it is ignored, as after `nohup`, it stays so.
     """
     came: list[signal.Signals] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP or signal.SIGHUP not in came:
+        if number != signal.SIGHUP or not came:
             came.append(signal.Signals(number))
 
     wanted = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]

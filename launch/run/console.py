@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from thinwire.compress.stores.space import in_words
 from thinwire.launch.shared.tables import size_text
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.meters import WAITS
+from thinwire.pipeline.meters import SECTIONS, WAITS
 from thinwire.pipeline.trainer import StepRecord
 
 UNEVEN_STAGES = 2.0
@@ -265,7 +265,8 @@ def _exchange_table(summary: Mapping[str, Any]) -> Table:
     for column in ("exchange", "hidden", "codecs", "replica", "wire", "other"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
-        spent = {name: seconds for name, seconds in stage["exchange"].items() if name != "hidden"}
+        # without a step, no section has seconds
+        spent = {name: stage["exchange"].get(name, 0.0) for name in (*SECTIONS, "other")}
         share = stage["exchange"]["hidden"]
         total = sum(spent.values())
         times = [f"{_seconds(part)} {part / max(1e-9, total):.0%}" for part in _parts(spent, total)[1:]]

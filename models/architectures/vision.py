@@ -93,7 +93,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
     try:
         with torch.device("meta"):
             layers = take_apart(make())
-    except (TypeError, ValueError, AssertionError, ArithmeticError, NotImplementedError) as error:
+    except (TypeError, ValueError, AssertionError, ArithmeticError, RuntimeError) as error:
         raise ModelError(f"torchvision cannot build {name} with {dict(config)}: {first_line(error)}") from error
     if is_vit:
         initialize: Initialize = _initialize_vit

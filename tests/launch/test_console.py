@@ -82,6 +82,19 @@ def test_the_exchange_of_replicas_has_its_seconds_and_what_was_hidden(capsys, mo
     assert "1 500 s 88% 150 s 30% 25.0 s 5% 300 s 60% 25.0 s 5%" in rows
 
 
+def test_replicas_that_took_no_step_have_exchanged_for_no_second(capsys):
+    """`--training.steps 0` ended in a traceback after everything was saved."""
+    found = summary("q(4)", "q(8)") | {"steps": 0}
+    found["replicas"] = [
+        {"stage": 0, "channel": "parts", "codec": "none", "bytes": 0, "uncompressed": 0, "bits_per_element": 0.0}
+    ]
+    for stage in found["stages"]:
+        stage["exchange"] = {"hidden": None}
+    show_summary(found)
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "1 0.0 s 0.0 s 0% 0.0 s 0% 0.0 s 0% 0.0 s 0%" in rows
+
+
 def test_evaluations_and_saves_are_apart_from_the_steps(capsys, monkeypatch):
     said = [line.strip() for line in shown(capsys, monkeypatch, 80, "q(4)", "q(8)")]
     assert "long: 100000 steps in 10000 s" in said

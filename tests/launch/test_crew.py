@@ -138,6 +138,14 @@ def test_a_terminal_that_closes_is_one_signal():
     assert came == [signal.SIGHUP, signal.SIGINT]
 
 
+def test_a_terminal_that_closes_after_a_signal_does_not_hurry_the_run():
+    """Ctrl-C, then a window that closes: SIGHUP counted as the second signal, and cost the checkpoint under way."""
+    with gathered_signals() as came:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGINT):
+            signal.raise_signal(number)
+    assert came == [signal.SIGINT, signal.SIGINT]
+
+
 def test_nohup_is_kept():
     """A run under `nohup` stopped when its terminal closed."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

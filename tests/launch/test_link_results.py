@@ -1,15 +1,20 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from thinwire.launch.bench.links import replicas as of_replicas
 from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document, simulated
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
-from thinwire.launch.timing.exchange import loads
+from thinwire.launch.timing.exchange import ReplicaWork, loads
 from thinwire.launch.timing.profile import replica_work
+from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
+from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.options import ReplicaOptions
+from thinwire.pipeline.probe import LinkSpeed
 
 COMPUTE = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
 MICROBATCHES = 4
@@ -165,3 +170,34 @@ def test_the_limit_of_replicas_adds_the_exchange_over_the_measured_links(prepare
     # the first stage is done last: it sends half of its weights twice, as parts and as sums
     [load] = loads(replica_work(replicas).elements[0], 2, "ef(q(4))")
     assert limit - alone == pytest.approx(2 * (load.longest / 1e6 + 0.001))
+
+
+def added(monkeypatch, schedule, elements, spent=(), **changes):
+    """What the exchange of two replicas adds to a step; a stage computes 10 ms forward and 20 ms back."""
+    recipe = parse(["quickstart", "--pipeline.num_stages", str(len(elements)), "--pipeline.schedule", schedule])
+    work = ReplicaWork(count=2, gradients="none", elements=elements, **changes)
+    monkeypatch.setattr(of_replicas, "replica_work", lambda prepared: work)
+    free = ChannelTiming(nbytes=1.0)
+    course = time_step(timetable(schedule, len(elements), 4), Compute(forward=0.01, backward=0.02), free, free)
+    size = recipe.pipeline.num_processes
+    links = {(process, process + size): LinkSpeed(goodput=1e6, latency=0.001) for process in range(size)}
+    return of_replicas.exchange_seconds(SimpleNamespace(recipe=recipe), course, "none", links, list(spent))
+
+
+ROWS = 512 * 100
+"""Weights of a hundred rows: 204,800 bytes, of which each of two replicas sends half twice."""
+
+
+def test_a_process_exchanges_the_weights_of_all_its_stages(monkeypatch):
+    """Of several stages a process, hours of measurements ended in a traceback."""
+    found = added(monkeypatch, "interleaved-1f1b", (2 * ROWS, 0, ROWS, 0))
+    assert found == pytest.approx(2 * ((3 * 102_400 + 64) / 1e6 + 0.001))
+    spent = [{"encode": 0.3, "decode": 0.2}, {"encode": 0.0, "decode": 0.0}]
+    assert added(monkeypatch, "interleaved-1f1b", (2 * ROWS, 0, ROWS, 0), spent) > found
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_no_step_of_a_bench_hides_the_exchange_of_the_one_before(monkeypatch, clips):
+    """Each step ends at a barrier. The last stage is done 20 ms before the first, no matter who waits for a norm."""
+    found = added(monkeypatch, "gpipe", (0, ROWS), clips=clips)
+    assert found == pytest.approx(2 * ((102_400 + 64) / 1e6 + 0.001) - 0.02)

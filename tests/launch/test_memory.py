@@ -26,6 +26,26 @@ def test_thousands_of_layers_are_answered_before_they_are_built(command, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (["--model.config.foo", "1"], "the config of resnet18 takes "),
+        (["--model.config.width", "wide"], "width must be a whole number of at least 1, got 'wide'"),
+        (
+            ["--model.name", "vit_b_32", "--model.config", "{num_heads: 7}", "--pipeline.layers", "null"],
+            "torchvision cannot build vit_b_32 with ",
+        ),
+    ],
+)
+def test_a_mistake_in_a_vision_model_is_a_sentence(mistake, said, monkeypatch, tmp_path, capsys):
+    """Its parameters are counted before its configuration is checked, and that was a traceback."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["simulate", "resnet-tiny", *mistake]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
+
+
 @pytest.fixture
 def needed(monkeypatch):
     """The least memory with which a recipe of a million parameters is not refused, found by trying."""

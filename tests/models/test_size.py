@@ -51,6 +51,20 @@ def test_a_vision_model_is_counted_whole(name):
     assert count_parameters(given) == held(blueprint(given, task="classification"))
 
 
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("resnet18", {"foo": 1}),
+        ("resnet18", {"width": "8"}),
+        ("vit_b_32", {"patch_size": 33}),
+        ("vit_b_32", {"num_heads": 7}),
+        ("vit_b_32", {"hidden_dim": -12}),
+    ],
+)
+def test_a_vision_model_that_torchvision_refuses_is_not_counted(name, config):
+    assert count_parameters(ModelOptions(name=name, config=config)) is None
+
+
 def test_a_model_of_ones_own_is_counted_by_its_layers(monkeypatch):
     own = "from torch import nn\n\n\ndef made(width):\n    return [nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 2)]\n"
     add_module(monkeypatch, "my_models", own)

@@ -176,6 +176,7 @@ def test_zero_init_residual():
         ("resnet18", {"groups": 2}, r"cannot build resnet18 with \{'groups': 2\}"),
         ("vit_b_16", {"image_size": 9}, "indivisible by patch size"),
         ("vit_b_16", {"hidden_dim": 7}, "divisible by num_heads"),
+        ("vit_b_16", {"hidden_dim": -12}, "negative dimension"),
         ("resnet18", {"num_classes": "ten"}, "a whole number, got 'ten'"),
         ("resnet18", {"num_classes": 4}, "at least 5, the labels of the data, got 4"),
     ],

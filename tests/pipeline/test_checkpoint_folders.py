@@ -122,6 +122,25 @@ def test_a_checkpoint_holds_the_rows_of_those_that_somebody_removed_by_hand(tmp_
     assert last.content() == again.content()
 
 
+@pytest.mark.parametrize("removed", ["step-00000003", "step-00000004", "base", "."])
+def test_the_next_checkpoint_holds_the_rows_of_those_removed_while_one_was_written(tmp_path, removed):
+    """The loss was never noticed, because the parts were listed anew: no later checkpoint could be resumed."""
+    wanted = undisturbed(tmp_path, 7)
+    process = Process(tmp_path / "run", dist.HashStore())
+    for _ in range(4):
+        train_and_save([process])
+    process.train()
+    folder = process.checkpoints.folder
+    process.checkpoints.save(process.step, process.state, logged=lambda: shutil.rmtree(folder / removed))
+    process.checkpoints.wait()
+    for step in (6, 7):
+        train_and_save([process])
+        again = Process(tmp_path / f"again-{step}", dist.HashStore())
+        shutil.copytree(folder, again.checkpoints.folder)
+        again.resume(newest(again.checkpoints.folder))
+        assert again.content() == wanted[step]
+
+
 def test_a_folder_that_another_process_removes_meanwhile_has_no_parts(tmp_path, monkeypatch):
     """`make drill`: a folder went between two looks of `Path.glob`, and a checkpoint could not be written."""
     monkeypatch.setattr(Path, "is_dir", lambda path: True)

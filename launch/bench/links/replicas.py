@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.timing.exchange import time_exchange
+from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.timing.exchange import ReplicaWork, time_exchange
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import Course
@@ -33,6 +34,8 @@ def exchange_seconds(
     if work is None:
         return 0.0
     size = prepared.recipe.pipeline.num_processes
+    # each step of a bench ends at a barrier: no later stage begins the next one before all have their sums
+    work = replace(work, gradients=between, elements=_by_process(work, prepared.recipe), clips=True)
     across = [speed for (source, target), speed in links.items() if source % size == target % size]
     if spent:
         # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum
@@ -49,4 +52,12 @@ def exchange_seconds(
             bandwidth=8 * min(speed.goodput for speed in across), latency=max(speed.latency for speed in across)
         ),
     )
-    return time_exchange(replace(work, gradients=between), course, network).adds
+    return time_exchange(work, course, network).adds
+
+
+def _by_process(work: ReplicaWork, recipe: Recipe) -> tuple[int, ...]:
+    """The weights of each process of a pipeline, from those of each stage."""
+    elements = [0] * recipe.pipeline.num_processes
+    for stage, process in real_placement(recipe).process_of.items():
+        elements[process] += work.elements[stage]
+    return tuple(elements)
