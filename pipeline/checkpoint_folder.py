@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,9 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
-        """The manifest in a text from `where`. CheckpointError if it is not a manifest, or is damaged."""
+        """The manifest in a text from `where`. CheckpointError if it is not one of this release, or is damaged."""
+        if (strange := _strange_format(text)) is not None:
+            raise CheckpointError(_told_of_format(where, strange))
         try:
             values = json.loads(text)
             digest = values.pop("digest")
@@ -68,10 +70,6 @@ class Manifest:
             raise CheckpointError(f"{where} is not the manifest of a checkpoint: {error!r}") from error
         if digest != _digest_of(values):
             raise CheckpointError(f"{where} is damaged: it has not the digest that it names")
-        if manifest.format != MANIFEST_FORMAT:
-            raise CheckpointError(
-                f"{where} must have format {MANIFEST_FORMAT}, got {manifest.format}: use the same release"
-            )
         return manifest
 
     def text(self) -> str:
@@ -139,6 +137,16 @@ def manifests(folder: Path) -> list[Manifest]:
 def has_manifests(folder: Path) -> bool:
     """Whether a folder has the manifest of any checkpoint, even a damaged one."""
     return any((path / MANIFEST).exists() for path in steps_of(folder))
+
+
+def of_another_release(folder: Path) -> str | None:
+    """A sentence about the newest checkpoint whose manifest has another format; None without such a checkpoint."""
+    for path in reversed(steps_of(folder)):
+        with suppress(OSError, ValueError):
+            strange = _strange_format((path / MANIFEST).read_text())
+            if strange is not None:
+                return _told_of_format(str(path / MANIFEST), strange)
+    return None
 
 
 def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
@@ -230,6 +238,21 @@ def _check_fields(manifest: Manifest) -> None:
     for name in {name for files in manifest.files.values() for name in files}:
         if name != Path(name).name:
             raise ValueError(f"{name!r} is not the name of a file")
+
+
+def _strange_format(text: str) -> object:
+    """The format of a manifest of another release, whose digest is right; None for any other text."""
+    try:
+        values = json.loads(text)
+        whole = values.pop("digest") == _digest_of(values)
+        number = values.get("format")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return number if whole and number != MANIFEST_FORMAT else None
+
+
+def _told_of_format(where: str, number: object) -> str:
+    return f"{where} must have format {MANIFEST_FORMAT}, got {number}: use the release that wrote it"
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(as_json(found), indent=2, allow_nan=False))
     else:
-        show(found, options.link, options.max_in_flight)
+        show(found, options.link, options.replica_link, options.max_in_flight)
     return OK
 
 

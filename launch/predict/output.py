@@ -27,12 +27,13 @@ from thinwire.launch.timing.prediction import (
 )
 
 
-def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: float) -> None:
+def show(found: Answer, links: Mapping[tuple[int, int], Link], replicas: Link, max_in_flight: float) -> None:
     """Print an answer as tables.
 
     Args:
         found: the answer.
         links: links with their own bandwidth or latency, by (sending stage, receiving stage).
+        replicas: the links between replicas, which may have their own too.
         max_in_flight: the number of micro-batches that fit in the memory of a process.
     """
     console, workload = Console(), found.workload
@@ -49,10 +50,10 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], max_in_flight: fl
         console.print(_replicas_in_words(workload.replicas, found.predictions[0]), highlight=False, soft_wrap=True)
     console.print(_throughput_table(found.predictions))
     for codec, bandwidth in found.needed.items():
-        console.print(f"{escape(codec)} {hides_in_words(bandwidth, links)}", highlight=False, soft_wrap=True)
+        console.print(f"{escape(codec)} {hides_in_words(bandwidth, links, replicas)}", highlight=False, soft_wrap=True)
     for sentence in found.verdicts:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
-    console.print(_stages_table(found.predictions))
+    console.print(_stages_table(found.predictions, workload.replicas.passes if workload.replicas else 1))
     console.print(_schedules_table(found.schedules))
     limit = "" if math.isinf(max_in_flight) else f" with at most {max_in_flight:g} micro-batches in memory"
     if found.best is None:
@@ -110,24 +111,26 @@ def _exchanged(one: Prediction) -> tuple[float, ...]:
     return exchange.nbytes / 1e6, exchange.seconds, exchange.adds, exchange.samples_per_second_every
 
 
-def _stages_table(predictions: Sequence[Prediction]) -> Table:
-    """Where the time of each stage goes, at the lowest bandwidth."""
+def _stages_table(predictions: Sequence[Prediction], passes: int) -> Table:
+    """Where the time of each stage goes in a step of so many passes, at the lowest bandwidth."""
     slowest = min(one.bandwidth for one in predictions)
-    title = f"% of the step that each stage is busy / waits for the wire / is idle, at {bandwidth_text(slowest)}"
+    adds = " / the exchange adds" if any(one.exchange for one in predictions) else ""
+    title = f"% of the step that each stage is busy / waits for the wire / is idle{adds}, at {bandwidth_text(slowest)}"
     shown = [one for one in predictions if one.bandwidth == slowest]
     table = Table(box=SIMPLE_HEAD, padding=0, title=title, title_justify="left")
     table.add_column("stage", no_wrap=True)
     for one in shown:
         table.add_column(escape(one.codec), justify="right", overflow="fold")
     for stage in range(len(shown[0].busy)):
-        table.add_row(
-            str(stage),
-            *(
-                "/".join(f"{100 * part[stage] / one.seconds:.0f}" for part in (one.busy, one.wait, one.bubble))
-                for one in shown
-            ),
-        )
+        table.add_row(str(stage), *(_shares(one, stage, passes) for one in shown))
     return table
+
+
+def _shares(one: Prediction, stage: int, passes: int) -> str:
+    """Percentages of a step: in all its passes busy, waiting and idle; with replicas, what the exchange adds."""
+    spent = [passes * part[stage] for part in (one.busy, one.wait, one.bubble)]
+    spent += [one.exchange.adds] if one.exchange else []
+    return "/".join(f"{100 * seconds / one.seconds:.0f}" for seconds in spent)
 
 
 def _schedules_table(predictions: Sequence[Prediction]) -> Table:

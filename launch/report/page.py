@@ -149,8 +149,8 @@ def _replicas(rows: Sequence[Mapping[str, Any]]) -> Table | None:
             ways[row["channel"]],
             row["codec"],
             row["frames"],
-            round(row["bytes"] / 1e6, 3),
-            round(row["uncompressed"] / 1e6, 3),
+            row["bytes"] / 1e6,
+            row["uncompressed"] / 1e6,
             round(row["uncompressed"] / max(1, row["bytes"]), 2),
             round(row["bits_per_element"], 3),
         )
@@ -171,7 +171,7 @@ def _exchange(stages: Sequence[Mapping[str, Any]], timed: str | None) -> Table |
         parts = (round(seconds, 2) for seconds in spent.values())
         rows.append((stage["stage"], total, _scaled(stage["exchange"]["hidden"], 100), *parts))
     note = (
-        f"Of the time of training steps below, for {timed}. Hidden: before the last stage had done its last backward, "
+        f"Of the time of training steps above, for {timed}. Hidden: before the last stage had done its last backward, "
         "in the last exchanges; empty where stages take turns in one process. Neighbour: waiting until another "
         "replica has sent. Wire: waiting until that frame arrives. Other: gathering and adding up gradients."
     )

@@ -17,7 +17,14 @@ from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
-from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage, has_manifests, is_whole, manifests
+from thinwire.pipeline.checkpoint_folder import (
+    Manifest,
+    SavedStage,
+    has_manifests,
+    is_whole,
+    manifests,
+    of_another_release,
+)
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
@@ -209,9 +216,9 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
-            are checkpoints, but none is whole.
+            are checkpoints, but none is whole, or another release wrote them.
     """
-    folder = checkpoint_folder(prepared.recipe)
+    folder, must_resume = checkpoint_folder(prepared.recipe), prepared.recipe.checkpoint.resume == "always"
     told = where.everyone([manifest.text() for manifest in manifests(folder)])
     known = {
         manifest.step: manifest
@@ -225,7 +232,10 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
     ]
     common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
     if not common:
-        if prepared.recipe.checkpoint.resume == "always":
+        if of_others := list(filter(None, where.everyone(of_another_release(folder)))):
+            anew = "" if must_resume else ", or --overwrite to start again from step 0"
+            raise OptionsError([f"{of_others[0]}{anew}"])
+        if must_resume:
             raise OptionsError([f"--resume needs a whole checkpoint, but {folder} has none that all stages share"])
         if any(where.everyone(has_manifests(folder))):
             raise OptionsError(

@@ -73,6 +73,8 @@ class BucketLoad:
     """Bytes of the longest frame."""
     sums: bool
     """Whether sums follow the parts."""
+    both: int
+    """Bytes of all frames of parts and of sums together, of the replica that sends the most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +107,16 @@ def loads(
         whole = len(bucket.rows)
         if to_all:
             length = _frame(layout.shape(whole), method)
-            found.append(BucketLoad(whole * layout.row, count - 1, (count - 1) * length, length, sums=False))
+            nbytes = (count - 1) * length
+            found.append(BucketLoad(whole * layout.row, count - 1, nbytes, length, sums=False, both=nbytes))
             continue
         lengths = [_frame(layout.shape(len(part)), method) for part in bucket.parts if part]
         # as parts, a frame to each other owner; as sums, its own part to each other replica
         own = min(lengths) if len(lengths) == count else 0
         most = max(sum(lengths) - own, (count - 1) * max(lengths))
-        found.append(BucketLoad(whole * layout.row, count - 1, most, max(lengths), sums=True))
+        # who owns the longest part sends one part less of that length, and its sum to all others
+        both = sum(lengths) - max(lengths) + (count - 1) * max(lengths)
+        found.append(BucketLoad(whole * layout.row, count - 1, most, max(lengths), sums=True, both=both))
     return tuple(found)
 
 
@@ -138,7 +143,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     return ExchangeTime(
         begins=tuple(begins),
         ends=tuple(ends),
-        nbytes=max(sum((1 + load.sums) * load.nbytes for load in work.buckets(count)) for count in work.elements),
+        nbytes=max(sum(load.both for load in work.buckets(count)) for count in work.elements),
         adds=max(0.0, period - course.seconds),
     )
 

@@ -188,13 +188,24 @@ def needed_bandwidth(
     return math.exp(high)
 
 
-def hides_in_words(bandwidth: float, links: Mapping[tuple[int, int], Link]) -> str:
-    """A sentence that says which bandwidth hides the wire; `links` have their own bandwidth."""
+def hides_in_words(bandwidth: float, links: Mapping[tuple[int, int], Link], replicas: Link) -> str:
+    """A sentence that says which bandwidth hides the wire.
+
+    Args:
+        bandwidth: that bandwidth, as `needed_bandwidth` found it.
+        links: those with their own bandwidth.
+        replicas: the links between replicas, which may have their own too.
+    """
     hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
+    own = {"--link": _names(links)} if links else {}
+    own |= {} if replicas.bandwidth is None else {"--replica-link": "those between replicas"}
+    options, kept = " and ".join(own), " and ".join(own.values())
     if math.isinf(bandwidth):
-        return f"never {hides}: --link makes {_names(links)} too slow, at any bandwidth of the other links"
+        make = "makes" if len(own) == 1 else "make"
+        slow = kept if links else "the links between replicas"
+        return f"never {hides}: {options} {make} {slow} too slow, at any bandwidth of the other links"
     needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
-    return f"{hides} {needs}" + (f" of the links other than {_names(links)}" if links else "")
+    return f"{hides} {needs}" + (f" of the links other than {kept}" if own else "")
 
 
 def _names(links: Mapping[tuple[int, int], Link]) -> str:

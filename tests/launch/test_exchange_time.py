@@ -79,6 +79,9 @@ def test_three_replicas_share_the_uplink_of_a_host():
         for wires in ("pair", "host", "home")
     }
     assert took == pytest.approx({"pair": 2 * 1.5, "host": 2 * 2.5, "home": 2 * (2 + 2 * 0.5)})
+    # the same replica sends two parts of two rows, and three rows as a sum twice: its parts are not the longest
+    found = step(work, "gpipe", NO_COMPRESSION, Network()).exchange
+    assert found.nbytes == 2 * (64 + 2 * 2048) + 2 * (64 + 3 * 2048)
 
 
 def test_the_drain_hides_the_exchange_of_a_later_stage():

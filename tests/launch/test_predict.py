@@ -1,6 +1,7 @@
 """`thinwire predict` as a user types it."""
 
 import json
+import re
 
 import pytest
 
@@ -96,6 +97,17 @@ def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys)
     assert shown.count(never) == 3
     assert main(["predict", *slow, "1-2:10gbit", "2>3:1gbit"]) == 0
     assert "up of the links other than 1-2, 2>3\n" in capsys.readouterr().out
+
+
+def test_a_slow_link_between_replicas_is_named_and_the_shares_of_a_step_are_of_all_its_passes(capsys):
+    """The sentence named no link, and three passes of a step counted as one."""
+    replicas = ["--replicas.count", "2", "--pipeline.accumulation", "3", "--replica-link", "20mbit,40ms"]
+    assert main(["predict", *GIVEN, "--bandwidth", "100mbit", "--codec", "q(2)/q(4)", *replicas]) == 0
+    shown = capsys.readouterr().out
+    assert "(95% of full speed): --replica-link makes the links between replicas too slow, at any bandwidth of" in shown
+    assert "is idle / the exchange adds, at 100mbit" in " ".join(shown.split())
+    cells = [list(map(int, cell.split("/"))) for cell in re.findall(r"\d+/\d+/\d+/\d+", shown)]
+    assert len(cells) == 4 * 3 and all(98 <= sum(cell) <= 102 for cell in cells), cells
 
 
 def test_times_are_measured_where_none_are_given(capsys):

@@ -11,6 +11,7 @@ from thinwire.launch.timing.prediction import (
     NO_COMPRESSION,
     bandwidth_text,
     best,
+    hides_in_words,
     limit,
     needed_bandwidth,
     possible,
@@ -58,6 +59,24 @@ def test_nothing_crosses_with_one_stage():
     work = workload(num_stages=1)
     assert needed_bandwidth(work, "gpipe", NO_COMPRESSION, Network()) == 0.0
     assert predict(work, "gpipe", NO_COMPRESSION, Network(bandwidth=1e3)).of_unthrottled == 1.0
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "links", "replicas", "said"),
+    [
+        (5e6, {}, Link(), "from 5mbit up"),
+        (0.0, {}, Link(bandwidth=2e7), "at any bandwidth of the links other than those between replicas"),
+        (5e6, {(2, 3): Link()}, Link(bandwidth=2e7), "up of the links other than 2>3 and those between replicas"),
+        (math.inf, {(2, 3): Link()}, Link(latency=0.1), "--link makes 2>3 too slow, at any bandwidth of the other"),
+        (math.inf, {}, Link(bandwidth=2e7), "--replica-link makes the links between replicas too slow, at any"),
+        (
+            *(math.inf, {(2, 3): Link()}, Link(bandwidth=2e7)),
+            "--link and --replica-link make 2>3 and those between replicas too slow, at any bandwidth of the other",
+        ),
+    ],
+)
+def test_links_with_their_own_bandwidth_are_named(bandwidth, links, replicas, said):
+    assert said in hides_in_words(bandwidth, links, replicas)
 
 
 def test_compression_pays_on_slow_links_and_not_on_fast_ones():

@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
+from thinwire.launch.run import resume
 from thinwire.launch.run.run import Run
+from thinwire.pipeline.checkpoint_folder import Manifest
+from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
 
@@ -166,3 +170,14 @@ def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
     shutil.rmtree(stopped_run / "checkpoints")
     assert cli.main(["simulate", "--resume", str(stopped_run)]) == 2
     assert "--resume needs a whole checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("when", "anew"), [("auto", ", or --overwrite to start again from step 0"), ("always", "")])
+def test_checkpoints_of_another_release_are_said_to_be_such(tmp_path, when, anew):
+    """They were said to be damaged, or not to be there."""
+    (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003/manifest.json").write_text(Manifest(3, {}, {}, format=1).text())
+    options = SimpleNamespace(checkpoint=SimpleNamespace(folder=str(tmp_path), resume=when))
+    alone = SimpleNamespace(everyone=lambda mine: [mine])
+    with pytest.raises(OptionsError, match=f"got 1: use the release that wrote it{anew}$"):
+        resume.find(SimpleNamespace(recipe=options), alone, [0])

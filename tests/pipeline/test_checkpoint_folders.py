@@ -15,7 +15,7 @@ from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.pipeline import checkpoint
-from thinwire.pipeline.checkpoint_folder import Manifest, is_whole, manifests, step_folder
+from thinwire.pipeline.checkpoint_folder import Manifest, is_whole, manifests, of_another_release, step_folder
 from thinwire.pipeline.errors import CheckpointError
 
 
@@ -166,6 +166,23 @@ def test_a_manifest_of_other_kinds_is_one_sentence_whatever_its_digest(fields):
     text = Manifest(**{"step": 3, "header": {}, "files": {}, **fields}).text()
     with pytest.raises(CheckpointError, match="is not the manifest of a checkpoint"):
         Manifest.parse(text, "what another process has")
+
+
+def test_a_whole_manifest_of_another_release_is_told_apart_from_a_damaged_one(tmp_path):
+    """It was read as a damaged one, and a resume said that files are missing."""
+    assert of_another_release(tmp_path) is None
+    for step, number in ((3, 1), (4, 2)):
+        text = Manifest(step, {}, {}, format=number).text()
+        step_folder(tmp_path, step).mkdir()
+        (step_folder(tmp_path, step) / "manifest.json").write_text(text)
+    assert [manifest.step for manifest in manifests(tmp_path)] == [4]
+    told = "must have format 2, got 1: use the release that wrote it"
+    assert of_another_release(tmp_path) == f"{step_folder(tmp_path, 3) / 'manifest.json'} {told}"
+    with pytest.raises(CheckpointError, match=f"what another process has {told}"):
+        Manifest.parse(Manifest(3, {}, {}, format=1).text(), "what another process has")
+    damaged = step_folder(tmp_path, 3) / "manifest.json"
+    damaged.write_text(damaged.read_text().replace("3", "4"))
+    assert of_another_release(tmp_path) is None
 
 
 def test_of_replicas_the_parts_of_one_hold_the_model():
