@@ -2,10 +2,12 @@
 
 import math
 import os
+import queue
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from functools import partial
 
 import pytest
@@ -58,6 +60,31 @@ def test_who_had_no_turn_to_listen_blames_nobody():
     assert clock.silence.too_long() == {}
     assert clock.wait(3) == {}
     assert clock.wait(0.5) == {0: 3.5}
+
+
+def test_a_listener_that_often_has_no_turn_still_notices():
+    """Every time without a turn excused all the silence before it, so that a busy machine noticed no dead host."""
+    clock = Clock()
+    clock.silence.heard(0, trains=True)
+    for _ in range(3):
+        assert clock.wait(1) == {}
+        clock.now += 10
+        assert clock.silence.too_long() == {}
+    assert clock.wait(0.5) == {0: 3.5}
+
+
+def test_a_process_tells_at_once_that_it_trains(monkeypatch):
+    """A host that died within half a second of its first steps was missed for a minute, as one that had not begun."""
+    monkeypatch.setattr(pulse, "EVERY", math.inf)
+    trains, heard = threading.Event(), queue.SimpleQueue()
+    beating = pulse.Pulse()
+    beating.trains = trains.is_set
+    beating.add(heard.put)
+    trains.set()
+    assert heard.get(timeout=60) or heard.get(timeout=60)
+    trains.clear()
+    assert not heard.get(timeout=60)
+    beating._listeners.clear()
 
 
 def test_who_is_forgotten_is_not_expected():

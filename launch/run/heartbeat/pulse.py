@@ -1,7 +1,8 @@
 """The heartbeat of a stage process, which tells all who listen that it is not stopped and not stuck.
 
-A thread beats twice a second. The thread needs Python's lock (the GIL). torch gives the lock away while it computes, so
-a long computation is no silence. A process that is stopped is silent, and so is one in which something keeps the lock.
+A thread beats twice a second, and at once when training begins or ends. The thread needs Python's lock (the GIL). torch
+gives the lock away while it computes, so a long computation is no silence. A process that is stopped is silent, and so
+is one in which something keeps the lock.
 
 The launcher hears its processes through a pipe each, and kills a silent one. Where torchrun starts the processes,
 neighbours hear each other (`neighbours.py`).
@@ -22,6 +23,9 @@ VARIABLE = "THINWIRE_HEARTBEAT"
 
 EVERY = 0.5
 """Seconds between two beats."""
+
+_LOOK = 0.05
+"""Seconds between two looks at whether this process trains."""
 
 TRAINING, NOT_TRAINING = b"t", b"n"
 """What the launcher reads."""
@@ -48,7 +52,9 @@ class Pulse:
             trains = self.trains()
             for listener in tuple(self._listeners):
                 listener(trains)
-            time.sleep(EVERY)
+            next_beat = time.monotonic() + EVERY
+            while time.monotonic() < next_beat and self.trains() == trains:
+                time.sleep(_LOOK)
 
 
 def begin() -> Pulse:

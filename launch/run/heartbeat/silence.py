@@ -42,8 +42,9 @@ class Silence:
     def too_long(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> dict[int, float]:
         """The seconds of silence of every process that has been silent for too long, by rank."""
         now = self._clock()
-        if now - self._looked > 2 * EVERY:  # this process had no turn itself, so it could hear nobody
-            self._heard = {rank: (now, trains) for rank, (_, trains) in self._heard.items()}
+        passed = now - self._looked
+        if passed > 2 * EVERY:  # this process had no turn itself, so it could hear nobody: that time does not count
+            self._heard = {rank: (min(now, last + passed), trains) for rank, (last, trains) in self._heard.items()}
         self._looked = now
         silent = {rank: now - last for rank, (last, _) in self._heard.items() if now - last > self.allowed}
         return {
