@@ -98,7 +98,7 @@ class Allocated(Quantizer):
         size = self.grid.scales_size(blocks.count)
         return self.grid.unpack_scales(payload[:size], blocks.count), payload[size:]
 
-    def _pieces(self, scales: Tensor, blocks: Blocks) -> Iterator["Piece"]:
+    def _pieces(self, scales: Tensor, blocks: Blocks) -> Iterator["EqualGroups"]:
         """Yield all groups, those of most bits first, a few at a time."""
         bits, start = allocated_bits(scales, self.grid.bits), 0
         for width, count in reversed(list(enumerate(bits.bincount().tolist()))):
@@ -106,13 +106,13 @@ class Allocated(Quantizer):
                 continue
             for groups in (bits == width).nonzero().squeeze(1).split(max(1, _PART // blocks.inner)):
                 size = packed_size(len(groups) * blocks.inner, width)
-                yield Piece(replace(self.grid, bits=width), groups, slice(start, start + size))
+                yield EqualGroups(replace(self.grid, bits=width), groups, slice(start, start + size))
                 start += size
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Groups of equally many bits."""
+class EqualGroups:
+    """The groups that have one number of bits."""
 
     grid: Grid
     groups: Tensor

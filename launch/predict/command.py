@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -160,6 +160,28 @@ def make_parser() -> Parser:
             type=positive,
             help=f"milliseconds of one micro-batch {way} on one stage (default: measured on this machine)",
         )
+    _add_links(add)
+    add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
+    add(
+        "--codec",
+        nargs="+",
+        action="extend",
+        metavar="FW/BW",
+        help="codecs of activations/gradients, such as 'q(4)/q(8)' (default: some examples)",
+    )
+    add(
+        "--max-in-flight",
+        type=positive,
+        default=math.inf,
+        help="the number of micro-batches that fit in the memory of a process",
+    )
+    add("--like", choices=["aqsgd"], help="compare this prediction with the published tables of 2206.01299")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_links(add: Callable[..., argparse.Action]) -> None:
+    """The options of links: those of a pipeline, and those between replicas."""
     add(
         "--bandwidth",
         type=_bandwidths,
@@ -212,23 +234,6 @@ def make_parser() -> Parser:
         help="steps from one exchange between replicas to the next, to compare with every step (default: "
         "replicas.sync.every of the recipe if above 1, else 30)",
     )
-    add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
-    add(
-        "--codec",
-        nargs="+",
-        action="extend",
-        metavar="FW/BW",
-        help="codecs of activations/gradients, such as 'q(4)/q(8)' (default: some examples)",
-    )
-    add(
-        "--max-in-flight",
-        type=positive,
-        default=math.inf,
-        help="the number of micro-batches that fit in the memory of a process",
-    )
-    add("--like", choices=["aqsgd"], help="compare this prediction with the published tables of 2206.01299")
-    add("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def _bandwidths(text: str) -> list[float]:

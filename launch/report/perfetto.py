@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.report.timeline import Exchange, Transfer, exchanges, read_traces, transfers
+from thinwire.launch.report.timeline import ExchangeSpan, Transfer, exchanges, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.pipeline.errors import OptionsError
@@ -144,7 +144,7 @@ def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]
     ]
 
 
-def _exchange_events(exchange: Exchange, zero: float) -> list[Event]:
+def _exchange_events(exchange: ExchangeSpan, zero: float) -> list[Event]:
     lane, start = (exchange.stage, REPLICAS), exchange.start - zero
     facts = {"step": exchange.step, "bytes": exchange.nbytes, "hidden_us": _microseconds(exchange.hidden)}
     whole = _complete("exchange", "replicas", lane, start, exchange.end - zero, **facts)

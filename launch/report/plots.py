@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.launch.report.timeline import Exchange, Transfer
+from thinwire.launch.report.timeline import ExchangeSpan, Transfer
 from thinwire.pipeline.tracing.spans import Span
 from thinwire.pipeline.tracing.traces import StepTrace
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SERIES = tuple(f"series-{index}" for index in range(6))
 KINDS = ("forward", "backward", "optimizer", "encode", "decode", "wait", "exchange")
-WIRES = ("wire", "wire-latest")
-ROLES = ("ink", "muted", "grid", "page", *KINDS, *WIRES, *SERIES)
+WIRE_COLORS = ("wire", "wire-latest")
+ROLES = ("ink", "muted", "grid", "page", *KINDS, *WIRE_COLORS, *SERIES)
 STAND_INS = {role: f"#a1b2{index:02x}" for index, role in enumerate(ROLES)}
 STROKES = ("-", "--", "-.", ":")
 LEGIBLE = 0.013
@@ -72,7 +72,10 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
 
 
 def timeline(
-    steps: Sequence[tuple[int, StepTrace]], frames: Sequence[Transfer], title: str, exchanges: Sequence[Exchange] = ()
+    steps: Sequence[tuple[int, StepTrace]],
+    frames: Sequence[Transfer],
+    title: str,
+    exchanges: Sequence[ExchangeSpan] = (),
 ) -> str:
     """A picture of one step: a lane for the work of each stage, and under it a thin lane for each channel it sends on.
 

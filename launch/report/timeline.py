@@ -52,7 +52,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeSpan:
     """One exchange of a stage with its replicas; times are in seconds of the common clock."""
 
     stage: int
@@ -115,9 +115,9 @@ def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
     return [transfer for _, frames in channels for transfer in _one_after_the_other(frames)]
 
 
-def exchanges(traces: Sequence[StageTrace]) -> list[Exchange]:
+def exchanges(traces: Sequence[StageTrace]) -> list[ExchangeSpan]:
     """The exchanges between replicas that the stages traced, step by step; empty without replicas."""
-    found: list[Exchange] = []
+    found: list[ExchangeSpan] = []
     drained: dict[int, float] = {}
     for trace in traces:
         for step in trace.steps:
@@ -128,7 +128,7 @@ def exchanges(traces: Sequence[StageTrace]) -> list[Exchange]:
             if inside:
                 nbytes = sum(frame.nbytes for frame in step.departures if frame.channel in EXCHANGE)
                 start, end = inside[0].start, inside[-1].end
-                found.append(Exchange(trace.stage, step.step, start, end, 0.0, nbytes))
+                found.append(ExchangeSpan(trace.stage, step.step, start, end, 0.0, nbytes))
     return [replace(one, hidden=max(0.0, min(one.end, drained[one.step]) - one.start)) for one in found]
 
 

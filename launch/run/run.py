@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from thinwire.compress import Progress, parse
+from thinwire.compress import parse
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.layer_times import uneven_cut
@@ -209,6 +209,13 @@ class Run:
     def _steps_per_epoch(self) -> int:
         return self.assembly.prepared.steps_per_epoch
 
+    @property
+    def _steps_of_weights(self) -> dict[str, int]:
+        """By option, the number of steps after which the weights are used, again and again."""
+        number, in_epochs = read_duration(self.recipe.training.evaluate_every)
+        evaluated = number * (self._steps_per_epoch if in_epochs else 1)
+        return {"save_every": self.recipe.save_every, "training.evaluate_every": evaluated}
+
     def _show_notes(self) -> None:
         """Print notes before training starts: where a run goes on, the data, auto, batch normalization."""
         gathered = self.assembly.placement.gather(
@@ -221,8 +228,8 @@ class Run:
                 self._resumption.note,
                 *self.assembly.prepared.data.notes,
                 *self._notes_on_auto(),
-                *self._notes_on_exchanges(),
-                *self._notes_on_freezing(),
+                self.recipe.replicas.note_on_steps(self._steps_of_weights),
+                self.recipe.optimizer.note_on_freezing(self.recipe.training.steps, self._steps_per_epoch),
                 warning,
                 cut,
             ]
@@ -234,31 +241,6 @@ class Run:
             return []
         measure = self.recipe.compression.measure
         return [f"auto compresses nothing: compression.measure of {measure} is as long as all {steps} steps"]
-
-    def _notes_on_exchanges(self) -> list[str]:
-        """A sentence if weights are saved or evaluated between two exchanges of replicas that step alone."""
-        number, in_epochs = read_duration(self.recipe.training.evaluate_every)
-        steps = {
-            "save_every": self.recipe.save_every,
-            "training.evaluate_every": number * (self._steps_per_epoch if in_epochs else 1),
-        }
-        every = self.recipe.replicas.sync.every
-        between = [name for name, count in steps.items() if count % every]
-        if not self.recipe.replicas.step_alone or not between:
-            return []
-        return [
-            f"{' and '.join(between)} should be a multiple of replicas.sync.every, {every} steps: between two "
-            f"exchanges, saved and evaluated weights are those of the last one"
-        ]
-
-    def _notes_on_freezing(self) -> list[str]:
-        """A sentence if the second moment of quantized-adam is never frozen."""
-        optimizer, steps = self.recipe.optimizer, self.recipe.training.steps
-        if optimizer.name != "quantized-adam" or optimizer.is_frozen(Progress(steps - 1, self._steps_per_epoch)):
-            return []
-        return [
-            f"quantized-adam freezes nothing: optimizer.freeze_after of {optimizer.freeze_after} is all of training"
-        ]
 
     def _show_stores(self) -> None:
         """Print the final size of the feedback stores before training fills them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -79,6 +80,19 @@ class ReplicaOptions:
         A slower replica falls behind in each step between two exchanges. More than a day is for no replica.
         """
         return max(timeout, min(timeout * self.sync.every, DAY)) if self.step_alone else timeout
+
+    def note_on_steps(self, steps: Mapping[str, int]) -> str | None:
+        """A sentence if weights are saved or evaluated between two exchanges of replicas that step alone.
+
+        `steps` has, by option, the number of steps from one save or evaluation to the next.
+        """
+        between = [option for option, count in steps.items() if count % self.sync.every]
+        if not self.step_alone or not between:
+            return None
+        return (
+            f"{' and '.join(between)} should be a multiple of replicas.sync.every, {self.sync.every} steps: between "
+            f"two exchanges, saved and evaluated weights are those of the last one"
+        )
 
     @property
     def method(self) -> compress.Method | PowerSGD:

@@ -75,6 +75,12 @@ class OptimizerOptions:
         over = is_over(self.freeze_after, progress.step, progress.steps_per_epoch)
         return self.name == "quantized-adam" and over
 
+    def note_on_freezing(self, steps: int, steps_per_epoch: int) -> str | None:
+        """A sentence if the second moment is never frozen in so many steps."""
+        if not self.sends_in_full(compress.Progress(steps - 1, steps_per_epoch)):
+            return None
+        return f"quantized-adam freezes nothing: optimizer.freeze_after of {self.freeze_after} is all of training"
+
     def sends_in_full(self, progress: compress.Progress) -> bool:
         """Whether the gradients between replicas go uncompressed in the coming step."""
         return self.name == "quantized-adam" and not self.is_frozen(progress)

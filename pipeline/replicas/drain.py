@@ -21,7 +21,7 @@ import torch.distributed as dist
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.stage import CompressedStage
 
-Times = Sequence[tuple[float, float]]
+Moments = Sequence[tuple[float, float]]
 """When each of the last exchanges of a stage began and ended."""
 
 
@@ -52,7 +52,7 @@ def told(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**report["seconds"], "hidden": share} for report, share in zip(reports, shares, strict=True)]
 
 
-def hidden(times: Sequence[Times]) -> list[float]:
+def hidden(times: Sequence[Moments]) -> list[float]:
     """The share of each stage's exchanges before the last stage began its own; all times are by one clock."""
     drained = [max(begun for begun, _ in step) for step in zip(*times, strict=True)]
     shares = []
@@ -62,9 +62,9 @@ def hidden(times: Sequence[Times]) -> list[float]:
     return shares
 
 
-def _on_one_clock(reports: Sequence[Mapping[str, Any]]) -> list[Times]:
+def _on_one_clock(reports: Sequence[Mapping[str, Any]]) -> list[Moments]:
     """The times of all stages by the clock of the last one."""
-    found: list[Times] = []
+    found: list[Moments] = []
     scale, shift = 1.0, 0.0
     for report in reversed(reports):
         rate, offset = report["next_clock"]

@@ -30,8 +30,8 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS
-from thinwire.pipeline.replicas.layout import FLAT, TILES, Rows
-from thinwire.pipeline.replicas.member import BucketMember, InFull, Lanes, Listener, Member, Setting, never
+from thinwire.pipeline.replicas.layout import FLAT, TILES, StageRows
+from thinwire.pipeline.replicas.member import BucketMember, BucketSide, InFull, Lanes, Listener, Setting, never
 from thinwire.pipeline.replicas.powersgd import PowerExchange
 from thinwire.pipeline.replicas.protocol import Exchange
 from thinwire.pipeline.stage import CompressedStage
@@ -39,7 +39,7 @@ from thinwire.pipeline.state import parameters_of
 
 Everyone = Callable[[Sequence[float]], Sequence[float]]
 """Gives the numbers of this stage in each process that has it, those of one process behind the other; collective."""
-UNCOMPRESSED = parse("none")
+IN_FULL = parse("none")
 
 
 class StageExchange:
@@ -64,12 +64,12 @@ class StageExchange:
         setting: Setting,
         here: Sequence[int],
         links: LaneEnds,
-        member: Callable[[Lanes, Bucket], Member],
+        member: Callable[[Lanes, Bucket], BucketSide],
         everyone: Everyone,
         first_bucket: int = 0,
     ) -> None:
         self._parameters = list(parameters.values())
-        self._rows = Rows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
+        self._rows = StageRows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
         buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row, first_bucket)
         self.next_bucket = first_bucket + len(buckets)
         self._members = {
@@ -262,36 +262,33 @@ def connect(
         for stage, those in parameters.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
+    member = _MEMBERS[options.sync.sums if options.step_alone else "owner"]
+    make = partial(StageExchange, here=here, links=links, member=member, everyone=where.gather_across)
     exchanges = {
         stage.stage_index: make_exchange(
-            parameters[stage.stage_index],
-            Setting(
-                stage=stage.stage_index,
-                replicas=count,
-                method=UNCOMPRESSED if isinstance(method, PowerSGD) else method,
-                seed=wire.seed,
-                options=wire.options,
-                meter=stage.meter,
-                layout=TILES if options.step_alone else FLAT,
-                carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
-                in_full=in_full,
-            ),
-            method,
-            here,
-            partial(
-                StageExchange,
-                here=here,
-                links=links,
-                member=_MEMBERS[options.sync.sums if options.step_alone else "owner"],
-                everyone=where.gather_across,
-            ),
+            parameters[stage.stage_index], _setting(stage, options, in_full), method, here, make
         )
         for stage in stages
     }
     return Replicas(options, here, exchanges)
 
 
-_MEMBERS: Mapping[str, Callable[[Lanes, Bucket], Member]] = {"owner": BucketMember, "all": Listener}
+def _setting(stage: CompressedStage, options: ReplicaOptions, in_full: InFull) -> Setting:
+    """What all buckets of a stage have in common."""
+    return Setting(
+        stage=stage.stage_index,
+        replicas=options.count,
+        method=IN_FULL if isinstance(options.method, PowerSGD) else options.method,
+        seed=stage.wire.seed,
+        options=stage.wire.options,
+        meter=stage.meter,
+        layout=TILES if options.step_alone else FLAT,
+        carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
+        in_full=in_full,
+    )
+
+
+_MEMBERS: Mapping[str, Callable[[Lanes, Bucket], BucketSide]] = {"owner": BucketMember, "all": Listener}
 
 
 def make_exchange(

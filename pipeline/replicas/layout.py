@@ -42,7 +42,7 @@ TILES = Layout(row=SIDE * SIDE, tiled=True)
 """A sparse codec keeps its share of each tile, as 2508.15706 does."""
 
 
-class Rows:
+class StageRows:
     """The rows of a stage.
 
     Args:

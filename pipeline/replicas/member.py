@@ -123,7 +123,7 @@ class Lanes:
         )
 
 
-class Member(Protocol):
+class BucketSide(Protocol):
     """One replica in the exchange of one bucket; its methods are called in this order."""
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:

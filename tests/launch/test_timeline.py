@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from thinwire.launch.report.timeline import Exchange, exchanges, read_traces, transfers
+from thinwire.launch.report.timeline import ExchangeSpan, exchanges, read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Departure, Span
 from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
@@ -102,9 +102,9 @@ def test_the_drain_hides_an_exchange_until_the_last_backward_of_the_pipeline():
         stage(2, [backward(0.0, 1.0), *exchanged(1.0, 3.0)]),
     ]
     assert exchanges(traces) == [
-        Exchange(0, 4, 5.0, 6.0, 0.0, 0),
-        Exchange(1, 4, 2.0, 7.0, 3.0, 640),
-        Exchange(2, 4, 1.0, 3.0, 2.0, 0),
+        ExchangeSpan(0, 4, 5.0, 6.0, 0.0, 0),
+        ExchangeSpan(1, 4, 2.0, 7.0, 3.0, 640),
+        ExchangeSpan(2, 4, 1.0, 3.0, 2.0, 0),
     ]
     assert transfers(traces) == []
 
@@ -112,4 +112,4 @@ def test_the_drain_hides_an_exchange_until_the_last_backward_of_the_pipeline():
 def test_nothing_is_hidden_where_the_replicas_take_turns():
     """A simulation: replica 0 submits before the passes of replica 1."""
     turns = [backward(0.0, 1.0), *exchanged(1.0, 2.0), backward(2.0, 3.0), *exchanged(4.0, 5.0)]
-    assert exchanges([stage(0, turns)]) == [Exchange(0, 4, 4.0, 5.0, 0.0, 0)]
+    assert exchanges([stage(0, turns)]) == [ExchangeSpan(0, 4, 4.0, 5.0, 0.0, 0)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thinwire.pipeline.replicas.layout import FLAT, SIDE, TILES, Rows
+from thinwire.pipeline.replicas.layout import FLAT, SIDE, TILES, StageRows
 
 SHAPES = {"wide": (130, 70), "bias": (5,), "even": (64, 128), "small": (3, 9), "kernel": (4, 2, 3, 3)}
 
@@ -14,7 +14,7 @@ def tensors():
 
 
 def rows_of(layout):
-    return Rows({name: torch.Size(shape) for name, shape in SHAPES.items()}, layout)
+    return StageRows({name: torch.Size(shape) for name, shape in SHAPES.items()}, layout)
 
 
 @pytest.mark.parametrize("layout", [FLAT, TILES])

@@ -6,7 +6,7 @@ import torch
 from support.processes import run
 from support.toy import make_trainer, train
 from thinwire.pipeline.replicas.division import Bucket, divide
-from thinwire.pipeline.replicas.layout import FLAT, Rows
+from thinwire.pipeline.replicas.layout import FLAT, StageRows
 
 CODECS = {
     "stochastic and by position": {
@@ -42,7 +42,7 @@ def test_every_row_has_one_owner(rows, replicas, parts):
 
 
 def test_zeros_fill_the_last_row():
-    counts = [Rows({"weight": torch.Size((elements,))}, FLAT).count for elements in (0, 1, 512, 513)]
+    counts = [StageRows({"weight": torch.Size((elements,))}, FLAT).count for elements in (0, 1, 512, 513)]
     assert counts == [0, 1, 1, 2]
 
 

@@ -11,7 +11,7 @@ from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
 from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.exchange import UNCOMPRESSED, StageExchange, make_exchange
+from thinwire.pipeline.replicas.exchange import IN_FULL, StageExchange, make_exchange
 from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, Setting, never
 
@@ -35,7 +35,7 @@ class Replica:
         setting = Setting(
             stage=1,
             replicas=options.count,
-            method=UNCOMPRESSED if isinstance(options.method, PowerSGD) else options.method,
+            method=IN_FULL if isinstance(options.method, PowerSGD) else options.method,
             seed=3,
             options=WireOptions(),
             meter=self.meter,
