@@ -33,8 +33,8 @@ browser:
 test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: under two minutes.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
-drill: $(VENV)/compiled-dev ## Kill KILLS (20) stages of one run at random; it must end as an undisturbed one.
-	THINWIRE_KILLS=$(or $(KILLS),20) $(BIN)/pytest -rP tests/launch/test_restarts.py
+drill: $(VENV)/compiled-dev ## Kill KILLS (100) stages of one run at random; it must end as an undisturbed one.
+	THINWIRE_KILLS=$(or $(KILLS),100) $(BIN)/pytest -rP tests/launch/test_restarts.py
 
 damage: $(VENV)/compiled-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
 	THINWIRE_DAMAGED=$(or $(COUNT),1000) $(BIN)/pytest -rP tests/launch/test_damage.py
