@@ -26,6 +26,7 @@ from thinwire.models.layers import (
     parameters_on_meta,
     stage_output_examples,
 )
+from thinwire.models.recompute import Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class LayerCost:
     """Bytes of the parameters. Gradients take as many again, and so does each moment of an optimizer."""
     activation_bytes: int | None
     """Bytes held from forward to backward: the inputs, and all else that the backward needs. Parameters, buffers and
-    outputs are not counted; the outputs are the next layer's inputs. None if costs were counted, not measured."""
+    outputs are not counted; the outputs are the next layer's inputs. A layer that is computed again holds its inputs.
+    None if costs were counted, not measured."""
     output_bytes: int
     """Bytes of the outputs. They cross the wire, without compression, if the model is cut after this layer."""
 
@@ -73,6 +75,7 @@ def measure(
     *,
     seed: int = 0,
     precision: Precision = "fp32",
+    recompute: Recompute = "none",
     device: torch.device | str = "cpu",
     side: Mapping[str, Tensor] | None = None,
     repetitions: int = 5,
@@ -84,7 +87,7 @@ def measure(
         blueprint: the model.
         example_input: one micro-batch of the model's input. A meta tensor gives only shape and dtype: floats are then
             drawn from the seed, integers are 0.
-        seed, precision, device: as for `build_stage`.
+        seed, precision, recompute, device: as for `build_stage`.
         side: real side inputs of the micro-batch, by name.
         repetitions: timed runs of each layer.
         warmup: runs of each layer before those, not timed.
@@ -104,7 +107,8 @@ def measure(
     with torch.random.fork_rng(devices=cards), torch.enable_grad():
         torch.manual_seed(seed)
         for index, spec in enumerate(blueprint.layers):
-            stage = build_stage(blueprint, range(index, index + 1), seed=seed, precision=precision, device=device)
+            alone = range(index, index + 1)
+            stage = build_stage(blueprint, alone, seed=seed, precision=precision, recompute=recompute, device=device)
             run = partial(stage, *inputs, **side_inputs)
             outputs, kept = _run_and_watch(stage, run, inputs)
             trials = [_time(run) for _ in range(warmup + repetitions)][warmup:]
@@ -139,12 +143,13 @@ def time_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Ten
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for layer in stage.layers:
             assert isinstance(layer, Layer)
-            run = partial(Stage([deepcopy(layer)], stage.precision, stage.shared), *inputs, **(side or {}))
+            alone = Stage([deepcopy(layer)], stage.precision, stage.shared, stage.recompute)
+            run = partial(alone, *inputs, **(side or {}))
             outputs = _as_tuple(run())
             found.append(sum(_time(run)))
             inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
             # before the next layer is copied
-            del run, outputs
+            del alone, run, outputs
     return found
 
 
@@ -182,9 +187,12 @@ def count(
     example_input: Tensor,
     *,
     precision: Precision = "fp32",
+    recompute: Recompute = "none",
     side: Mapping[str, Tensor] | None = None,
 ) -> tuple[LayerCost, ...]:
     """Costs without running a layer: its `operations` forward, twice as many backward, and its bytes.
+
+    With `recompute` the backward has the forward's operations too.
 
     `example_input` and `side` are those of one micro-batch, real or meta. No memory is allocated.
     """
@@ -201,7 +209,7 @@ def count(
                 name=spec.name,
                 forward=cost,
                 # the backward of one product is two products
-                backward=2 * cost,
+                backward=2 * cost if recompute == "none" else 3 * cost,
                 parameter_bytes=_nbytes(layer.parameters()),
                 activation_bytes=None,
                 output_bytes=_nbytes(outputs),

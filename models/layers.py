@@ -19,7 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from thinwire.models.errors import require
+from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed
+from thinwire.models.tensors import replace_tensors
 
 Precision = Literal["fp32", "bf16"]
 Initialize = Callable[[str, nn.Module], None]
@@ -141,7 +143,13 @@ class Blueprint:
 class Stage(nn.Module):
     """Consecutive layers as one module, computed in one precision."""
 
-    def __init__(self, layers: Sequence[Layer], precision: Precision = "fp32", shared: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        precision: Precision = "fp32",
+        shared: Sequence[str] = (),
+        recompute: Recompute = "none",
+    ) -> None:
         """Join the layers. Parts with a name in `shared` become one module: that of the first layer that holds it."""
         super().__init__()
         known = get_args(Precision)
@@ -153,7 +161,7 @@ class Stage(nn.Module):
         )
         _share_parts(layers)
         self.layers = nn.ModuleList(layers)
-        self.precision = precision
+        self.precision, self.recompute = precision, recompute
         self.shared = tuple(name for name in shared if name in names)
         self.side = tuple(dict.fromkeys(name for layer in layers for name in (*layer.side, *layer.optional_side)))
 
@@ -166,8 +174,11 @@ class Stage(nn.Module):
         with self._arithmetic(tensors[0].device.type):
             for layer in self.layers:
                 assert isinstance(layer, Layer)
-                result = layer(*_as_tuple(result), **_side_of(layer, side))
+                result = self._run(layer, _as_tuple(result), _side_of(layer, side))
         return result
+
+    def _run(self, layer: Layer, tensors: tuple[Tensor, ...], side: dict[str, Tensor]) -> Any:
+        return layer(*tensors, **side) if self.recompute == "none" else in_backward(layer, tensors, side)
 
     def _arithmetic(self, device_type: str) -> AbstractContextManager[Any]:
         return torch.autocast(device_type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext()
@@ -195,6 +206,7 @@ def build_stage(
     *,
     seed: int,
     precision: Precision = "fp32",
+    recompute: Recompute = "none",
     device: torch.device | str = "cpu",
 ) -> Stage:
     """Build some layers of the model. Values come from the checkpoint, or from the seed and the full names.
@@ -213,8 +225,8 @@ def build_stage(
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         built = [_build_layer(blueprint.layers[index]) for index in layers]
-        stage = Stage(built, precision, blueprint.shared)
-        _replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+        stage = Stage(built, precision, blueprint.shared, recompute)
+        replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         _fill(stage, blueprint, seed)
     return stage.to(device)
 
@@ -267,7 +279,7 @@ def stage_output_examples(
         tensors: tuple[Tensor, ...] = (without_data(example_input),)
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
         for index, stage in enumerate(stages):
-            _replace_tensors(stage, without_data)
+            replace_tensors(stage, without_data)
             with around(index):
                 tensors = _as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
@@ -308,29 +320,6 @@ def _build_layer(spec: LayerSpec) -> Layer:
     partless = any(id(tensor) not in named for tensor in layer.state_dict(keep_vars=True).values())
     require((not partless, f"every tensor of layer {spec.name!r} must belong to a part; name the others too"))
     return layer
-
-
-def _replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Replace each parameter and buffer by the result of `make`. Modules that share a tensor still share it after."""
-    made: dict[int, Tensor] = {}
-
-    def replacement(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            new = make(tensor)
-            keep = new is tensor or not isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = new if keep else nn.Parameter(new, tensor.requires_grad)
-        return made[id(tensor)]
-
-    # keep the old tensors alive, so Python uses no id twice
-    old = [tensor for part in module.modules() for store in _stores(part) for tensor in store.values()]
-    for part in module.modules():
-        for store in _stores(part):
-            store.update({name: replacement(tensor) for name, tensor in store.items() if tensor is not None})
-    del old
-
-
-def _stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return module._parameters, module._buffers
 
 
 def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:

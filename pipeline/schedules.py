@@ -303,6 +303,13 @@ def actions(name: str, num_stages: int, num_processes: int, num_microbatches: in
     }
 
 
+def splits_backward(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> bool:
+    """Whether the schedule computes the gradients of inputs and those of weights apart."""
+    rows = actions(name, num_stages, num_processes, num_microbatches).values()
+    parts = chain.from_iterable(_parts(action) for row in rows for action in row if action is not None)
+    return any(part.computation_type is _ComputationType.BACKWARD_INPUT for part in parts)
+
+
 def check_order(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> None:
     """Work out the order of a user's schedule, so that one that cannot run is told at once.
 

@@ -63,7 +63,13 @@ def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
     """The cost of each layer for one micro-batch of the training data, counted or measured."""
     training = prepared.recipe.training
     if counted:
-        return count(prepared.blueprint, prepared.inputs, precision=training.precision, side=prepared.side)
+        return count(
+            prepared.blueprint,
+            prepared.inputs,
+            precision=training.precision,
+            recompute=training.recompute,
+            side=prepared.side,
+        )
     torch.set_num_threads(training.threads)
     ids = torch.arange(prepared.recipe.pipeline.microbatch_size)
     return measure(
@@ -71,6 +77,7 @@ def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
         prepared.data.training.inputs(ids, 0),
         seed=training.seed,
         precision=training.precision,
+        recompute=training.recompute,
         side=prepared.data.training.side(ids),
     )
 

@@ -336,7 +336,13 @@ def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, 
     """The stages of process `rank` with their first weights, by index."""
     training = prepared.recipe.training
     return {
-        index: build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
+        index: build_stage(
+            prepared.blueprint,
+            prepared.cuts[index],
+            seed=training.seed,
+            precision=training.precision,
+            recompute=training.recompute,
+        )
         for index in where.stages_of(rank)
     }
 

@@ -23,6 +23,7 @@ WITHOUT_EFFECT = (
     "checkpoint.",
     "wire.",
     "debug.",
+    "training.recompute",
     "compression.store_folder",
 )
 """Fields that change nothing in a run's numbers. A name with a dot at the end is a whole group."""

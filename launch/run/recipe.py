@@ -43,6 +43,7 @@ from thinwire.pipeline.options import (
     WireOptions,
     split_pair,
 )
+from thinwire.pipeline.options.computing import misfits
 from thinwire.pipeline.options.durations import in_steps, is_over
 
 PACKAGED = files("thinwire.launch") / "recipes"
@@ -103,7 +104,7 @@ class Recipe:
                 f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
                 f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
             )
-        mistakes += self._mistakes_of_replicas()
+        mistakes += self._mistakes_of_replicas() + misfits(self.training, self.pipeline)
         if mistakes:
             raise OptionsError(mistakes)
 

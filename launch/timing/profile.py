@@ -86,7 +86,13 @@ def from_recipe(
 def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
     """Median seconds of one micro-batch forward and back through one stage; the last stage includes the loss."""
     training = prepared.recipe.training
-    stage = build_stage(prepared.blueprint, prepared.cuts[index], seed=training.seed, precision=training.precision)
+    stage = build_stage(
+        prepared.blueprint,
+        prepared.cuts[index],
+        seed=training.seed,
+        precision=training.precision,
+        recompute=training.recompute,
+    )
     ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
     targets, side = data.training.targets(ids), data.training.side(ids)
     last = index == len(prepared.cuts) - 1

@@ -98,6 +98,10 @@ class TrainingOptions:
     """Seed of weights, order of samples, dropout and stochastic rounding."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward pass: fp32, or bf16 by autocast."""
+    recompute: Literal["none", "block"] = "none"
+    """What the backward pass computes again so that a waiting micro-batch takes less memory: none, or each block, which
+    then keeps only its inputs. Gradients are the same; the backward takes a forward longer. A schedule that splits the
+    backward needs none."""
     threads: int = 1
     """CPU threads of each stage process. The last bits of results depend on it, so it is part of the recipe."""
     evaluate_every: str = "0 steps"
