@@ -102,9 +102,8 @@ def measure(
     side_inputs = {name: tensor.to(device) for name, tensor in (side or {}).items()}
     inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
     costs = []
-    cards = [torch.device(device)] if torch.device(device).type == "cuda" else []
     # dropout draws random numbers
-    with torch.random.fork_rng(devices=cards), torch.enable_grad():
+    with torch.random.fork_rng(devices=_cards(torch.device(device))), torch.enable_grad():
         torch.manual_seed(seed)
         for index, spec in enumerate(blueprint.layers):
             alone = range(index, index + 1)
@@ -140,7 +139,7 @@ def time_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Ten
         side: its side inputs by name.
     """
     found = []
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=_cards(inputs[0].device)), torch.enable_grad():
         for layer in stage.layers:
             assert isinstance(layer, Layer)
             alone = Stage([deepcopy(layer)], stage.precision, stage.shared, stage.recompute)
@@ -252,8 +251,12 @@ def _time(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> tuple[float, float]
 
 
 def _wait(tensors: list[Tensor]) -> None:
-    if tensors and tensors[0].is_cuda:
-        torch.cuda.synchronize(tensors[0].device)
+    if tensors and tensors[0].device.type != "cpu":
+        torch.accelerator.synchronize(tensors[0].device)
+
+
+def _cards(device: torch.device) -> list[torch.device]:
+    return [] if device.type == "cpu" else [device]
 
 
 def _materialize(example: Tensor, seed: int) -> Tensor:

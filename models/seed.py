@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+_CPU = torch.device("cpu")
+
 
 def derive_seed(*purpose: int | str) -> int:
     """The seed of one purpose, such as (7, "transformer.h.3.ln_1") or (7, "epoch", 2): a number in [0, 2**63)."""
@@ -18,14 +20,24 @@ def derive_seed(*purpose: int | str) -> int:
 
 
 class Seeded(AbstractContextManager[None]):
-    """A context in which torch's CPU generator has the state of `generator`. At the end its own state comes back."""
+    """A context in which torch's CPU generator has the state of `generator`. At the end its own state comes back.
 
-    def __init__(self, generator: torch.Generator) -> None:
+    On a card, the generator of the card has the same seed. It draws other numbers than a CPU.
+    """
+
+    def __init__(self, generator: torch.Generator, device: torch.device = _CPU) -> None:
         self._generator = generator
+        self._card = None if device.type == "cpu" else device
 
     def __enter__(self) -> None:
         self._saved = torch.random.get_rng_state()
         torch.random.set_rng_state(self._generator.get_state())
+        if self._card is not None:
+            self._of_card = torch.get_device_module(self._card).default_generators[self._card.index]
+            self._saved_on_card = self._of_card.get_state()
+            self._of_card.manual_seed(self._generator.initial_seed())
 
     def __exit__(self, *exception: object) -> None:
         torch.random.set_rng_state(self._saved)
+        if self._card is not None:
+            self._of_card.set_state(self._saved_on_card)

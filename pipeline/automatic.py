@@ -27,6 +27,7 @@ from torch import Tensor
 from thinwire.compress import Microbatch, parse
 from thinwire.compress.sent import some_rows
 from thinwire.pipeline.channel import Channel, frame_length
+from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
 from thinwire.pipeline.passes import phase_of
@@ -280,7 +281,7 @@ class Automatic:
         """Keep the first message of a pass of training, in place of the one of the pass before."""
         if microbatch.index == 0 and phase_of(microbatch.kind) == "train":
             self._sent[channel.boundary, channel.name] = [
-                None if tensor is None else some_rows(tensor.detach()).clone() for tensor in tensors
+                None if tensor is None else copy_to_host(some_rows(tensor)) for tensor in tensors
             ]
 
 

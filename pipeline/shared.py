@@ -54,7 +54,7 @@ class SharedWeights:
             received = self._pass_on(total, later, stage)
             if stage in self.parameters:
                 mine = _flat([_gradient(parameter) for parameter in self.parameters[stage]])
-                total = mine if received is None else received + mine
+                total = mine if received is None else received.to(mine.device) + mine
         # 2. first to last: the first holder has the sum of all, and hands it on unchanged
         for earlier, stage in pairwise([None, *self.holders]):
             assert stage is not None
@@ -83,7 +83,7 @@ class SharedWeights:
         if here == sender:
             assert total is not None
             with self.meters[source].section("wait", f"sending {what}"), reaching(f"sending {what}"):
-                dist.send(total, receiver)
+                dist.send(total.cpu(), receiver)
             self._count(total, source, destination)
         if here != receiver:
             return None
@@ -109,4 +109,4 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 def _spread(flat: Tensor, parameters: Sequence[Parameter]) -> None:
     parts = flat.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part.view_as(parameter).clone()
+        parameter.grad = part.view_as(parameter).to(parameter.device, copy=True)

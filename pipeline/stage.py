@@ -250,7 +250,8 @@ class CompressedStage(PipelineStage):
         assert self.ends.downstream is not None, "the last stage receives no gradients"
         received = iter(self.ends.downstream.incoming.receive(self._microbatch(bwd_chunk_id)))
         return tuple(
-            _or_zeros(next(received), example) if example.requires_grad else None for example in self._examples[1]
+            _or_zeros(next(received), example, self.device) if example.requires_grad else None
+            for example in self._examples[1]
         )
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -336,7 +337,7 @@ class CompressedStage(PipelineStage):
             return nullcontext()
         phase = phase_of(self._pass.kind)
         key = Key(self.wire.seed, self._first_layer, "forward", phase, self.step, microbatch)
-        return Seeded(key.generator())
+        return Seeded(key.generator(), self.device)
 
 
 def _examples(tensors: Tensors) -> tuple[Tensor, ...]:
@@ -363,9 +364,9 @@ def _as_tuple(output: Any) -> tuple[Tensor | None, ...]:
     raise PipelineError(f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}")
 
 
-def _or_zeros(gradient: Tensor | None, example: Tensor) -> Tensor:
+def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) -> Tensor:
     """A gradient that was None at the next stage, as zeros, because autograd needs a tensor."""
-    return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype)
+    return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype, device=device)
 
 
 def _drop_buffers(recv_info: dict[int, Any]) -> None:

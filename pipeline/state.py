@@ -31,6 +31,7 @@ from thinwire.compress.stores.store import Store
 from thinwire.models.layers import Stage
 from thinwire.pipeline.checkpoint import StageState
 from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.stage import CompressedStage
 
@@ -42,13 +43,13 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
 
     `exchange` is the state of its exchange with other replicas, copied already.
     """
-    tensors = {f"weights/{name}": tensor.detach().clone() for name, tensor in _weights(stage.submod).items()}
+    tensors = {f"weights/{name}": copy_to_host(tensor) for name, tensor in _weights(stage.submod).items()}
     tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
     numbers: dict[str, dict[str, Any]] = {}
     for name, parameter in parameters_of(stage.submod).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer/{name}/{key}"] = value.detach().clone()
+                tensors[f"optimizer/{name}/{key}"] = copy_to_host(value)
             else:
                 numbers.setdefault(name, {})[key] = value
     stores: dict[str, Store] = {}
@@ -56,7 +57,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
         if coder.warm_starts is not None:
             starts = coder.warm_starts.state_dict()
-            tensors |= {f"ends/{name}/warm-start/{row}": start.clone() for row, start in starts.items()}
+            tensors |= {f"ends/{name}/warm-start/{row}": copy_to_host(start) for row, start in starts.items()}
     values = {"passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
     return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()})
 
@@ -109,8 +110,14 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     for part in saved:
         numbers = part.values["optimizer"]
         for name in parameters.keys() & (_names_of(part.names("optimizer/")) | numbers.keys()):
-            kept = part.tensors(f"optimizer/{name}/")
-            optimizer.state[parameters[name]] = {**numbers.get(name, {}), **kept}
+            parameter, found = parameters[name], part.tensors(f"optimizer/{name}/")
+            kept = {key: beside(parameter, key, value) for key, value in found.items()}
+            optimizer.state[parameter] = {**numbers.get(name, {}), **kept}
+
+
+def beside(parameter: Parameter, key: str, value: Tensor) -> Tensor:
+    """What an optimizer keeps for a parameter, where the optimizer wants it: the number of steps stays on the host."""
+    return value if key == "step" else value.to(parameter.device)
 
 
 def _names_of(keys: Sequence[str]) -> set[str]:

@@ -23,6 +23,7 @@ from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
+from thinwire.pipeline.devices.device import put, put_all
 from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.meters import SECTIONS, Section, Traffic
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
@@ -241,10 +242,11 @@ class Trainer:
         # all stages before the schedule: it may run any of them first
         for stage in self.stages:
             stage.begin(coming)
-        args = () if inputs is None else (inputs,)
-        kwargs = {} if targets is None else {"target": targets, "losses": losses}
+        device = self.stages[0].device
+        args = () if inputs is None else (put(inputs, device),)
+        kwargs = {} if targets is None else {"target": put(targets, device), "losses": losses}
         act = self.schedule.step if coming.trains else self.schedule.eval
-        act(*args, **kwargs, **samples.side(coming.sample_ids))
+        act(*args, **kwargs, **put_all(samples.side(coming.sample_ids), device))
         # wait for sends only now: they ran while the stages computed
         for stage in self.stages:
             stage.flush()

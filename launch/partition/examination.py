@@ -17,6 +17,7 @@ from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import boundary_seconds, partition
+from thinwire.pipeline.devices.device import choose
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
@@ -78,6 +79,7 @@ def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
         seed=training.seed,
         precision=training.precision,
         recompute=training.recompute,
+        device=choose(training.device),
         side=prepared.data.training.side(ids),
     )
 

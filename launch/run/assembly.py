@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from thinwire.models.layers import (
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.pipeline.boundary import Observer
+from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
@@ -110,8 +112,9 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
-        OptionsError: the weights of a learned codec would never move.
+        OptionsError: the weights of a learned codec would never move, or there is no card where one is wanted.
     """
+    choose(recipe.training.device)
     with telling("reading the data"):
         data, _ = attempt(
             lambda: given or load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model)
@@ -267,6 +270,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
+    use(device := choose(training.device))
     wire = Wire(
         replace(recipe.compression.before_choice(), store_folder=_store_folder(recipe)),
         recipe.wire,
@@ -283,13 +287,13 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
     outputs = prepared.outputs
     inputs = [(prepared.inputs,), *outputs[:-1]]
     with counting(rank == where.reporter):
-        modules = build_modules(prepared, where, rank)
+        modules = build_modules(prepared, where, rank, device)
     stages = [
         CompressedStage(
             module,
             index,
             pipeline.num_stages,
-            torch.device("cpu"),
+            device,
             input_args=inputs[index],
             output_args=outputs[index],
             group=where.pipeline,
@@ -332,19 +336,12 @@ def make_sampler(prepared: Prepared) -> Sampler:
     )
 
 
-def build_modules(prepared: Prepared, where: Placement, rank: int) -> dict[int, Stage]:
+def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch.device = CPU) -> dict[int, Stage]:
     """The stages of process `rank` with their first weights, by index."""
     training = prepared.recipe.training
-    return {
-        index: build_stage(
-            prepared.blueprint,
-            prepared.cuts[index],
-            seed=training.seed,
-            precision=training.precision,
-            recompute=training.recompute,
-        )
-        for index in where.stages_of(rank)
-    }
+    how: dict[str, Any] = {name: getattr(training, name) for name in ("seed", "precision", "recompute")}
+    make = partial(build_stage, prepared.blueprint, device=device, **how)
+    return {index: make(prepared.cuts[index]) for index in where.stages_of(rank)}
 
 
 def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
@@ -394,6 +391,7 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
         "debug": recipe.debug,
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
+    del dotted["training.device"]  # stages on cards and on CPUs understand each other
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
     dotted["checkpoint.every"] = recipe.checkpoint.every
     return {**dotted, "automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}

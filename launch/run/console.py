@@ -154,6 +154,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         console.print(_replicas_table(summary["replicas"]))
         console.print(_exchange_table(summary))
     console.print(_stages_table(summary))
+    console.print(_devices(summary["stages"]), highlight=False, soft_wrap=True, markup=False)
     if note := uneven(summary):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
@@ -285,6 +286,18 @@ def _stages_table(summary: Mapping[str, Any]) -> Table:
         times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in _parts(stage["seconds"], total)]
         table.add_row(str(stage["stage"]), *times, size_text(stage["peak_memory"]))
     return table
+
+
+def _devices(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Where the stages computed, in a sentence."""
+    found: dict[str, list[str]] = {}
+    for stage in stages:
+        found.setdefault(stage["device"], []).append(str(stage["stage"]))
+    if len(found) == 1:
+        return f"all stages computed on {next(iter(found))}"
+    return "; ".join(
+        f"{'stages' if len(here) > 1 else 'stage'} {', '.join(here)} computed on {name}" for name, here in found.items()
+    )
 
 
 def _parts(seconds: Mapping[str, float], total: float) -> list[float]:

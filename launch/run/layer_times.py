@@ -18,6 +18,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
 from thinwire.models.partition import partition
+from thinwire.pipeline.devices.device import put, put_all
 from thinwire.pipeline.stage import CompressedStage
 
 WORSE_THAN_BEST_CUT = 1.5
@@ -70,8 +71,10 @@ def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
             inputs = (samples.inputs(ids, 0),)
         else:
             inputs = tuple(_values(example) for example in prepared.outputs[stage.stage_index - 1])
-        module = module_of(stage)
-        times = time_layers(module, inputs, samples.side(ids))
+        module, device = module_of(stage), stage.device
+        # a moved tensor is no leaf, and needs its gradient asked for again
+        inputs = tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in inputs)
+        times = time_layers(module, inputs, put_all(samples.side(ids), device))
         return [spent for spent, layer in zip(times, module.layers, strict=True) if not isinstance(layer, Half)]
     except Exception:  # of the user's code: training runs it again, and tells
         return []

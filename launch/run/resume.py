@@ -40,6 +40,7 @@ _MAY_CHANGE = (
     "training.steps",
     "training.epochs",
     "training.evaluate_every",
+    "training.device",
     "pipeline.schedule",
     "pipeline.num_stages",
     "pipeline.stages_per_process",

@@ -16,6 +16,7 @@ from thinwire.models.autoencoder import Half
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.automatic import Choice
+from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
 from thinwire.pipeline.meters import Route, Traffic, count
@@ -30,13 +31,14 @@ def module_of(stage: CompressedStage) -> Stage:
 
 
 def stage_report(stage: CompressedStage) -> dict[str, Any]:
-    """The report of one stage: size, seconds by section, traffic, peak memory of its process, digests of weights."""
+    """The report of one stage: size, seconds, traffic, its device, peak memory of its process, digests of weights."""
     return {
         "stage": stage.stage_index,
         "layers": sum(not isinstance(layer, Half) for layer in module_of(stage).layers),
         "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
         "seconds": dict(stage.meter.seconds),
         "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
+        "device": described(stage.device),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest_lines": tensor_lines(module_of(stage).full_state()),
     }

@@ -6,7 +6,6 @@ Of all the code of a prediction, only this file builds models.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.layers import build_layers, build_stage
+from thinwire.pipeline.devices.device import CPU, choose, put, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.replicas.division import BUCKET
@@ -76,7 +76,7 @@ def from_recipe(
                 workload,
                 forward=tuple(spent if forward is None else forward for spent, _ in times),
                 backward=tuple(spent if backward is None else backward for _, spent in times),
-                costs=codec_costs(codecs, workload),
+                costs=codec_costs(codecs, workload, choose(recipe.training.device)),
                 replicas=workload.replicas and _with_costs(workload.replicas, between),
             )
     finally:
@@ -86,32 +86,35 @@ def from_recipe(
 def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
     """Median seconds of one micro-batch forward and back through one stage; the last stage includes the loss."""
     training = prepared.recipe.training
+    device = choose(training.device)
     stage = build_stage(
         prepared.blueprint,
         prepared.cuts[index],
         seed=training.seed,
         precision=training.precision,
         recompute=training.recompute,
+        device=device,
     )
+    inputs = tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in inputs)
     ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
-    targets, side = data.training.targets(ids), data.training.side(ids)
+    targets, side = put(data.training.targets(ids), device), put_all(data.training.side(ids), device)
     last = index == len(prepared.cuts) - 1
     forwards, backwards = [], []
     for _ in range(1 + REPETITIONS):  # the first repetition is a warm-up
-        begun = time.perf_counter()
+        begun = seconds_now(device)
         output = stage(*inputs, **side)
         results = (
             [data.task.loss_sum(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
         )
-        turned = time.perf_counter()
+        turned = seconds_now(device)
         torch.autograd.backward(results, [torch.ones_like(part) for part in results])
         forwards.append(turned - begun)
-        backwards.append(time.perf_counter() - turned)
+        backwards.append(seconds_now(device) - turned)
     return statistics.median(forwards[1:]), statistics.median(backwards[1:])
 
 
 def codec_costs(
-    codecs: Sequence[CompressionOptions], workload: Workload
+    codecs: Sequence[CompressionOptions], workload: Workload, device: torch.device = CPU
 ) -> Mapping[tuple[ChannelName, str], CodecCost]:
     """Median seconds of the codec of each method, on the tensors of the first boundary that uses it.
 
@@ -125,19 +128,19 @@ def codec_costs(
                 crossing = [example for example in examples if example.requires_grad]
                 if crossing and not method.codec.reuses_indices:
                     found.setdefault((channel, str(method)), (method, crossing[0]))
-    return {name: time_codec(method, example) for name, (method, example) in found.items()}
+    return {name: time_codec(method, example, device) for name, (method, example) in found.items()}
 
 
-def time_codec(method: Method, example: Tensor) -> CodecCost:
+def time_codec(method: Method, example: Tensor, device: torch.device = CPU) -> CodecCost:
     """Median seconds to encode and to decode Gaussian data with the shape of `example`."""
     codec = method.codec
-    values = torch.randn(example.shape).to(example.dtype)
-    payload = torch.empty(codec.nbytes(example.shape, example.dtype), dtype=torch.uint8)
+    values = torch.randn(example.shape).to(example.dtype).to(device)
+    payload = torch.empty(codec.nbytes(example.shape, example.dtype), dtype=torch.uint8, device=device)
     decoded = torch.empty_like(values)
     key = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
     return CodecCost(
-        encode=_median_seconds(lambda: codec.encode(values, payload, key, None)),
-        decode=_median_seconds(lambda: codec.decode(payload, decoded, key, None)),
+        encode=_median_seconds(lambda: codec.encode(values, payload, key, None), device),
+        decode=_median_seconds(lambda: codec.decode(payload, decoded, key, None), device),
     )
 
 
@@ -172,13 +175,13 @@ def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:
     )
 
 
-def _median_seconds(act: Callable[[], object]) -> float:
+def _median_seconds(act: Callable[[], object], device: torch.device) -> float:
     act()
     times = []
     for _ in range(REPETITIONS):
-        begun = time.perf_counter()
+        begun = seconds_now(device)
         act()
-        times.append(time.perf_counter() - begun)
+        times.append(seconds_now(device) - begun)
     return statistics.median(times)
 
 

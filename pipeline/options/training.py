@@ -102,6 +102,9 @@ class TrainingOptions:
     """What the backward pass computes again so that a waiting micro-batch takes less memory: none, or each block, which
     then keeps only its inputs. Gradients are the same; the backward takes a forward longer. A schedule that splits the
     backward needs none."""
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Where the stages compute: cpu, cuda (the cards of a host in turn, by LOCAL_RANK), or auto (a card if there is
+    one, else the CPU). No card has been tried yet."""
     threads: int = 1
     """CPU threads of each stage process. The last bits of results depend on it, so it is part of the recipe."""
     evaluate_every: str = "0 steps"

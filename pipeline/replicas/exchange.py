@@ -118,7 +118,7 @@ class StageExchange:
                 member.take(rows, progress)
         for used, total, parameter in zip(self._used.tolist(), self._rows.read(rows), self._parameters, strict=True):
             if used:
-                parameter.grad = total
+                parameter.grad = total.to(parameter.device)
 
     def _learn_used(self) -> None:
         """Mark the parameters that any replica used in this step; collective, until all of them are marked."""

@@ -62,7 +62,7 @@ class StageRows:
         self._named = list(zip(names, firsts, [*self._sizes, padding], strict=True))
 
     def fill(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Float32 [count, row] with the elements of a tensor for each parameter; zeros where there is none."""
+        """Float32 [count, row] on the host, with the elements of a tensor for each parameter, or zeros."""
         rows = torch.zeros(self.count, self._layout.row)
         parts = self._parts(rows)
         for index, tensor in enumerate(tensors):

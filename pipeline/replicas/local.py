@@ -24,12 +24,13 @@ from torch.optim import SGD, Optimizer
 
 from thinwire.compress import Progress
 from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import parameters_of
+from thinwire.pipeline.state import beside, parameters_of
 
 MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
 
@@ -83,12 +84,12 @@ class StageCopies:
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY."""
         own = {
-            f"own/{replica}/{name}": weights[place].clone()
+            f"own/{replica}/{name}": copy_to_host(weights[place])
             for replica, weights in self._own.items()
             for name, place in self._places.items()
         }
         inner = {
-            f"inner/{replica}/{name}/{key}": value.detach().clone()
+            f"inner/{replica}/{name}/{key}": copy_to_host(value)
             for replica, optimizer in self.optimizers.items()
             for name, place in self._places.items()
             for key, value in optimizer.state.get(self._parameters[place], {}).items()
@@ -107,7 +108,7 @@ class StageCopies:
             kept: dict[str, dict[str, Tensor]] = {}
             for path, value in self._inner(saved, f"replicas/inner/{replica}/"):
                 name, _, key = path.rpartition("/")
-                kept.setdefault(name, {})[key] = value
+                kept.setdefault(name, {})[key] = beside(self._parameters[self._places[name]], key, value)
             for name, place in self._places.items():
                 own[place].copy_(weights[name])
                 if name in kept:

@@ -51,7 +51,7 @@ class _Thin:
         """Make a replica's part of P, and clear its gradient. There is none without gradient and error."""
         given, gradient = self.errors[replica], self.parameter.grad
         if gradient is not None:
-            given.add_(gradient.view_as(given))
+            given.add_(gradient.view_as(given).to(given.device))
         self.left.grad = given @ self.start if gradient is not None or given.any() else None
         self.parameter.grad = None
 
@@ -73,7 +73,7 @@ class _Thin:
         for error in self.errors.values():
             error.sub_(total, alpha=1 / replicas)
         self.start = _orthonormal(self.right.grad)
-        self.parameter.grad = total.view_as(self.parameter)
+        self.parameter.grad = total.view_as(self.parameter).to(self.parameter.device)
 
 
 class PowerExchange:

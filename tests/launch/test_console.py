@@ -27,7 +27,7 @@ def summary(*codecs):
         }
         for index, codec in enumerate(codecs)
     ]
-    stage = {"seconds": dict.fromkeys(SECTIONS, 2000.0), "peak_memory": 12_345_000_000}
+    stage = {"seconds": dict.fromkeys(SECTIONS, 2000.0), "peak_memory": 12_345_000_000, "device": "cpu"}
     return {
         "name": "long",
         "smoke": False,

@@ -54,12 +54,19 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
     """Raise OptionsError that names every option that does not fit a bench."""
+    from thinwire.pipeline.devices.device import CPU, choose
+
     pipeline = wanted.pipeline
     OptionsError.require(
         (pipeline.accumulation == 1, "a bench measures one pass in each step; set pipeline.accumulation to 1"),
         (
             pipeline.num_processes > 1,
             "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
+        ),
+        (
+            choose(wanted.training.device) == CPU,
+            f"a bench of links times the CPU and plain torch over gloo, which takes no tensors of a card; set "
+            f"training.device to cpu, got {wanted.training.device}",
         ),
         (
             not wanted.replicas.step_alone,

@@ -1,0 +1,82 @@
+"""The device of a process: the CPU, or a card. Nothing else in Thinwire chooses one.
+
+On the CPU every function here does nothing, so the same lines run there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from thinwire.pipeline.errors import OptionsError
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+CPU = torch.device("cpu")
+
+
+def choose(wanted: DeviceName) -> torch.device:
+    """The device of this process: of the cards of its host, the one that LOCAL_RANK points at, in turn.
+
+    `auto` takes the CPU where there is no card. Asking does not start the driver, so a launcher may fork afterwards.
+
+    Raises:
+        OptionsError: `cuda` is wanted, and torch can use no card.
+    """
+    count = 0 if wanted == "cpu" else num_cards()
+    if count:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count)
+    if wanted == "cuda":
+        raise OptionsError(
+            "training.device cuda needs a card that torch can use, and this machine has none; add --training.device "
+            "cpu, or install the driver and a CUDA build of torch (thinwire doctor shows both)"
+        )
+    return CPU
+
+
+def num_cards() -> int:
+    """The cards that torch can use here."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the question starts the driver
+    kind = torch.accelerator.current_accelerator()
+    is_card = kind is not None and kind.type == "cuda" and torch.accelerator.is_available()
+    return torch.accelerator.device_count() if is_card else 0
+
+
+def use(device: torch.device) -> None:
+    """Make `device` the current one of this process, and its arithmetic the same in each run."""
+    if device.type == "cpu":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # else with NaN
+    torch.accelerator.set_device_index(device.index or 0)
+
+
+def described(device: torch.device) -> str:
+    """A device in words: `cpu`, or `cuda:0 (NVIDIA H200)`."""
+    return "cpu" if device.type == "cpu" else f"{device} ({torch.get_device_module(device).get_device_name(device)})"
+
+
+def seconds_now(device: torch.device) -> float:
+    """The time, once the device has done all that was asked of it: for measurements, never inside a step."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def put(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device. Nobody waits for the copy: it goes through pinned memory."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def put_all(tensors: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The same, with every tensor on the device."""
+    return {name: put(value, device) if isinstance(value, Tensor) else value for name, value in tensors.items()}
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy in the memory of the host, which nothing else changes."""
+    return tensor.detach().to(CPU, copy=True)

@@ -1,0 +1,77 @@
+import time
+
+import pytest
+import torch
+
+from thinwire.models.seed import Seeded
+from thinwire.pipeline.devices import device
+from thinwire.pipeline.devices.device import CPU, choose, copy_to_host, described, put, put_all, seconds_now, use
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import TrainingOptions
+
+
+@pytest.mark.parametrize(
+    ("cards", "local_rank", "wanted", "got"),
+    [
+        (0, "3", "auto", "cpu"),
+        (0, "3", "cpu", "cpu"),
+        (4, "3", "auto", "cuda:3"),
+        (4, "3", "cuda", "cuda:3"),
+        (4, "3", "cpu", "cpu"),
+        (2, "3", "auto", "cuda:1"),
+        (1, "3", "cuda", "cuda:0"),
+        (2, None, "cuda", "cuda:0"),
+    ],
+)
+def test_processes_take_the_cards_of_their_host_in_turn(monkeypatch, cards, local_rank, wanted, got):
+    monkeypatch.setattr(device, "num_cards", lambda: cards)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert choose(wanted) == torch.device(got)
+
+
+def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(device, "num_cards", lambda: 0)
+    with pytest.raises(
+        OptionsError, match=r"training.device cuda needs a card .* add --training.device cpu"
+    ) as refused:
+        choose("cuda")
+    assert "\n" not in str(refused.value)
+
+
+def test_no_card_is_used_unasked():
+    assert TrainingOptions().device == "cpu"
+
+
+def test_on_the_cpu_nothing_is_moved_or_changed():
+    x, settings = torch.randn(3), torch.are_deterministic_algorithms_enabled()
+    use(CPU)
+    assert put(x, CPU) is x and put_all({"x": x, "n": 3}, CPU)["x"] is x
+    assert torch.are_deterministic_algorithms_enabled() == settings
+    assert described(CPU) == "cpu"
+    assert seconds_now(CPU) <= time.perf_counter()
+
+
+def test_a_copy_for_a_checkpoint_does_not_follow_the_weights():
+    x = torch.randn(2, 3)
+    copy = copy_to_host(x)
+    x.zero_()
+    assert copy.abs().sum() > 0
+
+
+def test_a_seeded_forward_on_a_card_seeds_its_generator_and_gives_it_back(monkeypatch):
+    card = torch.Generator().manual_seed(7)
+    before = card.get_state()
+
+    class Module:
+        default_generators = [None, card]
+
+    monkeypatch.setattr(torch, "get_device_module", lambda found: Module if found.type == "cuda" else None)
+    draws = []
+    for _ in range(2):
+        with Seeded(torch.Generator().manual_seed(5), torch.device("cuda", 1)):
+            draws.append(torch.randn(4, generator=card))
+    assert torch.equal(*draws)
+    assert torch.equal(draws[0], torch.randn(4, generator=torch.Generator().manual_seed(5)))
+    assert torch.equal(card.get_state(), before)
