@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from torchvision.models import ResNet
+from torchvision.models import ResNet, VisionTransformer
 
 from support.commands import THINWIRE, completed
 from support.data_files import WORDS, random_pixels, write_images, write_rows, write_tokenizer
@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
     made = {}
 
     def run_of(name):
-        if name == "resnet-tiny":
+        if name in ("resnet-tiny", "vit-tiny"):
             pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
@@ -44,7 +44,7 @@ def test_a_tiny_recipe_trains_and_what_it_exports_computes_the_same(runs, name):
     inputs, side, outputs = outputs_of(run)
     model = loaded_as_its_readme_says(exported)
     with torch.no_grad():
-        expected = model(inputs) if isinstance(model, ResNet) else model(inputs, **side).logits
+        expected = model(inputs) if isinstance(model, ResNet | VisionTransformer) else model(inputs, **side).logits
     torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=5e-6)
 
 
@@ -121,6 +121,8 @@ PUBLISHED = {
         "compression.activations": 'aqsgd(q(3, per="channel"), store="disk")',
         "compression.gradients": 'q(6, per="channel")',
     },
+    "vit-cifar10": {"model.name": "vit_b_16", "pipeline.num_stages": 4, "pipeline.batch_size": 100},
+    "bert-qnli": {"model.name": "google-bert/bert-base-uncased", "data.subset": "qnli", "pipeline.num_stages": 4},
     "qwen3-0.6b-wikitext2": {"model.name": "Qwen/Qwen3-0.6B", "model.weights": "pretrained", "pipeline.num_stages": 4},
 }
 
@@ -147,6 +149,11 @@ SIZES = {
         {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
         | {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 16},
     ),
+    "bert-qnli": (
+        "BertConfig",
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 6, "num_attention_heads": 2}
+        | {"max_position_embeddings": 16},
+    ),
     "deberta-xxlarge-qnli": (
         "DebertaV2Config",
         {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 8, "num_attention_heads": 2}
@@ -165,7 +172,7 @@ def write_stand_in(folder, name):
     config = getattr(transformers, config_class)(
         vocab_size=len(WORDS) + 5, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes
     )
-    auto = transformers.AutoModelForSequenceClassification if "deberta" in name else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForSequenceClassification if "bert" in name else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     auto.from_config(config).save_pretrained(folder)
     return str(folder)
@@ -196,14 +203,17 @@ def test_a_full_size_recipe_runs_on_a_stand_in(name, tmp_path, hub_cache):
     assert (export(run, tmp_path / "export") / "tokenizer.json").is_file()
 
 
-def test_resnet18_cifar10_runs_on_images_like_those(tmp_path, hub_cache):
+@pytest.mark.parametrize(
+    ("name", "layers"), [("resnet18-cifar10", [3, 2, 2, 3]), ("vit-cifar10", [3, 2, 2, 3])], ids=["resnet", "vit"]
+)
+def test_images_like_those_of_cifar10_are_read(name, layers, tmp_path, hub_cache):
     places = [
         write_images(tmp_path / f"{part}.parquet", random_pixels(100, seed=seed), [i % 2 for i in range(100)])
         for seed, part in enumerate(("train", "test"))
     ]
     options = ["--data.name", places[0], "--data.evaluation", places[1], "--training.steps", "1"]
-    run = simulate("resnet18-cifar10", tmp_path / "run", *options, "--training.evaluate_every", "0 steps")
-    assert [stage["layers"] for stage in summary(run)["stages"]] == [3, 2, 2, 3]
+    run = simulate(name, tmp_path / "run", *options, "--training.evaluate_every", "0 steps")
+    assert [stage["layers"] for stage in summary(run)["stages"]] == layers
     assert summary(run)["held_out"]["off"]["num_targets"] == 100
 
 

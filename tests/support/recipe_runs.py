@@ -19,6 +19,8 @@ TINY = {
     "deberta-tiny": ["--data.limit", "120"],
     "resnet-tiny": ["--data.limit", "250"],
     "qwen3-tiny": ["--data.limit", "5000"],
+    "vit-tiny": ["--data.limit", "250"],
+    "bert-tiny": ["--data.limit", "120"],
 }
 """The packaged recipes that need no download, and what makes them short."""
 SHORT = ["--training.steps", "2", "--training.evaluate_every", "0 steps", "--data.held_out", "0.3"]
