@@ -26,7 +26,7 @@ from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.study.cells import Cell, cells_of
 from thinwire.launch.study.check import Checked, check_apart
-from thinwire.launch.study.definition import packaged, read_study
+from thinwire.launch.study.definition import Scale, Study, packaged, read_study
 from thinwire.launch.study.engine import CellProgress, run_cells
 from thinwire.launch.study.live import LiveView
 from thinwire.launch.study.progress import State, find
@@ -69,6 +69,8 @@ def _run(argv: Sequence[str]) -> int:
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
+    if study.prediction:
+        return _predict(study, scale_name, scale, folder, given)
     checked = check_apart(_chosen(cells_of(study, scale, folder, given), options.row), PROG)
     cells = [_progress(one, any_code=options.any_code) for one in checked]
     jobs = options.jobs or max(1, cores() // max(_cores(one, processes=options.processes) for one in checked))
@@ -82,6 +84,16 @@ def _run(argv: Sequence[str]) -> int:
     where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
     asked = [word for option, value in where.items() if value for word in (option, value)]
     print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
+    return OK
+
+
+def _predict(study: Study, scale_name: str, scale: Scale, folder: Path, given: Sequence[str]) -> int:
+    """Write the report of a study of predictions, whose cells take no time."""
+    if given:
+        raise OptionsError(f"the study {study.name} predicts, and has no recipe that {given[0]} could change")
+    from thinwire.launch.study.report import make, write_and_show
+
+    write_and_show(make(study, scale_name, scale, folder), folder)
     return OK
 
 

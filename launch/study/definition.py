@@ -14,6 +14,7 @@ import yaml
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.study.reader import read_fields
+from thinwire.launch.timing.network import Wires
 from thinwire.pipeline.errors import OptionsError
 
 PACKAGED = files("thinwire.launch") / "studies"
@@ -33,7 +34,9 @@ class Row:
     options: Options = field(default_factory=dict)
     """What the row changes in the recipe."""
     published: dict[Mode, float] = field(default_factory=dict)
-    """The published scores, with compression off and on."""
+    """The published scores, with compression off and on; of a prediction, `on` alone."""
+    score: str = ""
+    """What is predicted for this row; empty takes the study's score. For predictions only."""
     note: str = ""
     """A note about the published numbers."""
 
@@ -48,18 +51,31 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence about the difference of two scores, which holds above or below a number."""
+    """A sentence about the difference or the ratio of two scores, which holds above or below a number."""
 
     claim: str
     """The sentence."""
     of: Side
     """The score that the sentence is about."""
-    minus: Side
+    minus: Side | None = None
     """The score that is taken from it, seed by seed."""
+    over: Side | None = None
+    """The score that it is divided by, seed by seed, in place of `minus`."""
     above: float | None = None
-    """The claim holds if the difference is above this; in the unit of the table."""
+    """The claim holds if the difference is above this, in the unit of the table, or the ratio."""
     below: float | None = None
-    """The claim holds if the difference is below this."""
+    """The claim holds if the difference or the ratio is below this."""
+
+    @property
+    def other(self) -> Side:
+        """The score that `of` is compared with."""
+        found = self.minus or self.over
+        assert found is not None, "a claim has one of the two"
+        return found
+
+    def compare(self, of: float, other: float) -> float:
+        """The difference or the ratio of two scores."""
+        return of - other if self.minus else of / other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +97,28 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictedPipeline:
+    """A pipeline whose speed is predicted from sizes and times that are given; nothing runs."""
+
+    num_stages: int
+    num_microbatches: int
+    """Micro-batches of a step, in each replica."""
+    forward_ms: float
+    """Milliseconds of one micro-batch forward on one stage."""
+    backward_ms: float
+    """The same back."""
+    shape: list[int]
+    """The shape of a stage's output for a micro-batch, samples first; float32."""
+    schedule: str = "gpipe"
+    wires: Wires = "pair"
+    """What has a wire of its own, as in `thinwire predict --wires`."""
+    replicas: int = 1
+    """Pipelines that exchange the gradients of their weights after each step."""
+    weights: list[int] = field(default_factory=list)
+    """How many weights each stage has; needed beside replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """A study, as its YAML file describes it."""
 
@@ -90,12 +128,15 @@ class Study:
     """The question of the study, in a sentence."""
     source: str = ""
     """The source of the published numbers."""
-    recipe: str
+    recipe: str = ""
     """The recipe that all cells begin with: a packaged name, or the path of a YAML file."""
+    prediction: PredictedPipeline | None = None
+    """A pipeline, in place of a recipe: the cells are predictions of it."""
     options: Options = field(default_factory=dict)
     """Options that all cells change in the recipe."""
     score: str = "loss"
-    """The score that the tables show: loss, accuracy, perplexity or matthews."""
+    """The score that the tables show: loss, accuracy, perplexity or matthews; of predictions samples/s, ms an
+    activation or ms a gradient."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """Every row is trained once with each."""
     rows: dict[str, Row] = field(default_factory=dict)
@@ -176,10 +217,17 @@ def _mistakes(study: Study) -> list[str]:
     mistakes += [
         f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values
     ]
+    if bool(study.recipe) == (study.prediction is not None):
+        mistakes.append("one of recipe and prediction must say what the cells are, but not both")
     mistakes += _repeated("seeds", study.seeds)
+    sides = [
+        (f"claims.{i}.{name}", side)
+        for i, claim in enumerate(study.claims)
+        for name, side in (("of", claim.of), ("minus", claim.minus), ("over", claim.over))
+        if side is not None
+    ]
     named = {
-        **{f"claims.{i}.of": [claim.of.row] for i, claim in enumerate(study.claims)},
-        **{f"claims.{i}.minus": [claim.minus.row] for i, claim in enumerate(study.claims)},
+        **{where: [side.row] for where, side in sides},
         **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
         **{f"scales.{name}.row_options": list(scale.row_options) for name, scale in study.scales.items()},
     }
@@ -192,6 +240,8 @@ def _mistakes(study: Study) -> list[str]:
     for index, claim in enumerate(study.claims):
         if (claim.above is None) == (claim.below is None):
             mistakes.append(f"claims.{index} must have above or below, but not both")
+        if (claim.minus is None) == (claim.over is None):
+            mistakes.append(f"claims.{index} must have minus or over, but not both")
     for name, scale in study.scales.items():
         mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
     return mistakes

@@ -1,9 +1,9 @@
-"""Decides whether a claim holds, by differences of scores over seeds and their spread.
+"""Decides whether a claim holds, by differences or ratios of scores over seeds and their spread.
 
 The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
 mean + t * error < x; otherwise nobody can tell. t is Student's, one-sided at 95 %, with n - 1 degrees of freedom. With
-one seed nobody can tell.
+one seed nobody can tell. Predictions are arithmetic and have no spread: their error is 0.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ RULE = (
     "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, nobody can tell."
 )
 
+EXACT_RULE = (
+    "Predictions have no spread: a claim holds if the difference, or the ratio, lies beyond its number, and does not "
+    "hold otherwise."
+)
+
 _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
 """Student's t, one-sided at 95 %, for 1, 2, 3... degrees of freedom."""
 
@@ -38,20 +43,22 @@ class Judged:
     seeds: tuple[int, ...]
     """The seeds for which both sides have a score."""
     mean: float | None
-    """The mean difference; None if there is no difference."""
+    """The mean difference or ratio; None if there is none."""
     error: float | None
     """The standard error of the mean; None for fewer than two seeds."""
     published: float | None
-    """The published difference; None where a side has no published score."""
+    """The published difference or ratio; None where a side has no published score."""
 
 
-def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row]) -> Judged:
-    """Judge a claim by the scores of the cells."""
-    of, minus = _by_seed(claim.of, results), _by_seed(claim.minus, results)
-    seeds = tuple(sorted(of.keys() & minus.keys()))
-    differences = [of[seed] - minus[seed] for seed in seeds]
+def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row], *, exact: bool = False) -> Judged:
+    """Judge a claim by the scores of the cells; `exact` ones have no spread."""
+    of, other = _by_seed(claim.of, results), _by_seed(claim.other, results)
+    seeds = tuple(sorted(of.keys() & other.keys()))
+    differences = [claim.compare(of[seed], other[seed]) for seed in seeds]
     mean = fmean(differences) if differences else None
     error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
+    if exact and differences:
+        error = 0.0
     return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, _published(claim, rows))
 
 
@@ -82,5 +89,5 @@ def _by_seed(side: Side, results: Sequence[Result]) -> dict[int, float]:
 
 
 def _published(claim: Claim, rows: Mapping[str, Row]) -> float | None:
-    scores = [rows[side.row].published.get(side.mode) for side in (claim.of, claim.minus)]
-    return None if scores[0] is None or scores[1] is None else scores[0] - scores[1]
+    of, other = (rows[side.row].published.get(side.mode) for side in (claim.of, claim.other))
+    return None if of is None or other is None else claim.compare(of, other)

@@ -54,6 +54,10 @@ def _value(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, value, name, mistakes)
+    if origin is UnionType and isinstance(value, Mapping):
+        for part in inside:
+            if isinstance(part, type) and is_dataclass(part):
+                return _dataclass(part, value, name, mistakes)
     if origin is list and isinstance(value, list):
         return [_value(inside[0], one, f"{name}.{index}", mistakes) for index, one in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):
@@ -87,4 +91,6 @@ def _words(kind: Any) -> str:
         return " or ".join(map(_words, get_args(kind)))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
+    if is_dataclass(kind):
+        return "a group of fields"
     return {list: "a list", dict: "a group of fields"}.get(get_origin(kind), _WORDS.get(kind, str(kind)))

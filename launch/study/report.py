@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,24 @@ from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.tables import Table, document, show
 from thinwire.launch.study.cells import cells_of, rows_of
 from thinwire.launch.study.curves import draw
-from thinwire.launch.study.definition import Scale, Study, read_study
+from thinwire.launch.study.definition import Row, Scale, Study, read_study
 from thinwire.launch.study.judge import Judged, judge
 from thinwire.launch.study.results import Result, read_results
-from thinwire.launch.study.tables import cells_table, claims_table, missing_table, scores_table
+from thinwire.launch.study.tables import (
+    cells_table,
+    claims_table,
+    missing_table,
+    predictions_table,
+    scores_table,
+)
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire study report"
+
+_PREDICTED = (
+    "Nothing was trained or measured here: the numbers are the arithmetic of `thinwire predict`, with the compute "
+    "times and bandwidths that the study gives. Codecs cost nothing."
+)
 
 
 @dataclass(frozen=True)
@@ -51,21 +62,29 @@ def main(argv: Sequence[str]) -> int:
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
-    if not folder.is_dir():
+    if not folder.is_dir() and not study.prediction:
         raise OptionsError(
             f"--folder must name the folder of a study, and {folder} does not exist; run the study first"
         )
     made = make(study, scale_name, scale, folder)
-    _write(made, options.out or folder)
-    show(made.tables[:2])
-    print(f"report.md, report.html, report.json and curves.png are in {options.out or folder}")
+    write_and_show(made, options.out or folder)
     return OK
+
+
+def write_and_show(made: StudyReport, folder: Path) -> None:
+    """Write every form of a report, and print its first tables. OptionsError where it cannot be written."""
+    _write(made, folder)
+    show(made.tables[:2])
+    forms = ["report.md", "report.html", "report.json", *(["curves.png"] if made.curves else [])]
+    print(f"{', '.join(forms[:-1])} and {forms[-1]} are in {folder}")
 
 
 def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyReport:
     """The report of a study, finished or not."""
-    cells = cells_of(study, scale, folder)
     rows = rows_of(study, scale)
+    if study.prediction:
+        return _of_predictions(study, scale_name, scale, rows)
+    cells = cells_of(study, scale, folder)
     results, missing = read_results(study, cells)
     judged = [judge(claim, results, study.all_rows) for claim in study.claims]
     tables = [scores_table(study, rows, results)]
@@ -75,15 +94,26 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
     words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")
     words += _circumstances(results)
-    verdicts = dict(Counter(one.verdict for one in judged))
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
     return StudyReport(
         f"{study.name}, {scale_name}",
         words,
         tables,
         draw(study, rows, results),
-        {**beside, "verdicts": verdicts, "claims": [_claim_json(one) for one in judged]},
+        {**beside, **_claims_json(judged)},
     )
+
+
+def _of_predictions(study: Study, scale_name: str, scale: Scale, rows: Mapping[str, Row]) -> StudyReport:
+    """The report of a study whose cells are predictions, which are computed here."""
+    from thinwire.launch.study.predictions import predicted
+
+    results = predicted(study, rows)
+    judged = [judge(claim, results, study.all_rows, exact=True) for claim in study.claims]
+    tables = [predictions_table(study, rows, results), *([claims_table(study, judged)] if judged else [])]
+    words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else []), _PREDICTED]
+    beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": 0}
+    return StudyReport(study.name, words, tables, b"", {**beside, **_claims_json(judged)})
 
 
 def _parser() -> Parser:
@@ -116,6 +146,14 @@ def _circumstances(results: Sequence[Result]) -> list[str]:
     if len(data) > 1:
         said.append("They were trained on different data, so their scores must not be compared.")
     return said
+
+
+def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:
+    """What the claims come to, and each of them."""
+    return {
+        "verdicts": dict(Counter(one.verdict for one in judged)),
+        "claims": [_claim_json(one) for one in judged],
+    }
 
 
 def _claim_json(judged: Judged) -> dict[str, Any]:

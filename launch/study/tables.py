@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from thinwire.launch.shared.tables import Table, Value
-from thinwire.launch.study.definition import MODES, Mode, Row, Study
-from thinwire.launch.study.judge import RULE, Judged, bound_of
+from thinwire.launch.study.definition import MODES, Claim, Mode, Row, Study
+from thinwire.launch.study.judge import EXACT_RULE, RULE, Judged, bound_of
 from thinwire.launch.study.results import Missing, Result
 from thinwire.pipeline.frames import CHANNELS
 
@@ -60,7 +60,7 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
         lines.append(
             [
                 claim.claim,
-                f"{claim.of.row} {claim.of.mode} - {claim.minus.row} {claim.minus.mode}",
+                _compared(study, claim),
                 f"{'above' if side > 0 else 'below'} {number:g}",
                 _rounded(one.published),
                 _rounded(one.mean),
@@ -69,7 +69,31 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
                 one.verdict,
             ]
         )
-    return Table("Claims", columns, lines, f"Differences are of {study.score}{_in(study)}. {RULE}")
+    rule = EXACT_RULE if study.prediction else RULE
+    return Table("Claims", columns, lines, f"Differences are of {study.score}{_in(study)}. {rule}")
+
+
+def _compared(study: Study, claim: Claim) -> str:
+    """The two scores of a claim, and what is made of them."""
+    of, other = (side.row if study.prediction else f"{side.row} {side.mode}" for side in (claim.of, claim.other))
+    return f"{of} {'-' if claim.minus else '/'} {other}"
+
+
+def predictions_table(study: Study, rows: Mapping[str, Row], results: Sequence[Result]) -> Table:
+    """A row of a study of predictions a line: the published number and ours."""
+    found = {result.cell.row: result.scores["on"] for result in results}
+    lines: list[list[Value]] = []
+    for name, row in rows.items():
+        published = row.published.get("on")
+        deviation = None if published is None else round(100 * (found[name] / published - 1), 1)
+        lines.append([name, row.score or study.score, published, float(f"{found[name]:.3g}"), deviation])
+    notes = " ".join(f"{name}: {row.note}." for name, row in rows.items() if row.note)
+    return Table(
+        f"{study.source or study.name}: published and predicted",
+        ["row", "score", "published", "predicted", "deviation, %"],
+        lines,
+        notes,
+    )
 
 
 def cells_table(study: Study, results: Sequence[Result]) -> Table:

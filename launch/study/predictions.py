@@ -1,0 +1,134 @@
+"""The cells of a study whose numbers are predictions: arithmetic of a pipeline whose sizes and times are given.
+
+Nothing is trained and nothing is kept: all cells together take seconds, so the report computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.study.cells import Cell
+from thinwire.launch.study.definition import PredictedPipeline, Row, Study
+from thinwire.launch.study.reader import read_fields
+from thinwire.launch.study.results import Result
+from thinwire.launch.timing.exchange import ReplicaWork
+from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.prediction import UNCOMPRESSED, predict
+from thinwire.launch.timing.workload import Workload, codec_pair, frame_bytes, uniform
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import ChannelName
+from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
+from thinwire.pipeline.schedules import SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """What a row of predictions may set."""
+
+    codec: str
+    """The codecs of activations and gradients, such as q(4)/q(8)."""
+    bandwidth: str
+    """Of every wire, such as 100mbit."""
+    latency: str = "0ms"
+    """Of every link, in one direction."""
+    replica_codec: str = UNCOMPRESSED
+    """The codec of the gradients of weights between replicas."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A row, understood."""
+
+    workload: Workload
+    schedule: str
+    compression: CompressionOptions
+    network: Network
+
+
+def _samples_per_second(setting: _Setting) -> float:
+    return predict(setting.workload, setting.schedule, setting.compression, setting.network).samples_per_second
+
+
+def _frame_milliseconds(channel: ChannelName) -> Callable[[_Setting], float]:
+    """The time of one frame over the first boundary."""
+
+    def milliseconds(setting: _Setting) -> float:
+        nbytes = frame_bytes(setting.workload.boundaries[0], setting.compression, 0, channel)
+        return 8e3 * nbytes / setting.network.bandwidth + 1e3 * setting.network.latency
+
+    return milliseconds
+
+
+SCORES: Mapping[str, Callable[[_Setting], float]] = {
+    "samples/s": _samples_per_second,
+    "ms an activation": _frame_milliseconds("activations"),
+    "ms a gradient": _frame_milliseconds("gradients"),
+}
+"""What can be predicted: the speed of all replicas, and the time of a frame on the wire."""
+
+
+def predicted(study: Study, rows: Mapping[str, Row]) -> list[Result]:
+    """The cells of a study of predictions, one for each row.
+
+    Raises:
+        OptionsError: some rows cannot be predicted; every mistake, with its row.
+    """
+    assert study.prediction is not None, "a study of predictions says what is predicted"
+    workload, mistakes = _workload(study.prediction), list[str]()
+    results = []
+    for name, row in rows.items():
+        score = row.score or study.score
+        try:
+            value = _value(study.prediction, workload, {**study.options, **row.options}, score)
+        except OptionsError as error:
+            mistakes += [f"rows.{name}: {mistake}" for mistake in error.mistakes]
+            continue
+        results.append(Result(Cell(name, 0, Path(), (), ()), {"on": value}, {}, 0.0, 0.0, "", {}))
+    if mistakes:
+        raise OptionsError(mistakes)
+    return results
+
+
+def _value(pipeline: PredictedPipeline, workload: Workload, options: Mapping[str, object], score: str) -> float:
+    if score not in SCORES:
+        raise OptionsError(f"score must be one of {', '.join(SCORES)} in a study of predictions, got {score!r}")
+    wanted: RowOptions = read_fields(RowOptions, options, "options")
+    rate = parse_bandwidth(wanted.bandwidth)
+    if not rate:
+        raise OptionsError(f"options: bandwidth must be above 0 and limited, got {wanted.bandwidth!r}")
+    network = Network(bandwidth=1e6 * rate, latency=parse_latency(wanted.latency) / 1e3, wires=pipeline.wires)
+    ReplicaOptions(count=max(2, pipeline.replicas), gradients=wanted.replica_codec)  # raises for what is no codec
+    setting = _Setting(workload.exchanging(wanted.replica_codec), pipeline.schedule, codec_pair(wanted.codec), network)
+    return SCORES[score](setting)
+
+
+def _workload(pipeline: PredictedPipeline) -> Workload:
+    """A pipeline as the simulation takes it. OptionsError where its parts do not fit together."""
+    count, weights = pipeline.num_stages, pipeline.weights
+    OptionsError.require(
+        (count >= 2, f"prediction.num_stages must be at least 2, because a prediction needs links; got {count}"),
+        (len(pipeline.shape) > 0, "prediction.shape must be that of a stage's output, samples first; got none"),
+        (
+            pipeline.replicas == 1 or len(weights) == count,
+            f"prediction.weights must have the number of weights of each of {count} stages beside replicas, "
+            f"got {len(weights)} numbers",
+        ),
+    )
+    if mistakes := SCHEDULES[pipeline.schedule].mistakes(count, 1, pipeline.num_microbatches):
+        raise OptionsError([f"prediction: {mistake}" for mistake in mistakes])
+    workload = uniform(
+        "prediction",
+        num_stages=count,
+        num_microbatches=pipeline.num_microbatches,
+        forward=pipeline.forward_ms / 1e3,
+        backward=pipeline.backward_ms / 1e3,
+        shape=tuple(pipeline.shape),
+    )
+    if pipeline.replicas == 1:
+        return workload
+    return replace(
+        workload, replicas=ReplicaWork(count=pipeline.replicas, gradients=UNCOMPRESSED, elements=tuple(weights))
+    )

@@ -1,0 +1,115 @@
+"""Studies whose cells are predictions: the published numbers, what is predicted beside them, and mistakes in a YAML."""
+
+import json
+import re
+import runpy
+from textwrap import dedent
+
+import pytest
+
+from support.pages import DOCS
+from thinwire.launch import cli
+from thinwire.launch.study.definition import parse_study, read_study
+from thinwire.launch.study.predictions import predicted
+from thinwire.launch.timing import published
+from thinwire.pipeline.errors import OptionsError
+
+STUDY = """
+prediction: {num_stages: 2, num_microbatches: 1, forward_ms: 10, backward_ms: 20, shape: [1, 1000]}
+score: samples/s
+rows:
+  slow: {options: {codec: none/none, bandwidth: 1mbit}, published: {on: 5.0}}
+  fast: {options: {codec: none/none, bandwidth: 10mbit}, published: {on: 20.0}}
+claims:
+  - {claim: A faster link helps., of: {row: fast}, over: {row: slow}, above: 1.5}
+  - {claim: It helps ten times., of: {row: fast}, over: {row: slow}, above: 10}
+"""
+
+
+def scores(study):
+    return {result.cell.row: result.scores["on"] for result in predicted(study, study.all_rows)}
+
+
+def test_one_micro_batch_over_one_link_is_what_a_hand_gives():
+    """4 kB and a header of 64 bytes forth and back, and 60 ms of compute."""
+    found = scores(parse_study(STUDY, "s", "s"))
+    wire = 2 * 8 * (4 * 1000 + 64)
+    assert found["slow"] == pytest.approx(1 / (0.06 + wire / 1e6))
+    assert found["fast"] == pytest.approx(1 / (0.06 + wire / 1e7))
+
+
+def test_the_study_of_throughput_has_the_numbers_of_predict_like_aqsgd():
+    study = read_study("aqsgd-throughput")
+    found = scores(study)
+    ours = [(row.published["on"], pytest.approx(found[name])) for name, row in study.all_rows.items()]
+    theirs = [*published.throughput_numbers(), *published.wire_numbers()]
+    assert [(one.published, one.predicted) for one in theirs] == ours
+
+
+def test_the_study_of_replicas_has_the_numbers_of_figure_5c():
+    script = runpy.run_path(str(DOCS / "measured/figure5c.py"))
+    names = {1e10: "10 Gbps", 1e9: "1 Gbps"}
+    expected = {
+        f"{name}, {names.get(bandwidth, f'{bandwidth / 1e6:g} Mbps')}": pytest.approx(one.samples_per_second)
+        for (bandwidth, name), one in script["speeds"]().items()
+    }
+    assert scores(read_study("aqsgd-replicas-throughput")) == expected
+
+
+@pytest.mark.parametrize("name", ["aqsgd-throughput", "aqsgd-replicas-throughput"])
+def test_the_report_among_the_docs_is_what_the_command_writes(name, tmp_path):
+    assert cli.main(["study", "report", name, "--out", str(tmp_path)]) == 0
+    assert (DOCS / f"studies/{name}.md").read_text() == (tmp_path / "report.md").read_text()
+
+
+def test_the_study_on_the_page_predicts():
+    page = (DOCS / "how-to/studies.md").read_text()
+    blocks = [dedent(block) for block in re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)]
+    [study] = (parse_study(block, "page", "page") for block in blocks if block.startswith("prediction: "))
+    found = scores(study)
+    assert 4 < found["fw4 bw8"] / found["fp32"] < 5
+    assert found["a frame"] == pytest.approx(65.5, abs=0.5)
+
+
+def test_a_report_has_deviations_and_judges_without_a_spread(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    assert cli.main(["study", "mine.yaml"]) == 0
+    assert "report.md, report.html and report.json are in studies/mine/all" in capsys.readouterr().out
+    report = json.loads((tmp_path / "studies/mine/all/report.json").read_text())
+    assert report["tables"][0]["rows"][0] == ["slow", "samples/s", 5.0, 8.0, 60.0]
+    assert report["verdicts"] == {"holds": 1, "does not hold": 1}
+    assert [claim["published"] for claim in report["claims"]] == [4.0, 4.0]
+    before = (tmp_path / "studies/mine/all/report.md").read_text()
+    assert "Nothing was trained or measured here" in before
+    assert cli.main(["study", "report", "mine.yaml", "--out", "again"]) == 0
+    assert (tmp_path / "again/report.md").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("codec: none/none, bandwidth: 1mbit", "codec: none/none", "rows.slow: options: bandwidth is missing"),
+        ("bandwidth: 1mbit", "bandwidth: 0", "rows.slow: options: bandwidth must be text, got 0"),
+        ("bandwidth: 1mbit", "bandwidth: fast", "bandwidth must be "),
+        ("codec: none/none, bandwidth: 1mbit", "codec: q(11)/none, bandwidth: 1mbit", "rows.slow: --codec q(11)/none"),
+        ("score: samples/s", "score: accuracy", "score must be one of samples/s, ms an activation, ms a gradient"),
+        ("shape: [1, 1000]", "shape: [1, 1000], replicas: 2", "prediction.weights must have the number of weights of"),
+        ("num_stages: 2", "num_stages: 1", "prediction.num_stages must be at least 2"),
+        ("shape: [1, 1000]", "shape: [1, 1000], schedule: never", "pipeline.schedule must be one of gpipe"),
+    ],
+)
+def test_a_mistake_is_a_sentence(old, new, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STUDY.replace(old, new, 1))
+    assert cli.main(["study", "mine.yaml"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_study_either_trains_or_predicts(tmp_path, monkeypatch, capsys):
+    with pytest.raises(OptionsError, match="one of recipe and prediction must say what the cells are"):
+        parse_study(f"{STUDY}\nrecipe: quickstart", "mine.yaml", "mine")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    assert cli.main(["study", "mine.yaml", "--training.steps", "3"]) == 2
+    assert "predicts, and has no recipe that --training.steps could change" in capsys.readouterr().err
