@@ -91,7 +91,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
         StoppedError: a signal came.
     """
     from thinwire.launch.hosts.crew import gathered_signals
-    from thinwire.launch.run import failures, host_data, local
+    from thinwire.launch.run import failures, folders, host_data, local
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
@@ -121,6 +121,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
             told = failures.tell(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
                 raise FailedError(told)
+            if gone := folders.departed(wanted, descriptor):
+                raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
             # also where this run itself was to start anew
             going_on = replace(wanted, checkpoint=replace(wanted.checkpoint, resume="auto"))

@@ -74,6 +74,24 @@ def held(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def departed(recipe: Recipe, descriptor: int) -> str | None:
+    """A sentence that says why a run cannot be started again, if its folder has left its place; else None.
+
+    Args:
+        recipe: that of the run.
+        descriptor: that of its folder, as `held` gave it.
+    """
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), recipe.folder.stat()):
+            return None
+    if has_manifests(checkpoint_folder(recipe)):  # the run has made it anew
+        return None
+    return (
+        f"{recipe.folder} must stay in its place while a run writes to it, and was moved or removed; move it back, and "
+        f"give the same command again: a run that goes on now would start from step 0"
+    )
+
+
 def _holds_run(folder: Path) -> bool:
     """Whether the folder has results of a run. A run that failed before its first step has none."""
     return not is_empty(folder / "metrics.jsonl") or (folder / "summary.json").is_file() or newest(folder) is not None

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.logs.metrics import MetricsLog
+from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.pipeline.errors import OptionsError
@@ -34,6 +36,34 @@ class ModelFacts:
     """Tied weights in the library's own model: name -> the name of the weight it shares."""
     dtype: str
     """The dtype of the weights before training."""
+
+
+def keep_folder(prepared: Prepared, log: MetricsLog | None) -> bool:
+    """Make a run's folder anew, with what a resume and an export need, if somebody moved or removed it.
+
+    Args:
+        prepared: the run.
+        log: its log, in the process that has one.
+
+    Returns whether the files of the log were gone.
+
+    Raises:
+        OutputError: another run is in its place, or the disk has no room.
+    """
+    folder = prepared.recipe.folder
+    with writing(folder):
+        if not (folder / "recipe.yaml").exists():
+            save_recipe(prepared.recipe)
+        try:
+            gone = log is not None and log.put_back()
+        except FileExistsError as error:
+            raise OutputError(
+                f"{folder} must stay in its place while a run writes to it, but another run is there now; move that "
+                f"one away and this one back"
+            ) from error
+        if gone:
+            save_model_files(folder, prepared)
+        return gone
 
 
 def save_model_files(run: Path, prepared: Prepared) -> None:

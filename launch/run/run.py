@@ -20,7 +20,7 @@ from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.layer_times import uneven_cut
 from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.model_files import save_model_files
+from thinwire.launch.run.model_files import keep_folder, save_model_files
 from thinwire.launch.run.outputs import (
     OutputError,
     save_picture,
@@ -170,8 +170,17 @@ class Run:
         if self._automatic is not None and saved:
             self._automatic.load_state_dict(saved["measured"])
 
+    def _keep_folder(self) -> None:
+        """Make the run's folder anew if somebody moved or removed it."""
+        if keep_folder(self.assembly.prepared, self._log):
+            self._line.say(
+                f"{self.recipe.folder} was moved or removed, and the run has made it anew, with its metrics; what else "
+                f"it held is gone, or where it was moved"
+            )
+
     def _said(self) -> Said:
         """What the run itself gives a checkpoint."""
+        self._keep_folder()
         with writing(self.recipe.folder):
             logged = self._log.written() if self._log is not None else lambda: None
         values = {
@@ -278,6 +287,7 @@ class Run:
         of the last stage returns this summary, the others None.
         """
         with self._times.spent_on("saving"):
+            self._keep_folder()
             return self._save_set(Saving(self.recipe.folder, done, self.recipe.pipeline.num_stages), done)
 
     def _save_set(self, saving: Saving, done: int) -> dict[str, Any] | None:

@@ -11,8 +11,10 @@ until it has. No file holds a part of an entry.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -41,7 +43,7 @@ class LogFile:
         self, path: Path, limit: int, follow: Callable[[Path], Path], begin: Callable[[], bytes] = bytes
     ) -> None:
         self._path, self._limit, self._follow, self._begin = path, limit, follow, begin
-        self._file = path.open("ab", buffering=0)
+        self._file = _opened(path)
         self._size = self._file.tell()
         self._empty = 0  # the size of a file with no entries
         self._torn = False
@@ -90,10 +92,32 @@ class LogFile:
             self._append(self._waiting[0])
             self._waiting.popleft()
 
+    def put_back(self) -> bool:
+        """Write the file again if somebody moved or removed it; whether that was so.
+
+        Raises:
+            FileExistsError: another file is in its place.
+            OSError: there is no room.
+        """
+        if self._path.exists():
+            if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                raise FileExistsError(self._path)
+            return False
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file.seek(0)
+        part = self._path.with_name(f"{self._path.name}.part")
+        fresh = _opened(part)
+        fresh.truncate(0)
+        shutil.copyfileobj(self._file, fresh)
+        part.rename(self._path)
+        self._file.close()
+        self._file = fresh
+        return True
+
     def _begin_next(self) -> None:
         os.fsync(self._file.fileno())
         self._path = self._follow(self._path)
-        fresh = self._path.open("ab", buffering=0)
+        fresh = _opened(self._path)
         self._file.close()
         self._waiting.appendleft(header := self._begin())
         self._file, self._size, self._empty = fresh, 0, len(header)
@@ -115,6 +139,11 @@ class LogFile:
         if self._torn:
             self._file.truncate(self._size)
             self._torn = False
+
+
+def _opened(path: Path) -> io.FileIO:
+    """The file, which grows at its end, and can be read even after somebody has removed it."""
+    return path.open("a+b", buffering=0)
 
 
 def _sync_and_close(descriptor: int) -> None:

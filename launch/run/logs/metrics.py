@@ -77,6 +77,14 @@ class MetricsLog:
             return f"the disk of {self._folder} has room again, and all metrics are on it"
         return None
 
+    def put_back(self) -> bool:
+        """Write again the files that somebody moved or removed; whether there were any. OSError if there is no room.
+
+        A closed file with older lines is not written again.
+        """
+        gone = [file.put_back() for file in self._files]
+        return any(gone)
+
     def recipe(self, text: str) -> None:
         """Add the recipe to TensorBoard, as YAML."""
         self._curves.text("recipe", f"```yaml\n{text}```")
