@@ -85,7 +85,11 @@ class Meter:
     """Seconds of the exchange with other replicas: those in each section, and `other`. Empty without replicas."""
     exchanges: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """When each of the last exchanges began and ended, by this process's clock."""
+    left: deque[list[tuple[float, float]]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Of each of these exchanges, the times between which the stage left it to go on with the next steps."""
     recording: Recording | None = None
+    _left: list[tuple[float, float]] = field(default_factory=list)
+    _exchange_left: float | None = None
     _exchange_begun: float | None = None
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
@@ -122,6 +126,9 @@ class Meter:
         """Count the time inside as a part of an exchange with other replicas; `ends` says whether it is the last."""
         started, before = time.perf_counter(), dict(self.seconds)
         self._exchange_begun = started if self._exchange_begun is None else self._exchange_begun
+        if self._exchange_left is not None:
+            self._left.append((self._exchange_left, started))
+            self._exchange_left = None
         yield
         now = time.perf_counter()
         spent: dict[str, float] = {name: self.seconds[name] - before[name] for name in SECTIONS}
@@ -129,7 +136,13 @@ class Meter:
         self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
         if ends:
             self.exchanges.append((self._exchange_begun, now))
-            self._exchange_begun = None
+            self.left.append(self._left)
+            self._exchange_begun, self._left = None, []
+
+    def leave_exchange(self) -> None:
+        """Say that the exchange goes on in a later step."""
+        if self._exchange_left is None:
+            self._exchange_left = time.perf_counter()
 
     @contextmanager
     def apart(self) -> Iterator[None]:

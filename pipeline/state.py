@@ -8,8 +8,11 @@
     replicas/owner/NAME/FIRST             the error of their sums
     replicas/used                         which parameters any replica has used; of PowerSGD one each of all, P and Q
     replicas/start/NAME                   the Q that the next step of PowerSGD begins with
+    replicas/groups/GROUP/...             these four of each group of layers, if replicas exchange several in turn
     replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
+    replicas/sent                         of the exchange under way: its group, and the steps done when it was sent
+    replicas/arrived/NAME                 its sum over all replicas, which does not count yet
 
 A CODER is named by boundary, channel and tensor. Nothing is named by a rank, so weights and optimizer can be read by
 any cut, and the rest by any placement of the same cut. No generator is kept: a key gives every random number.

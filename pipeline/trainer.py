@@ -215,8 +215,7 @@ class Trainer:
             found.append(([float(loss) for loss in losses], norm))
         local.use(None)
         self.skip(kind, self.replicas.after * self._pipeline.accumulation)
-        if local.is_due(step + 1, self._training.steps):
-            local.exchange(self.progress)
+        local.after_step(step + 1, self._training.steps, self.progress)
         return found[0]
 
     def first_pass(self, replica: int) -> int:
@@ -258,7 +257,12 @@ class Trainer:
         return Progress(self.done, self.sampler.steps_per_epoch)
 
     def collect(self) -> dict[int, StageState]:
-        """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
+        """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps.
+
+        Collective over replicas that step alone: it waits for what is under way between them.
+        """
+        if self._local is not None:
+            self._local.settle()
         return {
             self.placement.part(stage.stage_index): collect(stage, optimizer, self._state_of_replicas(stage))
             for stage, optimizer in zip(self.stages, self._optimizers, strict=True)
@@ -279,6 +283,7 @@ class Trainer:
             self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
             if self._local is not None:
                 self._local.load_state_dict(stage.stage_index, [saved])
+                self._local.load_flight(stage.stage_index, saved)
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
         """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""

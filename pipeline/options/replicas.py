@@ -32,13 +32,35 @@ class SyncOptions:
     sums: Literal["owner", "all"] = "owner"
     """Who adds up what the replicas send: the owner of each part, who sends the sum through the codec to all (owner);
     or each replica for itself, from what every other sends to all (all), as SparseLoCo does."""
+    groups: int = 1
+    """Groups of layers in each stage, exchanged in turn, every/groups steps apart (Streaming DiLoCo)."""
+    overlap: int = 0
+    """Optimizer steps that hide an exchange: it begins after one step, and its result counts so many steps later."""
+    alpha: float = 0.0
+    """Share of its own weights that a replica keeps when it takes over the common ones."""
 
     def __post_init__(self) -> None:
         rules = [
             (1 <= self.every <= MOST_STEPS, f"replicas.sync.every must be from 1 to {MOST_STEPS}, got {self.every}"),
             (0 < self.lr < math.inf, f"replicas.sync.lr must be above 0 and finite, got {self.lr}"),
             (0 <= self.momentum < 1, f"replicas.sync.momentum must be at least 0 and below 1, got {self.momentum}"),
+            (
+                1 <= self.groups <= max(1, self.every),
+                f"replicas.sync.groups must be from 1 to replicas.sync.every, {self.every}, because no two groups are "
+                f"exchanged after the same step; got {self.groups}",
+            ),
+            (0 <= self.alpha < 1, f"replicas.sync.alpha must be at least 0 and below 1, got {self.alpha}"),
         ]
+        apart = self.every // max(1, self.groups)
+        if all(holds for holds, _ in rules) and not 0 <= self.overlap < apart:
+            rules.append(
+                (
+                    False,
+                    f"replicas.sync.overlap must be from 0 to {apart - 1}, because one group travels at a time, and "
+                    f"exchanges are {apart} steps apart (every {self.every} / groups {self.groups}); "
+                    f"got {self.overlap}",
+                )
+            )
         if mistakes := [sentence for holds, sentence in rules if not holds]:
             raise OptionsError(mistakes)
 
@@ -68,6 +90,11 @@ class ReplicaOptions:
             mistakes += [f"replicas.gradients: {mistake}" for mistake in error.mistakes]
         if mistakes:
             raise OptionsError(mistakes)
+
+    @property
+    def groups(self) -> int:
+        """Groups of layers that are exchanged in turn."""
+        return self.sync.groups if self.step_alone else 1
 
     @property
     def step_alone(self) -> bool:

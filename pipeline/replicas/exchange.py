@@ -29,13 +29,13 @@ from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.ends import LaneEnds
+from thinwire.pipeline.replicas.groups import divide_layers
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS
 from thinwire.pipeline.replicas.layout import FLAT, TILES, StageRows
 from thinwire.pipeline.replicas.member import BucketMember, BucketSide, InFull, Lanes, Listener, Setting, never
 from thinwire.pipeline.replicas.powersgd import PowerExchange
 from thinwire.pipeline.replicas.protocol import Exchange
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import parameters_of
 
 Everyone = Callable[[Sequence[float]], Sequence[float]]
 """Gives the numbers of this stage in each process that has it, those of one process behind the other; collective."""
@@ -55,6 +55,7 @@ class StageExchange:
         first_bucket: the number of its first bucket; another exchange of the stage may have those before.
 
     Attributes:
+        parameters: those whose gradients it adds up.
         next_bucket: the number behind its last bucket.
     """
 
@@ -68,7 +69,7 @@ class StageExchange:
         everyone: Everyone,
         first_bucket: int = 0,
     ) -> None:
-        self._parameters = list(parameters.values())
+        self.parameters = list(parameters.values())
         self._rows = StageRows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
         buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row, first_bucket)
         self.next_bucket = first_bucket + len(buckets)
@@ -79,17 +80,17 @@ class StageExchange:
         self._everyone = everyone
         self.meter = setting.meter
         # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas
-        self._seen = torch.zeros(len(self._parameters), dtype=torch.bool)
-        self._used = torch.zeros(len(self._parameters), dtype=torch.bool)
+        self._seen = torch.zeros(len(self.parameters), dtype=torch.bool)
+        self._used = torch.zeros(len(self.parameters), dtype=torch.bool)
         self._keeps_errors = setting.method.feedback is not None
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send the gradients of one replica, and clear them."""
-        rows = self._rows.fill([parameter.grad for parameter in self._parameters])
+        rows = self._rows.fill([parameter.grad for parameter in self.parameters])
         if not self._used.all():
-            seen = [parameter.grad is not None for parameter in self._parameters]
+            seen = [parameter.grad is not None for parameter in self.parameters]
             self._seen |= torch.tensor(seen, dtype=torch.bool)
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         for member in self._members[replica]:
             member.send_parts(rows, progress)
@@ -116,7 +117,7 @@ class StageExchange:
         for members in self._members.values():
             for member in members:
                 member.take(rows, progress)
-        for used, total, parameter in zip(self._used.tolist(), self._rows.read(rows), self._parameters, strict=True):
+        for used, total, parameter in zip(self._used.tolist(), self._rows.read(rows), self.parameters, strict=True):
             if used:
                 parameter.grad = total.to(parameter.device)
 
@@ -174,12 +175,12 @@ class Replicas:
     Args:
         options: how many there are in the whole run, and when they exchange.
         here: those whose passes this process runs.
-        exchanges: the exchange of each stage; none with one replica.
+        exchanges: those of each stage, one of each group of its layers; none with one replica.
     """
 
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     here: range = range(1)
-    exchanges: Mapping[int, Exchange] | None = None
+    exchanges: Mapping[int, Sequence[Exchange]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -197,32 +198,69 @@ class Replicas:
         return self.count - self.here.stop
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """Copies of what the exchange of a stage remembers."""
-        return self.exchanges[stage].state_dict() if self.exchanges else {}
+        """Copies of what the exchanges of a stage remember."""
+        exchanges = self.exchanges.get(stage, ())
+        return {
+            prefix + name: each
+            for prefix, exchange in zip(_prefixes(exchanges), exchanges, strict=True)
+            for name, each in exchange.state_dict().items()
+        }
 
     def load_state_dict(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Take exactly what `state_dict` returned. CheckpointError if something is missing."""
-        if self.exchanges:
-            self.exchanges[stage].load_state_dict(state)
+        exchanges = self.exchanges.get(stage, ())
+        for prefix, exchange in zip(_prefixes(exchanges), exchanges, strict=True):
+            own = {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)}
+            exchange.load_state_dict(own)
 
-    def submit(self, replica: int, progress: Progress) -> None:
+    def submit(self, replica: int, progress: Progress, group: int = 0) -> None:
         """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""
-        for exchange in (self.exchanges or {}).values():
+        for exchange in self._of(group):
             with exchange.meter.exchanging():
                 exchange.submit(replica, progress)
 
+    def rounds(self, progress: Progress, group: int = 0) -> list[Callable[[], None]]:
+        """What follows, in order, once all replicas here have submitted.
+
+        After the last, every parameter of the group has the sum over all replicas.
+        """
+        exchanges = self._of(group)
+        # round by round: the frames of one stage travel while another one computes
+        rounds = list(zip(*(exchange.rounds for exchange in exchanges), strict=True))
+        return [
+            partial(self._go_on, list(zip(exchanges, together, strict=True)), progress, ends=together is rounds[-1])
+            for together in rounds
+        ]
+
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, after all replicas here have submitted theirs."""
-        # round by round: the frames of one stage travel while another one computes
-        exchanges = (self.exchanges or {}).values()
-        rounds = list(zip(*(exchange.rounds for exchange in exchanges), strict=True))
-        for together in rounds:
-            for exchange, go_on in zip(exchanges, together, strict=True):
-                with exchange.meter.exchanging(ends=together is rounds[-1]):
-                    go_on(progress)
+        for go_on in self.rounds(progress):
+            go_on()
+
+    def leave(self, group: int) -> None:
+        """Go on with the exchange of a group in a later step: what lies between is hidden behind that step."""
+        for exchange in self._of(group):
+            exchange.meter.leave_exchange()
+
+    def _of(self, group: int) -> list[Exchange]:
+        """The exchange of a group in each stage."""
+        return [exchanges[group] for exchanges in self.exchanges.values()]
+
+    def _go_on(
+        self, together: Sequence[tuple[Exchange, Callable[[Progress], None]]], progress: Progress, *, ends: bool
+    ) -> None:
+        """One round of each stage."""
+        for exchange, go_on in together:
+            with exchange.meter.exchanging(ends=ends):
+                go_on(progress)
 
 
 ALONE = Replicas()
+
+
+def _prefixes(exchanges: Sequence[Exchange]) -> list[str]:
+    """What the names of the state of each group begin with; nothing if there is one group."""
+    return [f"groups/{group}/" for group in range(len(exchanges))] if len(exchanges) > 1 else [""] * len(exchanges)
 
 
 def connect(
@@ -256,17 +294,20 @@ def connect(
     }
     timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
     links = LaneEnds(here, where.across, where.num_stages, timeout, times)
-    parameters = {stage.stage_index: _trained(stage) for stage in stages}
+    groups = {stage.stage_index: divide_layers(stage.submod, options.groups) for stage in stages}
     shapes = {
-        f"shapes of stage {stage}": [[name, *each.shape] for name, each in those.items()]
-        for stage, those in parameters.items()
+        f"shapes of stage {stage}": [[name, *each.shape] for those in groups[stage] for name, each in those.items()]
+        for stage in groups
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
     member = _MEMBERS[options.sync.sums if options.step_alone else "owner"]
     make = partial(StageExchange, here=here, links=links, member=member, everyone=where.gather_across)
     exchanges = {
-        stage.stage_index: make_exchange(
-            parameters[stage.stage_index], _setting(stage, options, in_full), method, here, make
+        stage.stage_index: _in_turn(
+            groups[stage.stage_index],
+            partial(
+                make_exchange, setting=_setting(stage, options, in_full), method=method, here=here, make=make
+            ),
         )
         for stage in stages
     }
@@ -297,17 +338,21 @@ def make_exchange(
     method: Method | PowerSGD,
     here: Sequence[int],
     make: Callable[..., StageExchange],
+    first_bucket: int = 0,
 ) -> Exchange:
-    """The exchange of a stage through a method; `make` makes one from parameters and a setting."""
+    """An exchange through a method; `make` makes one from parameters, a setting, and the number of its first bucket."""
     if isinstance(method, PowerSGD):
-        return PowerExchange(parameters, method, setting, here, make)
-    return make(parameters, setting)
+        return PowerExchange(parameters, method, setting, here, make, first_bucket)
+    return make(parameters, setting, first_bucket=first_bucket)
 
 
-def _trained(stage: CompressedStage) -> dict[str, Parameter]:
-    """The parameters that a stage trains, each once, named as in the unsplit model."""
-    found = {id(each): (name, each) for name, each in reversed(parameters_of(stage.submod).items())}
-    return {name: each for name, each in reversed(found.values()) if each.requires_grad}
+def _in_turn(groups: Sequence[Mapping[str, Parameter]], make: Callable[..., Exchange]) -> list[Exchange]:
+    """The exchange of each group, whose buckets have numbers behind those of the group before."""
+    exchanges: list[Exchange] = []
+    for parameters in groups:
+        first = exchanges[-1].next_bucket if exchanges else 0
+        exchanges.append(make(parameters, first_bucket=first))
+    return exchanges
 
 
 def _compare(where: Placement, mine: Mapping[str, Any]) -> None:

@@ -5,9 +5,14 @@
     d_i      x - x_i, what it moved, is exchanged as its outer gradient
     d        the mean of all d_i, as they arrived
     M        b M + d, the momentum of the outer optimizer
-    x        x - lr (b M + d); then all x_i are x
+    x        x - lr (b M + d)
+    x_i      a x_i + (1 - a) x
 
-This is DiLoCo (2311.08105). With lr 1 and b 0 the replicas take the mean of their weights.
+This is DiLoCo (2311.08105), which has a = 0: then all x_i are x. With lr 1 and b 0 the replicas take the mean of their
+weights.
+
+Streaming DiLoCo (2501.18512, Algorithm 2) exchanges groups of layers in turn (see groups.py), and trains on while d_i
+travels: sent after step t, d moves x and x_i after step t + tau (`overlap`). Only one group travels at a time.
 
 The modules of the stages hold x, except while the passes of a replica run. So evaluations and saved weights are those
 of the last exchange.
@@ -16,6 +21,7 @@ of the last exchange.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +34,7 @@ from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
+from thinwire.pipeline.replicas.groups import due
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import beside, parameters_of
@@ -52,6 +59,7 @@ class StageCopies:
         places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
         self._places = {name: places[id(parameter)] for name, parameter in parameters.items()}
         self._common = [parameter.data for parameter in self._parameters]
+        self._alpha = sync.alpha
         self._own = {replica: [weights.clone() for weights in self._common] for replica in here}
         self.optimizers = {replica: make_optimizer(self._parameters) for replica in here}
         group = [{"params": self._parameters}]  # torch refuses an empty list of parameters, and takes an empty group
@@ -64,22 +72,34 @@ class StageCopies:
         ):
             parameter.data = weights
 
-    def put_moves(self, replica: int) -> None:
-        """Set the gradients to what a replica moved its weights by: common weights minus its own."""
-        for parameter, common, own in zip(self._parameters, self._common, self._own[replica], strict=True):
-            parameter.grad = common - own
+    def put_moves(self, replica: int, group: Sequence[Parameter]) -> None:
+        """Set the gradients of a group to what a replica moved its weights by: common weights minus its own."""
+        for place in self._places_of(group):
+            self._parameters[place].grad = self._common[place] - self._own[replica][place]
 
-    def average(self, count: int) -> None:
-        """Turn the gradients, sums over `count` replicas, into means."""
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad /= count
+    def take(self) -> dict[str, Tensor]:
+        """The gradients by the names of parameters; they are cleared."""
+        found = {name: self._parameters[place].grad for name, place in self._places.items()}
+        self.outer.zero_grad()
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
-    def adopt(self) -> None:
-        """Give every replica the common weights."""
+    def average(self, totals: Mapping[str, Tensor], count: int) -> None:
+        """Set the gradients to means, from sums over `count` replicas."""
+        for name, total in totals.items():
+            self._parameters[self._places[name]].grad = total / count
+
+    def adopt(self, group: Sequence[Parameter]) -> None:
+        """Give every replica the common weights of a group, but for the share of its own that it keeps."""
         for own in self._own.values():
-            for weights, common in zip(own, self._common, strict=True):
-                weights.copy_(common)
+            for place in self._places_of(group):
+                if self._alpha:
+                    own[place].mul_(self._alpha).add_(self._common[place] * (1 - self._alpha))
+                else:
+                    own[place].copy_(self._common[place])
+
+    def _places_of(self, group: Sequence[Parameter]) -> list[int]:
+        members = {id(parameter) for parameter in group}
+        return [place for place, parameter in enumerate(self._parameters) if id(parameter) in members]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY."""
@@ -121,6 +141,21 @@ class StageCopies:
             yield from part.tensors(prefix, wanted).items()
 
 
+@dataclass
+class Flight:
+    """The exchange of a group that is under way."""
+
+    group: int
+    sent: int
+    """Optimizer steps that were done when it was sent."""
+    rounds: list[Callable[[], None]]
+    """Those that are left, in order."""
+    count: int
+    """Rounds of the whole exchange."""
+    arrived: dict[int, dict[str, Tensor]] | None = None
+    """The sums over all replicas, by stage and by the names of parameters; None until all rounds are over."""
+
+
 class LocalSteps:
     """All stages of this process between two exchanges.
 
@@ -139,8 +174,10 @@ class LocalSteps:
         shared: SharedWeights | None,
     ) -> None:
         self._replicas, self._shared = replicas, shared
+        self._sync = replicas.options.sync
+        self._flight: Flight | None = None
         self._copies = {
-            stage.stage_index: StageCopies(_trained(stage), replicas.here, make_optimizer, replicas.options.sync)
+            stage.stage_index: StageCopies(_trained(stage), replicas.here, make_optimizer, self._sync)
             for stage in stages
         }
 
@@ -158,35 +195,99 @@ class LocalSteps:
         for copies in self._copies.values():
             copies.use(replica)
 
-    def is_due(self, done: int, steps: int) -> bool:
-        """Whether the replicas exchange after `done` of all `steps`: each H steps, and at the end."""
-        return done % self._replicas.options.sync.every == 0 or done == steps
+    def after_step(self, done: int, steps: int, progress: Progress) -> None:
+        """Go on with the exchange under way, and begin what is due after `done` of all `steps`; collective.
 
-    def exchange(self, progress: Progress) -> None:
-        """Average what all replicas moved, move the common weights, and give them to all; collective."""
+        At the end every group is exchanged, but for one whose sums have just moved the weights.
+        """
+        landed, last = None, done == steps
+        if self._flight is not None:
+            landed = self._go_on(self._flight, done, last=last)
+        groups = range(self._sync.groups) if last else due(self._sync, done)
+        for group in groups:
+            if group != landed:
+                self._send(group, done, progress)
+                if last or not self._sync.overlap:
+                    self._land()
+        if self._flight is not None and self._flight.rounds:
+            self._replicas.leave(self._flight.group)
+
+    def settle(self) -> None:
+        """Wait for all that is under way between replicas, before a checkpoint; collective. It counts when it is due."""
+        flight = self._flight
+        if flight is None or flight.arrived is not None:
+            return
+        for go_on in flight.rounds:
+            go_on()
+        flight.rounds = []
+        flight.arrived = {stage: copies.take() for stage, copies in self._copies.items()}
+
+    def _send(self, group: int, done: int, progress: Progress) -> None:
+        """Send what all replicas moved the weights of a group by."""
         for replica in self._replicas.here:
-            for copies in self._copies.values():
-                copies.put_moves(replica)
-            self._replicas.submit(replica, progress)
-        self._replicas.finish(progress)
+            for stage, copies in self._copies.items():
+                copies.put_moves(replica, self._group(stage, group))
+            self._replicas.submit(replica, progress, group)
+        rounds = self._replicas.rounds(progress, group)
+        self._flight = Flight(group, done, rounds, len(rounds))
+
+    def _go_on(self, flight: Flight, done: int, *, last: bool) -> int | None:
+        """Take the rounds for which it is time, spread over the steps; the group, if its sums moved the weights."""
+        elapsed = done - flight.sent
+        if last or elapsed == self._sync.overlap:
+            self._land()
+            return flight.group
+        while flight.rounds and elapsed * flight.count >= self._sync.overlap * (1 + flight.count - len(flight.rounds)):
+            flight.rounds.pop(0)()
+        return None
+
+    def _land(self) -> None:
+        """Move the common weights of the group under way by the average, and give them to all; collective."""
+        self.settle()
+        flight, self._flight = self._flight, None
+        assert flight is not None and flight.arrived is not None, "it is settled"
         with torch.no_grad():
-            for copies in self._copies.values():
-                copies.average(self._replicas.count)
-            # copies of shared weights went through codecs apart, and must stay equal
-            if self._shared is not None:
+            for stage, copies in self._copies.items():
+                copies.average(flight.arrived[stage], self._replicas.count)
+            # copies of shared weights went through codecs apart, and must stay equal; the first group has them all
+            if self._shared is not None and flight.group == 0:
                 self._shared.average_gradients()
-            for copies in self._copies.values():
+            for stage, copies in self._copies.items():
                 copies.outer.step()
                 copies.outer.zero_grad()
-                copies.adopt()
+                copies.adopt(self._group(stage, flight.group))
+
+    def _group(self, stage: int, group: int) -> Sequence[Parameter]:
+        return self._replicas.exchanges[stage][group].parameters
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """Copies of the weights and optimizers of the replicas here; that of the outer optimizer is not among them."""
-        return self._copies[stage].state_dict()
+        """Copies of the weights and optimizers of the replicas here, and of what has arrived but does not count yet.
+
+        Settle first. The state of the outer optimizer is not among it.
+        """
+        own, flight = self._copies[stage].state_dict(), self._flight
+        if flight is None:
+            return own
+        assert flight.arrived is not None, "it is settled"
+        arrived = {f"arrived/{name}": total.clone() for name, total in flight.arrived[stage].items()}
+        return own | arrived | {"sent": torch.tensor([flight.group, flight.sent])}
 
     def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
-        """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
+        """Take what `state_dict` returned in any process. CheckpointError if something is missing.
+
+        What has arrived but does not count yet is left out: the next exchange has all that the replicas moved.
+        """
         self._copies[stage].load_state_dict(saved)
+
+    def load_flight(self, stage: int, saved: SavedStage) -> None:
+        """Take what has arrived but does not count yet."""
+        if "sent" not in saved.names("replicas/"):
+            return
+        group, sent = saved.tensors("replicas/", {"sent"})["sent"].tolist()
+        if self._flight is None:
+            self._flight = Flight(group, sent, [], 0, {})
+        assert self._flight.arrived is not None, "it is loaded"
+        self._flight.arrived[stage] = saved.tensors("replicas/arrived/")
 
 
 def _trained(stage: CompressedStage) -> dict[str, Parameter]:

@@ -85,6 +85,11 @@ class PowerExchange:
         setting: that of what travels, which is not compressed further.
         here: the replicas in this process.
         make: makes an exchange from parameters, a setting, and the number of its first bucket.
+        first_bucket: the number of its first bucket.
+
+    Attributes:
+        parameters: those whose gradients it adds up.
+        next_bucket: the number behind its last bucket.
     """
 
     def __init__(
@@ -94,7 +99,9 @@ class PowerExchange:
         setting: Setting,
         here: Sequence[int],
         make: Callable[..., StageSum],
+        first_bucket: int = 0,
     ) -> None:
+        self.parameters = list(parameters.values())
         self._method, self._setting, self._here = method, setting, here
         self.meter = setting.meter
         ranks = {name: method.rank_of(tuple(parameter.shape)) for name, parameter in parameters.items()}
@@ -109,9 +116,10 @@ class PowerExchange:
         lefts = {f"{name} P": thin.left for name, thin in self._thin.items()}
         rights = {f"{name} Q": thin.right for name, thin in self._thin.items()}
         thinner = replace(setting, stands_for=_elements(parameters) / max(1, _elements(whole | lefts | rights)))
-        self._all = make(parameters, setting)
+        self._all = make(parameters, setting, first_bucket=first_bucket)
         self._lefts = make(whole | lefts, thinner, first_bucket=self._all.next_bucket)
         self._rights = make(rights, thinner, first_bucket=self._lefts.next_bucket)
+        self.next_bucket = self._rights.next_bucket
         self._parts = {"all": self._all, "P": self._lefts, "Q": self._rights}
 
     def submit(self, replica: int, progress: Progress) -> None:

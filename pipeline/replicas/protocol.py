@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from thinwire.compress import Progress
 from thinwire.pipeline.meters import Meter
 
 
 class Exchange(Protocol):
-    """Adds up the gradients of one stage over its replicas; `meter` is that of the stage."""
+    """Adds up gradients of one stage over its replicas; `meter` is that of the stage."""
 
     meter: Meter
+    parameters: Sequence[Parameter]
+    """Those whose gradients it adds up."""
+    next_bucket: int
+    """The number behind its last bucket."""
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send the gradients of one replica, and clear them."""
@@ -34,10 +39,7 @@ class Exchange(Protocol):
 
 
 class StageSum(Exchange, Protocol):
-    """An exchange of two rounds, whose frames have numbers of their own among those of a stage."""
-
-    next_bucket: int
-    """The number behind its last bucket."""
+    """An exchange of two rounds."""
 
     def add_up(self, progress: Progress) -> None:
         """The first round: add up what the replicas here own, and send the sums to all."""

@@ -162,3 +162,18 @@ def test_an_exchange_has_the_seconds_of_its_parts_by_section(clock):
     again = Meter()
     again.load_state_dict(meter.state_dict())
     assert again.exchange == meter.exchange
+
+
+def test_an_exchange_that_goes_on_in_a_later_step_was_left_in_between(clock):
+    meter = Meter()
+    with meter.exchanging():
+        clock.now = 2.0
+    meter.leave_exchange()
+    clock.now = 3.0
+    meter.leave_exchange()  # after another step
+    clock.now = 9.0
+    with meter.exchanging(ends=True):
+        clock.now = 10.0
+    assert list(meter.exchanges) == [(0.0, 10.0)]
+    assert list(meter.left) == [[(2.0, 9.0)]]
+    assert sum(meter.exchange.values()) == 3.0

@@ -100,14 +100,15 @@ class Scaled(nn.Sequential):
         return x
 
 
-def module(index, dropout=0.0):
-    """Layer `index`: its values depend on the index only."""
+def module(index, dropout=0.0, depth=1):
+    """Layers of stage `index`: their values depend on the index only."""
     torch.manual_seed(index)
-    return Scaled(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh())
+    layers = [(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh()) for _ in range(depth)]
+    return Scaled(*(part for layer in layers for part in layer))
 
 
-def unsplit(num_stages, dropout=0.0):
-    return nn.Sequential(*(module(index, dropout) for index in range(num_stages)))
+def unsplit(num_stages, dropout=0.0, depth=1):
+    return nn.Sequential(*(module(index, dropout, depth) for index in range(num_stages)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,8 @@ class Setting:
     microbatch_size: int = 2
     accumulation: int = 1
     dropout: float = 0.0
+    depth: int = 1
+    """Layers with weights in each stage."""
     steps: int = 3
     simulated: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
@@ -173,7 +176,7 @@ def make_stages(setting, rank, where):
     example = torch.empty(setting.microbatch_size, 3, WIDTH, device="meta")
     return [
         CompressedStage(
-            module(0 if setting.shared else index, setting.dropout),
+            module(0 if setting.shared else index, setting.dropout, setting.depth),
             index,
             setting.num_stages,
             torch.device("cpu"),
