@@ -47,6 +47,7 @@ from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
+from thinwire.pipeline.replicas.groups import check_groups
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
@@ -240,12 +241,16 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
 
 
 def _check_replicas(prepared: Prepared) -> None:
-    """Raise ModelError if replicas could not hold equal weights: a batch norm's statistics are of one replica."""
-    if prepared.recipe.replicas.count > 1 and (found := batch_norms(build_layers(prepared.blueprint))):
+    """Raise ModelError if batch norms would keep statistics of one replica, OptionsError if layers are too few."""
+    if prepared.recipe.replicas.count == 1:
+        return
+    layers = build_layers(prepared.blueprint)
+    if found := batch_norms(layers):
         raise ModelError(
             f"replicas must not have batch norms that train, because each would keep statistics of its own samples; "
             f"got {found[0]}; lower replicas.count to 1, or use a norm within each sample"
         )
+    check_groups([layers[cut.start : cut.stop] for cut in prepared.cuts], prepared.recipe.replicas.groups)
 
 
 def real_placement(recipe: Recipe, rank: int = 0) -> Placement:

@@ -26,6 +26,7 @@ from thinwire.pipeline.checkpoint_folder import (
     of_another_release,
 )
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
@@ -196,6 +197,11 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
     elif not prepared.recipe.replicas.step_alone:
         recipe["replicas"]["sync"] = {"every": 1}  # nothing else counts
+    else:
+        sync, usual = recipe["replicas"]["sync"], asdict(SyncOptions())
+        for name in ("groups", "overlap", "alpha"):  # likewise
+            if sync[name] == usual[name]:
+                del sync[name]
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}

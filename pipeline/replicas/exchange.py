@@ -69,7 +69,7 @@ class StageExchange:
         everyone: Everyone,
         first_bucket: int = 0,
     ) -> None:
-        self.parameters = list(parameters.values())
+        self.parameters: Sequence[Parameter] = list(parameters.values())
         self._rows = StageRows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
         buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row, first_bucket)
         self.next_bucket = first_bucket + len(buckets)
@@ -305,9 +305,7 @@ def connect(
     exchanges = {
         stage.stage_index: _in_turn(
             groups[stage.stage_index],
-            partial(
-                make_exchange, setting=_setting(stage, options, in_full), method=method, here=here, make=make
-            ),
+            partial(make_exchange, setting=_setting(stage, options, in_full), method=method, here=here, make=make),
         )
         for stage in stages
     }

@@ -21,7 +21,7 @@ of the last exchange.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -152,8 +152,8 @@ class Flight:
     """Those that are left, in order."""
     count: int
     """Rounds of the whole exchange."""
-    arrived: dict[int, dict[str, Tensor]] | None = None
-    """The sums over all replicas, by stage and by the names of parameters; None until all rounds are over."""
+    arrived: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """The sums over all replicas, by stage and by the names of parameters; all are there after the last round."""
 
 
 class LocalSteps:
@@ -213,14 +213,9 @@ class LocalSteps:
             self._replicas.leave(self._flight.group)
 
     def settle(self) -> None:
-        """Wait for all that is under way between replicas, before a checkpoint; collective. It counts when it is due."""
-        flight = self._flight
-        if flight is None or flight.arrived is not None:
-            return
-        for go_on in flight.rounds:
-            go_on()
-        flight.rounds = []
-        flight.arrived = {stage: copies.take() for stage, copies in self._copies.items()}
+        """Wait for what is under way between replicas, before a checkpoint; collective. It counts when it is due."""
+        while self._flight is not None and self._flight.rounds:
+            self._next_round(self._flight)
 
     def _send(self, group: int, done: int, progress: Progress) -> None:
         """Send what all replicas moved the weights of a group by."""
@@ -238,14 +233,20 @@ class LocalSteps:
             self._land()
             return flight.group
         while flight.rounds and elapsed * flight.count >= self._sync.overlap * (1 + flight.count - len(flight.rounds)):
-            flight.rounds.pop(0)()
+            self._next_round(flight)
         return None
+
+    def _next_round(self, flight: Flight) -> None:
+        """Take one round, and keep the sums that it gives, out of the way of the next step's gradients."""
+        flight.rounds.pop(0)()
+        for stage, copies in self._copies.items():
+            flight.arrived[stage] = flight.arrived.get(stage, {}) | copies.take()
 
     def _land(self) -> None:
         """Move the common weights of the group under way by the average, and give them to all; collective."""
         self.settle()
         flight, self._flight = self._flight, None
-        assert flight is not None and flight.arrived is not None, "it is settled"
+        assert flight is not None, "a group is under way"
         with torch.no_grad():
             for stage, copies in self._copies.items():
                 copies.average(flight.arrived[stage], self._replicas.count)
@@ -268,7 +269,6 @@ class LocalSteps:
         own, flight = self._copies[stage].state_dict(), self._flight
         if flight is None:
             return own
-        assert flight.arrived is not None, "it is settled"
         arrived = {f"arrived/{name}": total.clone() for name, total in flight.arrived[stage].items()}
         return own | arrived | {"sent": torch.tensor([flight.group, flight.sent])}
 
@@ -285,8 +285,7 @@ class LocalSteps:
             return
         group, sent = saved.tensors("replicas/", {"sent"})["sent"].tolist()
         if self._flight is None:
-            self._flight = Flight(group, sent, [], 0, {})
-        assert self._flight.arrived is not None, "it is loaded"
+            self._flight = Flight(group, sent, [], 0)
         self._flight.arrived[stage] = saved.tensors("replicas/arrived/")
 
 

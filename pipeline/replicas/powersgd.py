@@ -101,7 +101,7 @@ class PowerExchange:
         make: Callable[..., StageSum],
         first_bucket: int = 0,
     ) -> None:
-        self.parameters = list(parameters.values())
+        self.parameters: Sequence[Parameter] = list(parameters.values())
         self._method, self._setting, self._here = method, setting, here
         self.meter = setting.meter
         ranks = {name: method.rank_of(tuple(parameter.shape)) for name, parameter in parameters.items()}
