@@ -24,7 +24,6 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.models.autoencoder import with_autoencoders
-from thinwire.models.batch_norm import batch_norms
 from thinwire.models.costs import operations
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
@@ -34,7 +33,6 @@ from thinwire.models.layers import (
     Blueprint,
     Layer,
     Stage,
-    build_layers,
     build_stage,
     check_weights,
     stage_output_examples,
@@ -47,7 +45,7 @@ from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
-from thinwire.pipeline.replicas.groups import check_groups
+from thinwire.pipeline.replicas.fit import check_fit
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
@@ -138,7 +136,7 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     )
     prepared = _with_learned_codecs(Prepared(recipe, model, cuts, data, outputs=()))
     outputs = _outputs(prepared)
-    _check_replicas(prepared)
+    check_fit(prepared.blueprint, prepared.cuts, recipe.replicas)
     return replace(prepared, outputs=outputs)
 
 
@@ -238,19 +236,6 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
             + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
         ),
     )
-
-
-def _check_replicas(prepared: Prepared) -> None:
-    """Raise ModelError if batch norms would keep statistics of one replica, OptionsError if layers are too few."""
-    if prepared.recipe.replicas.count == 1:
-        return
-    layers = build_layers(prepared.blueprint)
-    if found := batch_norms(layers):
-        raise ModelError(
-            f"replicas must not have batch norms that train, because each would keep statistics of its own samples; "
-            f"got {found[0]}; lower replicas.count to 1, or use a norm within each sample"
-        )
-    check_groups([layers[cut.start : cut.stop] for cut in prepared.cuts], prepared.recipe.replicas.groups)
 
 
 def real_placement(recipe: Recipe, rank: int = 0) -> Placement:

@@ -77,6 +77,7 @@ class StageExchange:
             replica: [member(Lanes(setting, replica, bucket.index, links), bucket) for bucket in buckets]
             for replica in here
         }
+        self._has_owners = member is not Listener
         self._everyone = everyone
         self.meter = setting.meter
         # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas
@@ -98,7 +99,7 @@ class StageExchange:
     @property
     def rounds(self) -> tuple[Callable[[Progress], None], ...]:
         """What follows once all replicas here have submitted."""
-        return self.add_up, self.finish
+        return (self.add_up, self.finish) if self._has_owners else (self.finish,)
 
     def add_up(self, progress: Progress) -> None:
         """Add up the parts that the replicas here own, and send the sums to all."""

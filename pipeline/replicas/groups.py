@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from torch.nn import Module, Parameter
 
 from thinwire.models.layers import Layer, Stage
-from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.state import parameters_of
 
@@ -43,17 +42,6 @@ def divide_layers(module: Module, groups: int) -> list[dict[str, Parameter]]:
         sizes[group] += sum(each.numel() for each in own)
         group_of |= {id(each): group for each in own}
     return [{name: each for name, each in everything.items() if group_of[id(each)] == group} for group in range(groups)]
-
-
-def check_groups(stages: Sequence[Sequence[Layer]], groups: int) -> None:
-    """Raise OptionsError if a stage, given as its layers, has fewer layers with weights than groups."""
-    counts = [len(trained_by_layer(layers)) for layers in stages]
-    fewest = min(counts)
-    if groups > max(1, fewest):
-        raise OptionsError(
-            f"replicas.sync.groups must be at most {fewest}, the layers with weights in stage "
-            f"{counts.index(fewest)}, because a group has at least one layer; got {groups}"
-        )
 
 
 def layers_with_weights(module: Module) -> list[dict[str, Parameter]]:

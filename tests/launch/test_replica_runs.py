@@ -21,6 +21,7 @@ from thinwire.pipeline.errors import OptionsError
 SAME = ("train_loss", "held_out", "channels", "replicas", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
 EVERY_SIX = ["--replicas.sync.every", "6", "--replicas.sync.sums", "all"]
+OVERLAPPED = ["--replicas.sync.overlap", "5", "--replicas.sync.alpha", "0.25"]
 BY_SAMPLE = ["--codec", "aqsgd(q(4))/ef(q(8, round='stochastic'))", "--training.evaluate_every", "3 steps"]
 
 
@@ -33,12 +34,12 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("sync", [[], EVERY_SIX], ids=["every step", "every 6 steps"])
+@pytest.mark.parametrize("sync", [[], [*EVERY_SIX, *OVERLAPPED]], ids=["every step", "every 6 steps"])
 def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
     """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first epoch left in the checkpoint.
 
-    With six steps from one exchange to the next, the run goes on from step 10, between the second and the third; and
-    every replica adds up for itself.
+    With six steps from one exchange to the next, the run goes on from step 10, while the first one is still under way;
+    and every replica adds up for itself.
     """
     options = [*TWO, *BY_SAMPLE, *sync]
     simulated = simulate("tiny.yaml", folder / "simulated", *options, "--training.steps", "15")
@@ -151,6 +152,13 @@ def test_what_cannot_work_is_refused(folder, options, said):
     with pytest.raises(OptionsError) as caught:
         recipe.parse(["tiny.yaml", "--replicas.count", "2", *options])
     assert said in str(caught.value)
+
+
+def test_a_stage_with_fewer_layers_than_groups_is_refused(folder):
+    """The first stage has an embedding and a block, the second a block and a head; a norm belongs to the head."""
+    said = r"replicas.sync.groups must be at most \d, the layers with weights in stage \d, .*; got 6"
+    with pytest.raises(OptionsError, match=said):
+        prepared("--replicas.count", "2", "--replicas.sync.every", "6", "--replicas.sync.groups", "6")
 
 
 def test_a_batch_norm_is_refused():

@@ -1,0 +1,32 @@
+"""Whether a model can have replicas: they must be able to hold equal weights, and its stages need enough layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.models.batch_norm import batch_norms
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, build_layers
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import ReplicaOptions
+from thinwire.pipeline.replicas.groups import trained_by_layer
+
+
+def check_fit(blueprint: Blueprint, cuts: Sequence[range], replicas: ReplicaOptions) -> None:
+    """Raise ModelError or OptionsError, with a sentence, if a model with these cuts cannot have these replicas."""
+    if replicas.count == 1:
+        return
+    layers = build_layers(blueprint)
+    # the statistics of a batch norm are of one replica
+    if found := batch_norms(layers):
+        raise ModelError(
+            f"replicas must not have batch norms that train, because each would keep statistics of its own samples; "
+            f"got {found[0]}; lower replicas.count to 1, or use a norm within each sample"
+        )
+    counts = [len(trained_by_layer(layers[cut.start : cut.stop])) for cut in cuts]
+    fewest = min(counts)
+    if replicas.groups > max(1, fewest):
+        raise OptionsError(
+            f"replicas.sync.groups must be at most {fewest}, the layers with weights in stage "
+            f"{counts.index(fewest)}, because a group has at least one layer; got {replicas.groups}"
+        )
