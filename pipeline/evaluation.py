@@ -81,6 +81,7 @@ def _score(
             if replica not in trainer.replicas.here:
                 trainer.skip(kind, 1)
                 continue
+            trainer.use_ends_of(replica)
             inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from thinwire.compress import Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
-from thinwire.pipeline.ends import StageEnds, learned_ends
+from thinwire.pipeline.ends import EndsOfReplicas, learned_ends
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
@@ -46,7 +46,8 @@ class CompressedStage(PipelineStage):
 
     Attributes:
         meter: seconds and bytes of this stage.
-        ends: the ends of its boundaries; empty until the stage is connected.
+        ends: the ends of its boundaries that the next pass uses; empty until the stage is connected.
+        all_ends: these, and those that passes of other replicas use.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of a batch of
             logits, if you need only the loss.
@@ -95,7 +96,8 @@ class CompressedStage(PipelineStage):
         ]
         self._halves = learned_ends(submodule, stage_index, num_stages - 1, wire.compression)
         wire.announce(stage_index, self._boundaries)
-        self.ends = StageEnds()
+        self.all_ends = EndsOfReplicas(wire)
+        self.ends = self.all_ends.common
         self._connected = False
         self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
         self._coming: Pass | None = None
@@ -104,6 +106,10 @@ class CompressedStage(PipelineStage):
         self._num_microbatches = 0
         self._rows = _num_rows(self._examples[0][0])
         self._microbatches: list[Microbatch] = []
+
+    def use(self, replica: int) -> None:
+        """Let the next passes go through the ends of a replica, in a process that runs those of several."""
+        self.ends = self.all_ends.of(replica)
 
     def begin(self, coming: Pass) -> None:
         """Say what the next pass through the schedule is, before `schedule.step` or `.eval`, alike on every stage.
@@ -123,11 +129,12 @@ class CompressedStage(PipelineStage):
         """
         if self._connected:
             return
-        for shape in self._boundaries:
-            if shape.index == self.stage_index:
-                self.ends.downstream = self._end(shape, self.ends.downstream)
-            else:
-                self.ends.upstream = self._end(shape, self.ends.upstream)
+        for wire, ends in self.all_ends:
+            for shape in self._boundaries:
+                if shape.index == self.stage_index:
+                    ends.downstream = self._end(wire, shape, ends.downstream)
+                else:
+                    ends.upstream = self._end(wire, shape, ends.upstream)
         self.wire.compare(self.stage_index, [shape for shape in self._boundaries if self._peer(shape) is not None])
         self._connected = True
 
@@ -142,11 +149,11 @@ class CompressedStage(PipelineStage):
 
     def flush(self) -> None:
         """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
-        self.ends.flush()
+        self.all_ends.flush()
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
-        return self.ends.digests()
+        return self.all_ends.digests()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this stage's ends of its boundaries: number of passes, buffers of feedback."""
@@ -160,7 +167,7 @@ class CompressedStage(PipelineStage):
     def close(self) -> None:
         """Flush, and close the stores of feedback."""
         self.flush()
-        self.ends.close()
+        self.all_ends.close()
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -317,14 +324,14 @@ class CompressedStage(PipelineStage):
             )
         return self._microbatches[index]
 
-    def _end(self, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
+    def _end(self, wire: Wire, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
         holder = Holder(
             stage=self.stage_index,
             peer=self._peer(shape),
             meter=self.meter,
             positions=self._num_microbatches * self._rows,
         )
-        return self.wire.attach(shape, holder, before)
+        return wire.attach(shape, holder, before)
 
     def _peer(self, shape: BoundaryShape) -> int | None:
         """Rank of the process that holds the stage beyond a boundary; None if it is this process."""

@@ -14,8 +14,9 @@
     replicas/sent                         of the exchange under way: its group, and the steps done when it was sent
     replicas/arrived/NAME                 its sum over all replicas, which does not count yet
 
-A CODER is named by boundary, channel and tensor. Nothing is named by a rank, so weights and optimizer can be read by
-any cut, and the rest by any placement of the same cut. No generator is kept: a key gives every random number.
+A CODER is named by boundary, channel and tensor, and in a simulation by the replica, if that has codecs of its own.
+Nothing is named by a rank, so weights and optimizer can be read by any cut, and the rest by any placement of the same
+cut. No generator is kept: a key gives every random number.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
             else:
                 numbers.setdefault(name, {})[key] = value
     stores: dict[str, Store] = {}
-    for name, coder in stage.ends.coders().items():
+    for name, coder in stage.all_ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
         if coder.warm_starts is not None:
             starts = coder.warm_starts.state_dict()
@@ -75,7 +76,7 @@ def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> 
     values = saved.values
     stage.passes = dict(values["passes"])
     stage.meter.load_state_dict(values["meter"])
-    for name, coder in stage.ends.coders().items():
+    for name, coder in stage.all_ends.coders().items():
         if coder.warm_starts is not None:
             starts = saved.tensors(f"ends/{name}/warm-start/")
             coder.warm_starts.load_state_dict({int(row): start for row, start in starts.items()})
@@ -86,7 +87,7 @@ def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
     names = {name.rpartition("/")[0] for name in saved.names("stores/")}
     found = {
         f"{name}-{purpose}": coder.buffers.store(purpose)
-        for name, coder in stage.ends.coders().items()
+        for name, coder in stage.all_ends.coders().items()
         for purpose in get_args(Purpose)
         if f"{name}-{purpose}" in names
     }

@@ -222,6 +222,11 @@ class Trainer:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
         return (replica - self.replicas.here.start) * self._pipeline.accumulation
 
+    def use_ends_of(self, replica: int) -> None:
+        """Let the next passes go through the codecs of a replica."""
+        for stage in self.stages:
+            stage.use(replica)
+
     def skip(self, kind: PassKind, count: int) -> None:
         """Count passes that other replicas run."""
         for stage in self.stages:
@@ -304,6 +309,7 @@ class Trainer:
             batch: the whole batch.
             targets: those of the whole batch; None except in the process of the last stage.
         """
+        self.use_ends_of(replica)
         count = self.replicas.count
         ids = batch.ids.chunk(count)[replica]
         inputs = self.samples.inputs(ids, batch.epoch) if self.has_first else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ class Wire:
         self.options = options or WireOptions()
         self.seed = seed
         self.slots = slots
-        self._observer = observer
+        self._observer, self._of = observer, group
         self.clocks = NeighbourClocks()
         self.stores: list[tuple[StoreLayout, Path | None]] = []
         self._files = StoreFiles(Path(self.compression.store_folder) if self.compression.store_folder else None)
@@ -124,6 +124,19 @@ class Wire:
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
         self._handshake = Handshake(created, self._timeout)
+
+    def beside(self, compression: CompressionOptions, name: str) -> Wire:
+        """Another wire between the same stages, with other codecs, and store files in a folder of that name."""
+        folder = self.compression.store_folder
+        return Wire(
+            replace(compression, store_folder=f"{folder}/{name}" if folder else ""),
+            self.options,
+            seed=self.seed,
+            agreement=self._agreement,
+            group=self._of,
+            slots=self.slots,
+            observer=self._observer,
+        )
 
     def announce(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
         """Publish the configuration of a stage for its neighbours. This never waits, so any order of calls is right."""

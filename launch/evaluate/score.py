@@ -45,7 +45,8 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
             scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
             for stage in trainer.stages:
                 stage.close()
-            trainer.stages[0].wire.discard_stores()
+            for wire, _ in trainer.stages[0].all_ends:
+                wire.discard_stores()
     finally:
         dist.destroy_process_group()
     assert scores is not None, "the last stage lives here"

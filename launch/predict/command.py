@@ -114,6 +114,11 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
             "a prediction knows codecs, and powersgd is none; set --replicas.gradients to one, such as 'ef(q(4))'",
         ),
         (
+            not wanted.replicas.overrides,
+            "a prediction takes all replicas to be alike; remove replicas.overrides, or predict a recipe for each kind "
+            "of replica",
+        ),
+        (
             not alone or options.replica_link == Link(),
             "--replica-link needs replicas; add --replicas.count, such as 2",
         ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -261,8 +262,9 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
     use(device := choose(training.device))
+    compression = recipe.replicas.codecs(where.replica_of(rank), recipe.compression)
     wire = Wire(
-        replace(recipe.compression.before_choice(), store_folder=_store_folder(recipe)),
+        replace(compression.before_choice(), store_folder=_store_folder(recipe)),
         recipe.wire,
         seed=training.seed,
         agreement=_agreement(prepared),
@@ -384,4 +386,6 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
     del dotted["training.device"]  # stages on cards and on CPUs understand each other
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
     dotted["checkpoint.every"] = recipe.checkpoint.every
-    return {**dotted, "automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}
+    automatic = {"automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}
+    agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic}))  # keys as text, as others read them
+    return agreement

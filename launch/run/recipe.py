@@ -45,6 +45,7 @@ from thinwire.pipeline.options import (
 )
 from thinwire.pipeline.options.computing import misfits
 from thinwire.pipeline.options.durations import in_steps, is_over
+from thinwire.pipeline.options.overrides import check_overrides
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
@@ -130,6 +131,7 @@ class Recipe:
                 f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
                 f"with one replica; got across beside {', '.join(by_sample)}"
             )
+        mistakes += check_overrides(self.replicas.overrides, self.compression, self.replicas.count, self.num_boundaries)
         return mistakes
 
     def check_freezing(self, steps_per_epoch: int) -> None:

@@ -125,7 +125,7 @@ class Room:
         return [[SpaceNeed.from_json(need) for need in needs] for needs in everyone]
 
     def _stores(self) -> list[SpaceNeed]:
-        stores = self._trainer.stages[0].wire.stores
+        stores = [store for wire, _ in self._trainer.stages[0].all_ends for store in wire.stores]
         return space_needs((layout, path) for layout, path in stores if path is not None)
 
     def _sets(self) -> int:
@@ -151,7 +151,7 @@ class Room:
         # and one at the end, where none is due there
         written = -(-self._recipe.training.steps // (number * (self._steps_per_epoch if in_epochs else 1)))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
-        rows = sum(layout.nbytes for layout, _ in self._trainer.stages[0].wire.stores)
+        rows = sum(layout.nbytes for wire, _ in self._trainer.stages[0].all_ends for layout, _ in wire.stores)
         nbytes = count * (COPIES[self._recipe.optimizer.name] + self._of_replicas()) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
 

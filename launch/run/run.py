@@ -33,7 +33,7 @@ from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption, Said
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.slower_links import show_slower_links
-from thinwire.launch.run.summary import module_of, stage_report, sum_routes, summarize
+from thinwire.launch.run.summary import codecs_in_words, module_of, stage_report, sum_routes, summarize
 from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
 from thinwire.launch.shared.progress import counting
@@ -354,7 +354,7 @@ class Run:
             self.recipe,
             stages,
             done=done,
-            codec_of=lambda boundary, channel: str(self._wire.compression.method(boundary, channel)),
+            codec_of=codecs_in_words(self.recipe, self._wire.compression),
             times=self._times,
             apart=where.num_replicas > 1,
             train_loss=self._log.last_loss,

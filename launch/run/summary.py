@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,8 @@ from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
 from thinwire.pipeline.meters import Route, Traffic, count
+from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.overrides import in_words
 from thinwire.pipeline.replicas.drain import told
 from thinwire.pipeline.stage import CompressedStage
 
@@ -101,6 +104,12 @@ def summarize(
         "bytes_sent": sum(carried.bytes for carried in traffic.values()),
         "torch": torch.__version__,
     }
+
+
+def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:
+    """Tells the codec of a channel, and which replicas have another; `used` are the codecs, chosen by auto or not."""
+    overrides = recipe.replicas.overrides
+    return partial(in_words, recipe.compression if overrides else used, overrides)
 
 
 def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.compression import CompressionOptions
+from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
 from thinwire.pipeline.options.training import MOST_STEPS
 
@@ -79,6 +81,8 @@ class ReplicaOptions:
     ef, each replica adds what a message lost to its next one: to its gradients, and to the sums that it sends. If
     sync.every is above 1, these are outer gradients: what the weights moved since the last exchange."""
     sync: SyncOptions = field(default_factory=SyncOptions)
+    overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
+    """What single replicas do differently, by their number: codecs of their boundaries."""
 
     def __post_init__(self) -> None:
         mistakes = []
@@ -90,6 +94,11 @@ class ReplicaOptions:
             mistakes += [f"replicas.gradients: {mistake}" for mistake in error.mistakes]
         if mistakes:
             raise OptionsError(mistakes)
+
+    def codecs(self, replica: int | None, common: CompressionOptions) -> CompressionOptions:
+        """The codecs of a replica's boundaries, if `common` are those of the recipe; those if it is None."""
+        override = None if replica is None else self.overrides.get(replica)
+        return common if override is None else overridden(common, override.compression)
 
     @property
     def groups(self) -> int:

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 
 from thinwire.compress import Method, Progress, parse
 from thinwire.compress.stores.store import Store
+from thinwire.pipeline.ends import StageEnds
 from thinwire.pipeline.errors import CheckpointError, MismatchError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.options import ReplicaOptions
@@ -295,6 +296,8 @@ def connect(
     }
     timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
     links = LaneEnds(here, where.across, where.num_stages, timeout, times)
+    if len(here) > 1:
+        _give_wires(stages, options)
     groups = {stage.stage_index: divide_layers(stage.submod, options.groups) for stage in stages}
     shapes = {
         f"shapes of stage {stage}": [[name, *each.shape] for those in groups[stage] for name, each in those.items()]
@@ -352,6 +355,15 @@ def _in_turn(groups: Sequence[Mapping[str, Parameter]], make: Callable[..., Exch
         first = exchanges[-1].next_bucket if exchanges else 0
         exchanges.append(make(parameters, first_bucket=first))
     return exchanges
+
+
+def _give_wires(stages: Sequence[CompressedStage], options: ReplicaOptions) -> None:
+    """Give each replica with codecs of its own a wire between all stages, which are in this process."""
+    wire = stages[0].wire
+    for replica in sorted(options.overrides):
+        own = wire.beside(options.codecs(replica, wire.compression), f"replica-{replica}")
+        for stage in stages:
+            stage.all_ends.own[replica] = (own, StageEnds())
 
 
 def _compare(where: Placement, mine: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from thinwire.pipeline.options import (
     TrainingOptions,
     WireOptions,
 )
+from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import SCHEDULES, actions, build, build_merged, merge, placement
@@ -135,10 +136,17 @@ class Setting:
     replicas: int = 1
     exchange: str = "none"
     sync: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Codecs of single replicas, by channel."""
 
     @property
     def replica_options(self):
-        return ReplicaOptions(count=self.replicas, gradients=self.exchange, sync=SyncOptions(**self.sync))
+        overrides = {
+            replica: ReplicaOverride(compression=ReplicaCodecs(**codecs)) for replica, codecs in self.overrides.items()
+        }
+        return ReplicaOptions(
+            count=self.replicas, gradients=self.exchange, sync=SyncOptions(**self.sync), overrides=overrides
+        )
 
     @property
     def pipeline(self):
@@ -160,7 +168,7 @@ class Setting:
 
 def make_stages(setting, rank, where):
     """The stages of one process on a wire of their own, not yet connected."""
-    compression = CompressionOptions(**setting.compression)
+    compression = setting.replica_options.codecs(where.replica_of(rank), CompressionOptions(**setting.compression))
     wire = Wire(
         compression.before_choice(),
         WireOptions(**setting.wire),

@@ -74,6 +74,10 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             f"{wanted.replicas.sync.every}",
         ),
         (
+            not wanted.replicas.overrides,
+            "a bench compares codecs that all replicas have; remove replicas.overrides",
+        ),
+        (
             not isinstance(wanted.replicas.method, PowerSGD),
             "the limit of a bench knows codecs, and powersgd is none; set replicas.gradients to one, such as ef(q(4))",
         ),

@@ -129,7 +129,8 @@ class Thinwire:
         """Close stores and delete their files."""
         for stage in self._trainer.stages:
             stage.close()
-        self._trainer.stages[0].wire.discard_stores()
+        for wire, _ in self._trainer.stages[0].all_ends:
+            wire.discard_stores()
 
 
 class PlainTorch:

@@ -1,0 +1,103 @@
+"""What single replicas do differently from the others: fields of a recipe, with their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaCodecs:
+    """Codecs of one replica. A channel that is left out keeps those of the recipe."""
+
+    activations: str | None = None
+    """Codec of this replica's activations, at all its boundaries."""
+    gradients: str | None = None
+    """Codec of this replica's gradients, at all its boundaries."""
+    boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
+    """Codecs of single boundaries of this replica, by index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOverride:
+    """What one replica does differently from the others."""
+
+    compression: ReplicaCodecs = field(default_factory=ReplicaCodecs)
+    """Codecs of its boundaries: none where it has a fast network, for example."""
+
+
+def overridden(common: CompressionOptions, codecs: ReplicaCodecs) -> CompressionOptions:
+    """The codecs of a replica. OptionsError if they cannot work."""
+    indices = common.boundaries.keys() | codecs.boundaries.keys()
+    boundaries = {
+        index: BoundaryOptions(
+            **{
+                channel: _first(
+                    getattr(codecs.boundaries.get(index), channel, None),
+                    getattr(codecs, channel),
+                    getattr(common.boundaries.get(index), channel, None),
+                )
+                for channel in CHANNELS
+            }
+        )
+        for index in sorted(indices)
+    }
+    activations, gradients = codecs.activations or common.activations, codecs.gradients or common.gradients
+    return replace(common, activations=activations, gradients=gradients, boundaries=boundaries)
+
+
+def check_overrides(
+    overrides: Mapping[int, ReplicaOverride], common: CompressionOptions, replicas: int, boundaries: int
+) -> list[str]:
+    """A sentence for each override that cannot work beside the other fields of a recipe."""
+    mistakes = []
+    if unknown := sorted(replica for replica in overrides if not 0 <= replica < replicas):
+        mistakes.append(
+            f"replicas.overrides must name replicas in 0..{replicas - 1} for replicas.count {replicas}, "
+            f"got {', '.join(map(str, unknown))}"
+        )
+    for replica, override in overrides.items():
+        where = f"replicas.overrides.{replica}"
+        if unknown := sorted(index for index in override.compression.boundaries if not 0 <= index < boundaries):
+            mistakes.append(
+                f"{where}.compression.boundaries must lie in 0..{boundaries - 1}, got {', '.join(map(str, unknown))}"
+            )
+        try:
+            codecs = overridden(common, override.compression)
+        except OptionsError as error:
+            mistakes += [f"{where}: {mistake}" for mistake in error.mistakes]
+            continue
+        if codecs.automatic:
+            mistakes.append(f"{where} must name codecs, because auto measures the links of one pipeline only; got auto")
+        elif codecs.ranks(boundaries) != common.ranks(boundaries):
+            mistakes.append(
+                f"{where} must leave learned codecs as they are, because their weights are trained by all replicas; "
+                f"name other codecs than autoencoder"
+            )
+    return mistakes
+
+
+def in_words(
+    common: CompressionOptions, overrides: Mapping[int, ReplicaOverride], boundary: int, channel: ChannelName
+) -> str:
+    """The codec of a channel for tables, with the replicas that have another: `q(4), none in replica 1`."""
+    usual = str(common.method(boundary, channel))
+    others: dict[str, list[int]] = {}
+    for replica, override in sorted(overrides.items()):
+        codec = str(overridden(common, override.compression).method(boundary, channel))
+        if codec != usual:
+            others.setdefault(codec, []).append(replica)
+    return ", ".join([usual, *(f"{codec} in {_named(replicas)}" for codec, replicas in others.items())])
+
+
+def _named(replicas: Collection[int]) -> str:
+    return f"replica{'s' * (len(replicas) > 1)} {' and '.join(map(str, replicas))}"
+
+
+def _first(*values: str | None) -> str | None:
+    """The first value that is given."""
+    return next((value for value in values if value is not None), None)

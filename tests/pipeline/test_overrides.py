@@ -1,0 +1,102 @@
+"""Replicas with codecs of their own: a simulation equals the processes, stops change nothing, mistakes are named."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from support.processes import run
+from support.toy import make_trainer, train
+from thinwire.pipeline.checkpoint import Checkpoints
+from thinwire.pipeline.checkpoint_folder import manifests
+from thinwire.pipeline.options import BoundaryOptions, CompressionOptions
+from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, check_overrides, in_words, overridden
+
+SLOW = {"activations": "aqsgd(q(4))", "gradients": 'ef(q(6, round="stochastic"))'}
+OVERRIDES = {1: {"activations": "none", "gradients": 'ef21(q(4, round="stochastic"))'}}
+OPTIONS = {
+    "microbatches": 2,
+    "microbatch_size": 1,
+    "accumulation": 2,
+    "dropout": 0.2,
+    "replicas": 2,
+    "steps": 5,
+    "compression": SLOW,
+    "overrides": OVERRIDES,
+}
+
+
+@pytest.mark.processes
+def test_a_simulation_equals_the_processes_bit_for_bit(alone):
+    real = run(train, 4, OPTIONS)
+    losses, weights, traffic, _ = train(0, OPTIONS | {"simulated": True})
+    assert [result[0] for result in real if result[0] is not None] == [losses]
+    for result in real:
+        for stage, state in result[1].items():
+            assert all(torch.equal(tensor, weights[stage][name]) for name, tensor in state.items())
+    for stage in range(2):
+        for route, carried in traffic[stage].items():
+            assert sum(each[2][stage][route].bytes for each in real if route in each[2].get(stage, ())) == carried.bytes
+    # the first stage of each replica: after the first epoch of four steps, one of them sends differences in 4 bits
+    compressed, whole = (result[2][0][0, "activations", "train"] for result in real if 0 in result[2])
+    assert compressed.full_rows < compressed.rows and compressed.bytes < whole.bytes
+    assert whole.full_rows == 0 and whole.bytes == whole.frames * 64 + whole.uncompressed
+
+
+def test_a_stop_of_a_simulation_changes_nothing(alone, tmp_path):
+    options = OPTIONS | {"simulated": True, "steps": 8}
+
+    def finished(trainer, first=0):
+        losses = [trainer.train_step(step).loss for step in range(first, 8)]
+        return losses, [stage.digests() for stage in trainer.stages]
+
+    def checkpoints():
+        return Checkpoints(tmp_path, stages=[0, 1], num_stages=2, keep=2, header={}, words=dist.HashStore())
+
+    wanted, digests = finished(make_trainer(0, **options))
+    stopped, kept = make_trainer(0, **options), checkpoints()
+    before = [stopped.train_step(step).loss for step in range(6)]
+    kept.save(6, stopped.collect)
+    kept.wait()
+    again = make_trainer(0, **options)
+    again.resume(checkpoints(), manifests(tmp_path)[-1])
+    after, found = finished(again, 6)
+    assert before + after == wanted
+    assert found == digests
+    assert any(name.startswith("replica 1 boundary 0 gradients") for name in found[0])
+
+
+def test_an_override_replaces_the_codecs_of_all_boundaries_but_those_that_it_names():
+    common = CompressionOptions(
+        activations="q(4)", gradients="q(8)", boundaries={0: BoundaryOptions(activations="q(2)")}
+    )
+    codecs = ReplicaCodecs(activations="none", boundaries={1: BoundaryOptions(activations="bf16", gradients="q(6)")})
+    found = overridden(common, codecs)
+    pairs = [[str(found.method(boundary, name)) for name in ("activations", "gradients")] for boundary in range(3)]
+    assert pairs == [["none", "q(8)"], ["bf16", "q(6)"], ["none", "q(8)"]]
+    overrides = dict.fromkeys((1, 3), ReplicaOverride(compression=codecs))
+    assert in_words(common, overrides, 0, "activations") == "q(2), none in replicas 1 and 3"
+    assert in_words(common, overrides, 0, "gradients") == "q(8)"
+
+
+@pytest.mark.parametrize(
+    ("replica", "codecs", "said"),
+    [
+        (2, {}, "replicas.overrides must name replicas in 0..1 for replicas.count 2, got 2"),
+        (1, {"activations": "auto"}, "replicas.overrides.1 must name codecs, because auto measures the links of one"),
+        (
+            1,
+            {"activations": "q(99)"},
+            "replicas.overrides.1: compression.activations: q's bits must be an integer from 1 to 8",
+        ),
+        (1, {"activations": "autoencoder(4)"}, "replicas.overrides.1 must leave learned codecs as they are"),
+        (
+            1,
+            {"boundaries": {5: BoundaryOptions(activations="none")}},
+            "replicas.overrides.1.compression.boundaries must lie in 0..2, got 5",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(replica, codecs, said):
+    overrides = {replica: ReplicaOverride(compression=ReplicaCodecs(**codecs))}
+    [mistake] = check_overrides(overrides, CompressionOptions(), replicas=2, boundaries=3)
+    assert mistake.startswith(said)
