@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -332,8 +331,10 @@ def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch
     """The stages of process `rank` with their first weights, by index."""
     training = prepared.recipe.training
     how: dict[str, Any] = {name: getattr(training, name) for name in ("seed", "precision", "recompute")}
-    make = partial(build_stage, prepared.blueprint, device=device, **how)
-    return {index: make(prepared.cuts[index]) for index in where.stages_of(rank)}
+    return {
+        index: build_stage(prepared.blueprint, prepared.cuts[index], device=device, **how)
+        for index in where.stages_of(rank)
+    }
 
 
 def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from thinwire.launch.shared.exit_codes import FailedError
+
 PREFIX = "thinwire"
 _NAME = re.compile(rf"{PREFIX}-(\d+-\d+)-\w+")
 
@@ -32,7 +34,18 @@ def is_alive(owner: str) -> bool:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A private folder of this process; it is removed at the end."""
+    """A private folder of this process; it is removed at the end.
+
+    TMPDIR may have filled up or gone since the folder before, so another place is chosen if it cannot be written now.
+
+    Raises:
+        FailedError: there is none.
+    """
+    tempfile.tempdir = None
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise FailedError(f"TMPDIR must name a folder that can be written: {error.strerror or error}") from error
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}-{owner()}-", ignore_cleanup_errors=True) as made:
         held = lock(Path(made))
         try:

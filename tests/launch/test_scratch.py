@@ -1,16 +1,21 @@
+import errno
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from support.small_disk import mounted
 from thinwire.launch.hosts import namespaces
 from thinwire.launch.shared import scratch
+from thinwire.launch.shared.exit_codes import FailedError
 
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
 
 
@@ -26,6 +31,37 @@ def test_a_folder_is_removed_on_leaving(temporary):
         assert Path(made).parent == temporary
         assert Path(made).is_dir()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_is_elsewhere_once_tmpdir_is_gone(temporary):
+    """A run that was to start again ended with a traceback."""
+    with scratch.folder():
+        pass
+    temporary.rmdir()
+    with scratch.folder() as made:
+        assert made.is_dir()
+
+
+def test_a_folder_is_elsewhere_while_tmpdir_is_full(temporary, monkeypatch):
+    """Each start of a run failed at its first checkpoint, as the one before."""
+    with mounted(temporary / "small", "size=64k") as small:
+        monkeypatch.setenv("TMPDIR", str(small))
+        with scratch.folder() as made:
+            assert made.parent == small
+        with suppress(OSError), (small / "all of it").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with scratch.folder() as made:
+            assert made.parent != small
+
+
+def test_a_machine_without_a_place_for_the_folder_is_told(monkeypatch):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with pytest.raises(FailedError, match="TMPDIR must name a folder that can be written: No usable"), scratch.folder():
+        pass
 
 
 def test_only_folders_of_processes_that_are_gone_are_orphans(temporary):
