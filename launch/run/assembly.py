@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
-from thinwire.launch.run.host_data import load_once
+from thinwire.launch.run.host_data import load_once, outlined
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import counting, telling
@@ -116,7 +116,8 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     choose(recipe.training.device)
     with telling("reading the data"):
         data, _ = attempt(
-            lambda: given or load_once(recipe.data, recipe.training.seed), lambda: check_name(recipe.model)
+            lambda: given or outlined(recipe) or load_once(recipe.data, recipe.training.seed),
+            lambda: check_name(recipe.model),
         )
     with telling("cutting the model"):
         prepared = _cut_model(recipe, data)
@@ -385,6 +386,7 @@ def _agreement(prepared: Prepared) -> dict[str, Any]:
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     del dotted["training.device"]  # stages on cards and on CPUs understand each other
+    del dotted["data.outline"]  # only processes without the data need one
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
     dotted["checkpoint.every"] = recipe.checkpoint.every
     automatic = {"automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}

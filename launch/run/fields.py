@@ -25,6 +25,7 @@ WITHOUT_EFFECT = (
     "debug.",
     "training.recompute",
     "compression.store_folder",
+    "data.outline",
 )
 """Fields that change nothing in a run's numbers. A name with a dot at the end is a whole group."""
 

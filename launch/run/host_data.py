@@ -20,10 +20,13 @@ from pathlib import Path
 import torch
 
 from thinwire.launch.run.failures import FOLDER_VARIABLE
+from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
+from thinwire.models.data.outline import read_outline
 from thinwire.models.data.samples import Data
+from thinwire.pipeline.schedules import placement
 
 _PREFIX = "data-"
 
@@ -43,6 +46,24 @@ def load_once(options: DataOptions, seed: int) -> Data:
         data = load(options, seed=seed)
         keep(data, options, seed, folder)
         return data
+
+
+def outlined(recipe: Recipe) -> Data | None:
+    """The data's outline, if the recipe names one and this process has no first stage; else None.
+
+    A launcher has no rank, and reads the data for all its processes.
+
+    Raises:
+        ModelError: the file is no outline, or has no labels although this process computes the loss.
+    """
+    if recipe.data.outline is None or "RANK" not in os.environ:
+        return None
+    pipeline = recipe.pipeline
+    process = int(os.environ["RANK"]) % pipeline.num_processes
+    where = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
+    if where[0] == process:
+        return None
+    return read_outline(recipe.data.outline, labels=where[pipeline.num_stages - 1] == process)
 
 
 def keep(data: Data, options: DataOptions, seed: int, folder: Path) -> None:

@@ -204,6 +204,7 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
                 del sync[name]
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
+    del recipe["data"]["outline"]  # it changes no sample, and earlier releases have none
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))

@@ -49,6 +49,9 @@ class DataOptions:
     """The column that holds the class, an integer."""
     tokenizer: str = BYTES
     """"bytes", or the name or folder of a tokenizer that transformers can load."""
+    outline: str | None = None
+    """A file of `thinwire outline`. Processes without the first stage read it, and never the data, which may be
+    elsewhere."""
     block_size: int = 128
     """The number of tokens in a sample. Pairs are cut or padded to this length."""
     shuffle: Shuffle = "epoch"

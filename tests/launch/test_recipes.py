@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
     made = {}
 
     def run_of(name):
-        if name in ("resnet-tiny", "vit-tiny"):
+        if name in ("resnet-tiny", "split-tiny", "vit-tiny"):
             pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
@@ -121,6 +121,7 @@ PUBLISHED = {
         "compression.activations": 'aqsgd(q(3, per="channel"), store="disk")',
         "compression.gradients": 'q(6, per="channel")',
     },
+    "split-cifar10": {"pipeline.schedule": "zbv-zero-bubble", "pipeline.num_processes": 2, "pipeline.batch_size": 100},
     "vit-cifar10": {"model.name": "vit_b_16", "pipeline.num_stages": 4, "pipeline.batch_size": 100},
     "bert-qnli": {"model.name": "google-bert/bert-base-uncased", "data.subset": "qnli", "pipeline.num_stages": 4},
     "qwen3-0.6b-wikitext2": {"model.name": "Qwen/Qwen3-0.6B", "model.weights": "pretrained", "pipeline.num_stages": 4},
@@ -203,8 +204,12 @@ def test_a_full_size_recipe_runs_on_a_stand_in(name, tmp_path, hub_cache):
     assert (export(run, tmp_path / "export") / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize(("name", "image_size"), [("resnet18-cifar10", 8), ("vit-cifar10", 32)], ids=["resnet", "vit"])
-def test_images_like_those_of_cifar10_are_read(name, image_size, tmp_path, hub_cache):
+@pytest.mark.parametrize(
+    ("name", "image_size", "layers"),
+    [("resnet18-cifar10", 8, [3, 2, 2, 3]), ("split-cifar10", 8, [3, 2, 4, 1]), ("vit-cifar10", 32, [3, 2, 2, 3])],
+    ids=["resnet", "split", "vit"],
+)
+def test_images_like_those_of_cifar10_are_read(name, image_size, layers, tmp_path, hub_cache):
     places = [
         write_images(tmp_path / f"{part}.parquet", random_pixels(100, seed=seed), [i % 2 for i in range(100)])
         for seed, part in enumerate(("train", "test"))
@@ -212,7 +217,7 @@ def test_images_like_those_of_cifar10_are_read(name, image_size, tmp_path, hub_c
     options = ["--data.name", places[0], "--data.evaluation", places[1], "--training.steps", "1"]
     options += ["--data.image_size", str(image_size), "--training.evaluate_every", "0 steps"]
     run = simulate(name, tmp_path / "run", *options)
-    assert [stage["layers"] for stage in summary(run)["stages"]] == [3, 2, 2, 3]
+    assert [stage["layers"] for stage in summary(run)["stages"]] == layers
     assert summary(run)["held_out"]["off"]["num_targets"] == 100
 
 

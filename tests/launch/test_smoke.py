@@ -78,7 +78,7 @@ def test_it_replaces_no_other_run(here, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*TINY, "quickstart", "convergence", "links"])
 def test_a_packaged_recipe_that_downloads_nothing_has_one(name):
-    if name in ("resnet-tiny", "vit-tiny"):
+    if name in ("resnet-tiny", "split-tiny", "vit-tiny"):
         pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     short = parse([name, "--smoke"])
     assert smoke(short) == short

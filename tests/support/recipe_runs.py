@@ -19,6 +19,7 @@ TINY = {
     "deberta-tiny": ["--data.limit", "120"],
     "resnet-tiny": ["--data.limit", "250"],
     "qwen3-tiny": ["--data.limit", "5000"],
+    "split-tiny": ["--data.limit", "250"],
     "vit-tiny": ["--data.limit", "250"],
     "bert-tiny": ["--data.limit", "120"],
 }

@@ -1,0 +1,53 @@
+"""`thinwire outline RECIPE --to FILE`: write what a process must know of data that it never reads.
+
+thinwire outline split-cifar10 --to outline.json               the client, who has the data
+thinwire train split-cifar10 ... --data.outline outline.json   the server, who has not
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.launch.run import recipe
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.progress import telling
+
+PROG = "thinwire outline"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the file, and return the exit status."""
+    options, rest = make_parser().parse_known_args(argv)
+    wanted = recipe.parse(rest, prog=PROG)
+    from thinwire.models.data.load import load
+    from thinwire.models.data.outline import write_outline
+
+    with telling("reading the data"):
+        data = load(wanted.data, seed=wanted.training.seed)
+    write_outline(data, options.to, labels=options.labels)
+    held_out = f" and {len(data.held_out)}" if data.held_out else ""
+    told = "their labels, " if options.labels else "no label, "
+    print(
+        f"{options.to} has the number of samples ({len(data.training)}{held_out}), {told}the shape of one, and a digest"
+    )
+    return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} RECIPE --to FILE [--labels] [options of the recipe]",
+        description="Write the outline of a recipe's data: number and shape of its samples, and their digest, but no "
+        "sample. Processes without the first stage train with --data.outline FILE where the data is not.",
+        allow_abbrev=False,
+        takes_recipe=True,
+    )
+    add = parser.add_argument
+    add("--to", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument(
+        "--labels", action="store_true", help="write the labels too, for a server that has the last stage"
+    )
+    return parser

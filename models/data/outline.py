@@ -1,0 +1,146 @@
+"""An outline of data: what a process must know of samples that it never reads, as a file of JSON.
+
+In split learning the samples stay with their owner. The other processes of the run need their number, the shape of an
+input, and the digest that shows that all speak of the same data. They read these from an outline, and open no data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.models.data.samples import Data, Samples
+from thinwire.models.errors import ModelError, require
+from thinwire.models.tasks import Classification, LanguageModeling
+
+FORMAT = "thinwire outline 1"
+"""The first field of the file; another number is another format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOutline:
+    """What is told of the training samples, or of those for evaluation."""
+
+    count: int
+    digest: str
+    """SHA-256 of all samples."""
+    shape: list[int]
+    """The shape of one sample's input."""
+    dtype: str
+    """The type of its elements, such as float32."""
+    labels: list[int] | None = None
+    """The label of each sample, if the one who reads the outline is to have the labels."""
+
+
+class OutlinedSamples:
+    """Samples that are elsewhere. They have ids, and labels if the outline has them; they have no inputs."""
+
+    def __init__(self, outline: PartOutline) -> None:
+        self.digest = outline.digest
+        self._outline = outline
+        self._labels = None if outline.labels is None else torch.tensor(outline.labels)
+
+    def __len__(self) -> int:
+        return self._outline.count
+
+    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
+        """Nothing: an outline has no inputs, and no process asks it for any."""
+        raise AssertionError("only the process of the first stage reads inputs, and it has the data")
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the outline tells the labels."""
+        return self._labels is not None
+
+    def targets(self, ids: Tensor) -> Tensor:
+        """The labels, int64 [B]."""
+        assert self._labels is not None, "read_outline has made sure"
+        return self._labels[ids]
+
+    def side(self, ids: Tensor) -> dict[str, Tensor]:
+        """Nothing: data with side inputs has no outline."""
+        return {}
+
+    def example(self, batch: int) -> Tensor:
+        """The inputs of `batch` samples without data: a meta tensor."""
+        return torch.empty(batch, *self._outline.shape, dtype=getattr(torch, self._outline.dtype), device="meta")
+
+    def side_example(self, batch: int) -> dict[str, Tensor]:
+        """Nothing, as `side`."""
+        return {}
+
+
+def write_outline(data: Data, path: Path, *, labels: bool) -> None:
+    """Write the outline of data; with `labels`, the label of each sample as well.
+
+    Raises:
+        ModelError: other stages need more of these data than an outline may tell.
+    """
+    require(
+        (
+            not data.training.side_example(1),
+            "data of kind pairs has no outline, because every stage reads masks that come with the texts",
+        ),
+        (
+            not labels or data.num_labels is not None,
+            "--labels needs data with labels; of text, the targets are the text itself",
+        ),
+    )
+    parts = {"training": data.training, "held_out": data.held_out}
+    told = {name: None if part is None else asdict(_outline(part, labels=labels)) for name, part in parts.items()}
+    values = {"format": FORMAT, "num_labels": data.num_labels, "vocab_size": data.vocab_size, **told}
+    path.write_text(json.dumps(values) + "\n")
+
+
+def _outline(samples: Samples, *, labels: bool) -> PartOutline:
+    example = samples.example(1)
+    return PartOutline(
+        count=len(samples),
+        digest=samples.digest,
+        shape=list(example.shape[1:]),
+        dtype=str(example.dtype).removeprefix("torch."),
+        labels=samples.targets(torch.arange(len(samples))).tolist() if labels else None,
+    )
+
+
+def read_outline(path: str, *, labels: bool) -> Data:
+    """The data of an outline, without their samples.
+
+    Raises:
+        ModelError: there is no such file, it is no outline, or it has no `labels` where they are needed.
+    """
+    rule = f"data.outline must be a file that thinwire outline wrote, got {path}"
+    try:
+        values = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{rule}: {error}") from error
+    require((isinstance(values, dict) and values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
+    data = _read(values, lambda told: ModelError(f"{rule}: {told}"))
+    lacking = any(isinstance(part, OutlinedSamples) and not part.has_labels for part in (data.training, data.held_out))
+    require(
+        (
+            not (labels and lacking),
+            f"data.outline must have labels for the process of the last stage, and {path} has none; write it with "
+            "thinwire outline --labels, or take a schedule that brings the last stage back to the first process, such "
+            "as zbv-zero-bubble",
+        )
+    )
+    return data
+
+
+def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data:
+    try:
+        training = OutlinedSamples(PartOutline(**values["training"]))
+        held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))
+        num_labels, vocab_size = values["num_labels"], values["vocab_size"]
+        training.example(1)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise wrong(f"it is damaged ({error})") from error
+    task = LanguageModeling() if num_labels is None else Classification(num_labels)
+    return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size)

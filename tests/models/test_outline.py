@@ -1,0 +1,74 @@
+"""Outlines: what they tell of the data, what they keep, and which data and files have none."""
+
+import json
+
+import pytest
+import torch
+
+from thinwire.models.data.load import load
+from thinwire.models.data.options import DataOptions
+from thinwire.models.data.outline import read_outline, write_outline
+from thinwire.models.errors import ModelError
+
+DIGITS = DataOptions(name="digits", limit=50)
+TEXT = DataOptions(name="pydoc", limit=2000, block_size=32)
+
+
+@pytest.mark.parametrize("options", [DIGITS, TEXT], ids=["images", "text"])
+def test_an_outline_is_like_the_data_but_for_the_samples(options, tmp_path):
+    data, path = load(options), tmp_path / "outline.json"
+    write_outline(data, path, labels=False)
+    outlined = read_outline(str(path), labels=False)
+    for ours, theirs in ((outlined.training, data.training), (outlined.held_out, data.held_out)):
+        assert len(ours) == len(theirs) and ours.digest == theirs.digest
+        assert ours.example(3).shape == theirs.example(3).shape and ours.example(3).dtype == theirs.example(3).dtype
+        assert ours.side(torch.arange(3)) == ours.side_example(3) == {}
+    assert type(outlined.task) is type(data.task)
+    assert (outlined.num_labels, outlined.vocab_size) == (data.num_labels, data.vocab_size)
+
+
+def test_it_has_labels_only_on_demand_and_never_an_input(tmp_path):
+    data, path = load(DIGITS), tmp_path / "outline.json"
+    write_outline(data, path, labels=False)
+    assert json.loads(path.read_text())["training"]["labels"] is None
+    assert path.stat().st_size < 600, "45 images of 64 pixels would be more"
+    with pytest.raises(ModelError, match=r"data\.outline must have labels for the process of the last stage"):
+        read_outline(str(path), labels=True)
+    write_outline(data, path, labels=True)
+    ids = torch.tensor([3, 1, 4])
+    assert read_outline(str(path), labels=True).training.targets(ids).equal(data.training.targets(ids))
+
+
+def test_text_has_no_labels_apart_from_itself(tmp_path):
+    with pytest.raises(ModelError, match="of text, the targets are the text itself"):
+        write_outline(load(TEXT), tmp_path / "outline.json", labels=True)
+
+
+def test_pairs_have_no_outline(tmp_path):
+    data = load(DataOptions(name="pydoc", kind="pairs", limit=50, block_size=32))
+    with pytest.raises(ModelError, match="every stage reads masks that come with the texts"):
+        write_outline(data, tmp_path / "outline.json", labels=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "No such file"),
+        ("no JSON", "Expecting value"),
+        ("[1]", "its format is not"),
+        ('{"format": "thinwire outline 2"}', "its format is not 'thinwire outline 1'"),
+        ('{"format": "thinwire outline 1", "training": {"size": 3}}', "it is damaged"),
+        (
+            '{"format": "thinwire outline 1", "num_labels": 2, "vocab_size": null, "held_out": null, '
+            '"training": {"count": 3, "digest": "", "shape": [1], "dtype": "float31"}}',
+            "it is damaged",
+        ),
+    ],
+)
+def test_another_file_is_refused_in_a_sentence(text, sentence, tmp_path):
+    path = tmp_path / "outline.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ModelError, match=r"data\.outline must be a file that thinwire outline wrote") as caught:
+        read_outline(str(path), labels=False)
+    assert sentence in str(caught.value)
