@@ -12,7 +12,7 @@ WORKERS = --numprocesses auto --dist loadgroup --no-loadscope-reorder
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 PACKAGES = errors compress models pipeline launch
 
-.PHONY: help quickstart test browser test-fast drill damage fuzz soak lint format types docs clean
+.PHONY: help quickstart test browser test-fast test-gpu bench-gpu drill damage fuzz soak lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,6 +32,12 @@ browser:
 
 test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: under two minutes.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
+
+test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA card: payloads as on the CPU, runs as simulated there.
+	$(BIN)/pytest -m gpu -ra
+
+bench-gpu: $(VENV)/compiled-dev ## Measure encode and decode on a CUDA card, beside a copy of the same tensor there.
+	$(BIN)/python docs/measured/codecs_gpu.py
 
 drill: $(VENV)/compiled-dev ## Kill KILLS (100) stages of one run at random; it must end as an undisturbed one.
 	THINWIRE_KILLS=$(or $(KILLS),100) $(BIN)/pytest -rP tests/launch/test_restarts.py

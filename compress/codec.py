@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.progress import Progress
+from thinwire.compress.transfer import put
 from thinwire.errors import ThinwireError
 from thinwire.errors.calls import call
 
@@ -75,15 +76,11 @@ class Key:
     def words(self, device: torch.device) -> Words:
         """A source of random words of 64 bits: called with n, it gives the next n, int64 on `device`.
 
-        On a CPU they are NumPy's, because torch draws half as fast.
+        The host draws them for a card too, and copies them, so that both encode to the same bytes. They are NumPy's,
+        because torch draws half as fast.
         """
-        if device.type == "cpu":
-            numbers = np.random.PCG64(self.number)
-            return lambda count: torch.from_numpy(numbers.random_raw(count).view(np.int64))
-        generator = self.generator(device)
-        return lambda count: torch.empty(count, dtype=torch.int64, device=device).random_(
-            -(2**63), None, generator=generator
-        )
+        numbers = np.random.PCG64(self.number)
+        return lambda count: put(torch.from_numpy(numbers.random_raw(count).view(np.int64)), device)
 
 
 class Described(ABC):

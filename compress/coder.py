@@ -30,10 +30,12 @@ from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.plan import MessagePlan, Rows
 from thinwire.compress.stores.store import Loan
 from thinwire.compress.traces import Trace, Traces
+from thinwire.compress.transfer import put
 from thinwire.compress.warm_starts import WarmStarts
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 _IN_FULL: Codec = Uncompressed()
+NOT_FINITE = "a payload must hold finite numbers, got NaN or infinity"
 
 
 class Coder:
@@ -186,14 +188,27 @@ class Coder:
 
     def _opened(self, plan: MessagePlan, payload: Tensor, key: Key) -> Tensor:
         """The rows in full, as they arrive."""
-        values = torch.empty(self._shape_of(plan.rows.num_full), dtype=self._dtype)
+        values = torch.empty(self._shape_of(plan.rows.num_full), dtype=self._dtype, device=payload.device)
         plan.opening.decode(payload[: plan.full_bytes], values, key)
         return values
 
     def _fill(self, plan: MessagePlan, rows: Tensor) -> None:
         """Write rows that go in full into the buffers: the next difference is taken against them."""
         assert plan.store is not None, "only feedback has buffers"
-        plan.store.write(plan.rows.in_full(plan.slots), rows.reshape(self._shape_of(plan.rows.num_full)).float())
+        values = rows.reshape(self._shape_of(plan.rows.num_full)).float()
+        plan.store.write(plan.rows.in_full(plan.slots), values.to(plan.store.device))
+
+    def _borrow(self, plan: MessagePlan, device: torch.device) -> Loan:
+        """The buffers of the coded rows on a device; copies, if the store is elsewhere."""
+        assert plan.store is not None, "only feedback has buffers"
+        slots = plan.rows.coded(plan.slots)
+        if plan.store.device.type == device.type:
+            return plan.store.borrow(slots)
+        return Loan(slots, (plan.store.read(slots).to(device),))
+
+    def _shared(self, plan: MessagePlan, device: torch.device) -> Tensor | None:
+        """What both ends hold already; from a checkpoint it comes to the host."""
+        return None if plan.shared is None else plan.shared.to(device)
 
     def _remember(self, plan: MessagePlan, coded: Tensor, key: Key) -> None:
         """Keep from the payload what later messages need, and drop what only this one needed."""
@@ -237,12 +252,13 @@ class Encoder(Coder):
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:
-            plan.codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, plan.shared)
+            plan.codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, self._shared(plan, x.device))
             return Encoded(x, out, key, plan)
         assert plan.feedback is not None, "only feedback has a store"
-        loan = plan.store.borrow(rows.coded(plan.slots))
+        loan = self._borrow(plan, x.device)
         given = rows.coded(x).reshape(self._shape_of(rows.num_coded))
-        return Encoded(x, out, key, plan, plan.feedback.encode(given, loan, coded, key, plan.shared), loan)
+        message = plan.feedback.encode(given, loan, coded, key, self._shared(plan, x.device))
+        return Encoded(x, out, key, plan, message, loan)
 
     def settle(self, encoded: Encoded) -> None:
         """Update the state. The payload is only read: the transport may be sending it."""
@@ -256,7 +272,7 @@ class Encoder(Coder):
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
             # Where the receiver keeps the buffer too, `advance` does not read u, so c may overwrite it.
             decoded = message if self._feedback.receiver_keeps else torch.empty_like(message)
-            plan.codec.decode(coded, decoded, encoded.key, plan.shared)
+            plan.codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
             for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                 self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
@@ -277,36 +293,38 @@ class Decoder(Coder):
         fills = plan.store is not None and plan.writes
         if rows.num_full:
             self._put_full(payload, out, key, plan)
-            _require(not (finite or fills) or is_finite(rows.in_full(out)))
+            _require(not (finite or fills) or _seems_finite(rows.in_full(out)))
             if fills:
                 self._fill(plan, rows.in_full(out))
         if rows.num_coded:
             in_place = not rows.num_full and out.dtype == self._coded_dtype
             shape = self._shape_of(rows.num_coded)
-            values = out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype)
-            plan.codec.decode(coded, values, key, plan.shared)
+            values = (
+                out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
+            )
+            plan.codec.decode(coded, values, key, self._shared(plan, out.device))
             if plan.store is None:
-                _require(not finite or plan.codec.is_finite(coded, values))
+                _require(not finite or out.device.type != "cpu" or plan.codec.is_finite(coded, values))
             else:
                 self._receive(values, plan, finite)
             if not in_place:
-                _put(values, out, None if not rows.num_full else ~rows.full)
-                _require(not finite or out.dtype == values.dtype or is_finite(out))  # rounding may overflow
+                _put(values, out, None if not rows.num_full else rows.coded_at)
+                _require(not finite or out.dtype == values.dtype or _seems_finite(out))  # rounding may overflow
         self._remember(plan, coded, key)
 
     def _put_full(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> None:
         if not plan.rows.num_coded and out.dtype == self._dtype:
             plan.opening.decode(payload[: plan.full_bytes], out.detach(), key)
             return
-        _put(self._opened(plan, payload, key), out, None if not plan.rows.num_coded else plan.rows.full)
+        _put(self._opened(plan, payload, key), out, None if not plan.rows.num_coded else plan.rows.full_at)
 
     def _receive(self, values: Tensor, plan: MessagePlan, finite: bool) -> None:
         """Turn decoded rows into what the receiver uses, in place, and keep it in the buffers."""
         assert plan.store is not None and self._feedback is not None, "only feedback has a store"
-        loan = plan.store.borrow(plan.rows.coded(plan.slots))
+        loan = self._borrow(plan, values.device)
         for part, buffer in zip(loan.split(values), loan.parts, strict=True):
             self._feedback.receive(part, buffer)
-        _require(not (finite or plan.writes) or is_finite(values))
+        _require(not (finite or plan.writes) or _seems_finite(values))
         if plan.writes:
             for part, buffer in zip(loan.split(values), loan.parts, strict=True):
                 buffer.copy_(part)
@@ -315,14 +333,19 @@ class Decoder(Coder):
 
 def _require(finite: bool) -> None:
     if not finite:
-        raise CodecError("a payload must hold finite numbers, got NaN or infinity")
+        raise CodecError(NOT_FINITE)
 
 
-def _put(values: Tensor, out: Tensor, mask: Tensor | None) -> None:
-    """Write rows into the masked rows of `out`, or into all if there is no mask."""
-    if mask is None:
+def _seems_finite(x: Tensor) -> bool:
+    """Whether a tensor is finite. Nobody may wait for a card: there the caller asks, once its pass is over."""
+    return x.device.type != "cpu" or is_finite(x)
+
+
+def _put(values: Tensor, out: Tensor, at: Tensor | None) -> None:
+    """Write rows into the rows `at` of `out`, or into all if that is None."""
+    if at is None:
         saturating_copy(values.view(out.shape), out)
         return
-    written = torch.empty(values.shape, dtype=out.dtype)
+    written = torch.empty(values.shape, dtype=out.dtype, device=out.device)
     saturating_copy(values, written)
-    out[mask] = written
+    out.index_copy_(0, put(at, out.device), written)

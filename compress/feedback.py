@@ -35,7 +35,7 @@ from thinwire.compress.stores.store import FORMATS, Loan
 from thinwire.errors import attempt
 
 Slot = Literal["position", "sample"]
-Medium = Literal["memory", "disk"]
+Medium = Literal["memory", "device", "disk"]
 First = Literal["none", "bf16", "q(8)"]
 _OPENINGS: Mapping[First, Codec] = MappingProxyType({"none": Uncompressed(), "bf16": BFloat16(), "q(8)": Quantize(8)})
 
@@ -51,7 +51,7 @@ class Feedback(Described):
     slot: Slot = field(default="position", kw_only=True)
     """What a buffer is kept for: a position in the batch, or a sample id."""
     store: Medium = field(default="memory", kw_only=True)
-    """Where the buffers live."""
+    """Where the buffers live: in the host's memory, in that of the stage's own device, or on disk."""
     store_bits: int = field(default=32, kw_only=True)
     """Bits of a buffer's value: 32, 16, 8 or 4."""
 
@@ -115,7 +115,7 @@ class Feedback(Described):
         return message
 
     def _message(self, x: Tensor, loan: Loan) -> Tensor:
-        message = torch.empty(x.shape)
+        message = torch.empty(x.shape, device=x.device)
         for part, buffer, u in zip(loan.split(x.float()), loan.parts, loan.split(message), strict=True):
             self.write_message(part, buffer, u)
         return message

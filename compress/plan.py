@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from thinwire.compress.codec import Codec
 from thinwire.compress.feedback import Feedback
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.stores.store import Store
+from thinwire.compress.transfer import put
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +28,23 @@ class Rows:
         """Rows sent through the codec."""
         return self.full.shape[0] - self.num_full
 
+    @cached_property
+    def full_at(self) -> Tensor:
+        """The places of the rows in full, int64, on the host."""
+        return self.full.nonzero().view(-1)
+
+    @cached_property
+    def coded_at(self) -> Tensor:
+        """The places of the other rows, int64, on the host."""
+        return (~self.full).nonzero().view(-1)
+
     def in_full(self, rows: Tensor) -> Tensor:
         """The rows of `rows` [R, ..] that go in full."""
-        return rows[self.full] if self.num_coded else rows
+        return rows.index_select(0, put(self.full_at, rows.device)) if self.num_coded else rows
 
     def coded(self, rows: Tensor) -> Tensor:
         """The rows of `rows` [R, ..] that go through the codec."""
-        return rows[~self.full] if self.num_full else rows
+        return rows.index_select(0, put(self.coded_at, rows.device)) if self.num_full else rows
 
 
 @dataclass(frozen=True, eq=False)

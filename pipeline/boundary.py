@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from torch import Tensor
 
 from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
-from thinwire.compress.coder import Encoded
+from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
 from thinwire.pipeline.channel import Channel, frame_bytes, place_of
+from thinwire.pipeline.devices.finite import FiniteFlags
+from thinwire.pipeline.devices.staging import Arriving, Departing, StraightReceiver, StraightSender
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
@@ -52,6 +55,7 @@ class ChannelEnd:
 
     def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: int = 1) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
+        self._flags = FiniteFlags()
 
     @property
     def capacity(self) -> int:
@@ -81,6 +85,13 @@ class ChannelEnd:
         )
         for _ in range(self._copies):
             count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
+
+    def _is_finite(self, tensor: Tensor, what: str) -> bool:
+        """Whether a tensor is finite; of one on a card that is asked at the end of the pass."""
+        if tensor.device.type == "cpu":
+            return is_finite(tensor)
+        self._flags.add(tensor, what)
+        return True
 
     def prefetch(self, microbatch: Microbatch) -> None:
         """Announce a micro-batch, so that its buffers are read ahead."""
@@ -117,7 +128,7 @@ class ChannelEnd:
 
 
 class Sender(ChannelEnd):
-    """The sending end of a channel; its `observers` get the tensors first."""
+    """The sending end of a channel; its `observers` get the tensors first, `way` leads from a card."""
 
     def __init__(
         self,
@@ -128,9 +139,11 @@ class Sender(ChannelEnd):
         meter: Meter,
         observer: Observer | None = None,
         copies: int = 1,
+        way: Departing | None = None,
     ) -> None:
         super().__init__(channel, encoders, meter, copies)
-        self._encoders, self._transport, self._options = tuple(encoders), transport, options
+        self._encoders, self._options = tuple(encoders), options
+        self._way = StraightSender(transport) if way is None else way
         self.observers = [] if observer is None else [observer]
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
@@ -147,20 +160,23 @@ class Sender(ChannelEnd):
             # 2. Plan before a buffer changes: the other end plans from the same slots, as the last message
             #    of these rows left them.
             plan = self.plan(microbatch)
-            # 3. Encode, then seal: the checksum in the header covers the payloads.
-            frame = self._transport.take()
+            # 3. Encode, then seal: the checksum in the header covers the payloads, once they are on the host.
+            frame = self._way.take()
             encoded, nbytes = self._encode(frame, microbatch, plan, tensors)
             self.count(self._meter.sent, microbatch, plan, nbytes)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
-            departed = time.perf_counter_ns()
-            header = replace(channel.header(microbatch, nbytes), nones=nones, departed=departed)
-            seal(header, frame, payload=self._options.checksum)
+            header = replace(channel.header(microbatch, nbytes), nones=nones)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._meter.depart(work, nbytes)
-            self._transport.send(frame, nbytes, f"{channel.sender} was sending {what} to {channel.receiver}")
+            sending = f"{channel.sender} was sending {what} to {channel.receiver}"
+            self._way.send(frame, nbytes, sending, partial(self._seal, header))
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
+
+    def _seal(self, header: Header, frame: Tensor) -> None:
+        """Write the header, with the time of departure; of a frame from a card, the courier calls it."""
+        seal(replace(header, departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
@@ -178,10 +194,12 @@ class Sender(ChannelEnd):
         return messages, stop
 
     def flush(self) -> None:
-        """Wait until all sent frames have left."""
+        """Wait until all sent frames have left; NonFiniteError if one from a card had NaN or infinity."""
         what = f"{self.channel.sender} was waiting for its {self.channel.name} to leave"
         with self._meter.section("wire", what, self.channel.flushing):
-            self._transport.flush()
+            self._way.flush()
+        if (bad := self._flags.first_bad()) is not None:
+            raise self._not_finite(bad)
 
     def _check(self, tensors: Sequence[Tensor | None], what: str) -> None:
         examples = self.channel.examples
@@ -193,12 +211,15 @@ class Sender(ChannelEnd):
                 f"input_args that match what the modules return"
             )
         if self._options.nonfinite == "raise" and not all(
-            is_finite(tensor) for tensor in tensors if tensor is not None
+            self._is_finite(tensor, what) for tensor in tensors if tensor is not None
         ):
-            raise NonFiniteError(
-                f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or set "
-                f"wire.nonfinite to send to pass it on"
-            )
+            raise self._not_finite(what)
+
+    def _not_finite(self, what: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or set wire.nonfinite "
+            f"to send to pass it on"
+        )
 
 
 LocalTime = Callable[[float], float | None]
@@ -211,7 +232,7 @@ def same_clock(theirs: float) -> float:
 
 
 class Receiver(ChannelEnd):
-    """The receiving end of a channel; `local_time` converts times of the sender's clock."""
+    """The receiving end of a channel; `local_time` converts times of the sender's clock, `way` leads to a card."""
 
     def __init__(
         self,
@@ -222,9 +243,11 @@ class Receiver(ChannelEnd):
         meter: Meter,
         local_time: LocalTime = same_clock,
         copies: int = 1,
+        way: Arriving | None = None,
     ) -> None:
         super().__init__(channel, decoders, meter, copies)
         self._decoders, self._transport, self._options = tuple(decoders), transport, options
+        self._way = StraightReceiver(transport) if way is None else way
         self._local_time = local_time
 
     def post(self, count: int) -> None:
@@ -252,43 +275,53 @@ class Receiver(ChannelEnd):
             planned = channel.header(microbatch, plan.nbytes)
             try:
                 header = check(planned, frame, payload=self._options.checksum, shorter=varies)
-                payloads = self._payloads(frame, header, plan)
+                places = self._places(frame, header, plan)
                 self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
                 # 4. Decode, which updates the buffers of feedback.
-                tensors = self._decode(payloads, microbatch, plan)
+                brought = self._way.bring(frame, HEADER_BYTES + header.length)
+                payloads = [None if place is None else brought[place] for place in places]
+                tensors = self._decode(payloads, microbatch, plan, brought.device)
             except (CodecError, WireError) as error:
                 raise self._refused(what, error) from error
             # 5. Give the frame back last: the next receive may overwrite it.
-            self._transport.give(frame)
+            self._way.give(frame, brought)
         return tensors
 
-    def _payloads(self, frame: Tensor, header: Header, plan: FramePlan) -> list[Tensor | None]:
-        """The payloads in a frame, each with room for the longest; None for a tensor that is None.
+    def confirm(self) -> None:
+        """Raise WireError if a card decoded NaN or infinity since the last call, where only finite numbers may be."""
+        if (bad := self._flags.first_bad()) is not None:
+            raise self._refused(bad, CodecError(NOT_FINITE))
+
+    def _places(self, frame: Tensor, header: Header, plan: FramePlan) -> list[slice | None]:
+        """Where the payloads lie in a frame, each with room for the longest; None for a tensor that is None.
 
         Raises WireError if they do not end where the header says.
         """
-        payloads: list[Tensor | None] = []
+        places: list[slice | None] = []
         stop = HEADER_BYTES
         for index, (decoder, message) in enumerate(zip(self._decoders, plan.messages, strict=True)):
             place = place_of(message.nbytes, stop)
-            payload = None if header.nones >> index & 1 else frame[place]
-            stop = place.stop if payload is None else place.start + decoder.used(payload, message)
-            payloads.append(payload)
+            is_none = header.nones >> index & 1
+            stop = place.stop if is_none else place.start + decoder.used(frame[place], message)
+            places.append(None if is_none else place)
         if stop != HEADER_BYTES + header.length:
             raise WireError(f"the frame has {HEADER_BYTES + header.length} bytes, but its payloads end at {stop}")
-        return payloads
+        return places
 
     def _decode(
-        self, payloads: Sequence[Tensor | None], microbatch: Microbatch, plan: FramePlan
+        self, payloads: Sequence[Tensor | None], microbatch: Microbatch, plan: FramePlan, device: torch.device
     ) -> tuple[Tensor | None, ...]:
         """Decode payloads into fresh tensors; they are as finite as those that a sender with these options sends."""
         finite = self._options.nonfinite == "raise"
         tensors: list[Tensor | None] = []
         parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
         for index, (example, decoder, message, payload) in enumerate(parts):
-            tensor = None if payload is None else torch.empty(example.shape, dtype=example.dtype)
+            tensor = None if payload is None else torch.empty(example.shape, dtype=example.dtype, device=device)
             if payload is not None and tensor is not None:
                 decoder.decode(payload, tensor, self.channel.key(microbatch, index), message, finite=finite)
+                fills = message.store is not None and message.writes  # NaN would stay there
+                if device.type != "cpu" and (finite or fills):
+                    self._flags.add(tensor, self.channel.describe(microbatch))
             tensors.append(tensor)
         return tuple(tensors)
 

@@ -41,9 +41,13 @@ class StageEnds:
             end.begin(microbatches)
 
     def flush(self) -> None:
-        """Wait until all sent frames have left; PeerError if a neighbour is gone or silent."""
+        """Wait until all sent frames have left; PeerError if a neighbour is gone or silent.
+
+        Of stages on cards: NonFiniteError or WireError if what they sent or received is not finite.
+        """
         for end in self:
             end.outgoing.flush()
+            end.incoming.confirm()
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at the ends, by name; the other ends have the same."""

@@ -330,6 +330,7 @@ class CompressedStage(PipelineStage):
             peer=self._peer(shape),
             meter=self.meter,
             positions=self._num_microbatches * self._rows,
+            device=self.device,
         )
         return wire.attach(shape, holder, before)
 

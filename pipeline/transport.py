@@ -22,15 +22,17 @@ from thinwire.pipeline.errors import PeerError, PipelineError
 
 
 class Pool:
-    """Buffers of `capacity` bytes. A new one is allocated only if none is free."""
+    """Buffers of `capacity` bytes, pinned for copies to and from a card. A new one is made only if none is free."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, *, pinned: bool = False) -> None:
+        self.capacity, self._pinned = capacity, pinned
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
         """A uint8 buffer of `capacity` bytes, contents undefined."""
-        return self._free.pop() if self._free else torch.empty(self.capacity, dtype=torch.uint8)
+        if self._free:
+            return self._free.pop()
+        return torch.empty(self.capacity, dtype=torch.uint8, pin_memory=self._pinned)
 
     def give(self, buffer: Tensor) -> None:
         """A buffer that `take` lent."""
@@ -66,8 +68,8 @@ class ReceivingEnd(Protocol):
 class MemoryEnd:
     """Both ends of a channel between two stages of one process: a queue of buffers, and no copy."""
 
-    def __init__(self, capacity: int) -> None:
-        self._pool = Pool(capacity)
+    def __init__(self, capacity: int, *, pinned: bool = False) -> None:
+        self._pool = Pool(capacity, pinned=pinned)
         self._frames: deque[Tensor] = deque()
 
     def take(self) -> Tensor:
@@ -97,8 +99,17 @@ class MemoryEnd:
 class ProcessGroupSender:
     """The sending end of a channel over a process group: `isend`, and one wait per step."""
 
-    def __init__(self, capacity: int, *, peer: int, group: dist.ProcessGroup, tag: int, timeout: timedelta) -> None:
-        self._pool = Pool(capacity)
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        peer: int,
+        group: dist.ProcessGroup,
+        tag: int,
+        timeout: timedelta,
+        pinned: bool = False,
+    ) -> None:
+        self._pool = Pool(capacity, pinned=pinned)
         self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
@@ -126,8 +137,17 @@ class ProcessGroupSender:
 class ProcessGroupReceiver:
     """The receiving end of a channel over a process group: receives posted ahead, matched in order."""
 
-    def __init__(self, capacity: int, *, peer: int, group: dist.ProcessGroup, tag: int, timeout: timedelta) -> None:
-        self._pool = Pool(capacity)
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        peer: int,
+        group: dist.ProcessGroup,
+        tag: int,
+        timeout: timedelta,
+        pinned: bool = False,
+    ) -> None:
+        self._pool = Pool(capacity, pinned=pinned)
         self._posted: deque[tuple[dist.Work, Tensor]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 

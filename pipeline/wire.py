@@ -26,6 +26,8 @@ from thinwire.compress.stores.store import Store, StoreLayout
 from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.channel import Channel
+from thinwire.pipeline.devices.device import CPU
+from thinwire.pipeline.devices.staging import Ways
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.handshake import Handshake
@@ -67,6 +69,13 @@ class Holder:
     """Counts the time and the bytes of this end."""
     positions: int
     """Rows in one pass: the number of position slots if the Wire has no `slots`."""
+    device: torch.device = CPU
+    """Where the stage computes."""
+
+    @property
+    def on_card(self) -> bool:
+        """Whether the stage computes on a card."""
+        return self.device.type != "cpu"
 
 
 class Wire:
@@ -113,6 +122,7 @@ class Wire:
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
         self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
+        self._ways = Ways()
         self._announced: dict[int, tuple[BoundaryShape, ...]] = {}
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         created = dist.new_group(
@@ -201,15 +211,17 @@ class Wire:
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
             capacity = ChannelEnd(channel, encoders, holder.meter).capacity
-            sending = self._sending(channel, capacity, holder.peer)
-            return Sender(channel, encoders, sending, self.options, holder.meter, self._observer)
+            sending = self._sending(channel, capacity, holder)
+            way = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
+            return Sender(channel, encoders, sending, self.options, holder.meter, self._observer, way=way)
         decoders = [
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
         capacity = ChannelEnd(channel, decoders, holder.meter).capacity
-        receiving = self._receiving(channel, capacity, holder.peer)
+        receiving = self._receiving(channel, capacity, holder)
+        inwards = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
-        return Receiver(channel, decoders, receiving, self.options, holder.meter, local_time)
+        return Receiver(channel, decoders, receiving, self.options, holder.meter, local_time, way=inwards)
 
     def _coder(
         self, kind: type[AnyCoder], channel: Channel, index: int, holder: Holder, activation: Coder | None
@@ -218,7 +230,7 @@ class Wire:
         name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if kind.sends else 'receiver'}"
 
         def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
-            return self._files.make(method, f"{name}-{purpose}", layout)
+            return self._files.make(method, f"{name}-{purpose}", layout, holder.device)
 
         coder = kind(
             method,
@@ -250,22 +262,26 @@ class Wire:
             for name in CHANNELS
         }
 
-    def _sending(self, channel: Channel, capacity: int, peer: int | None) -> SendingEnd:
-        if peer is None:
-            return self._memory(channel, capacity)
-        return ProcessGroupSender(capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout)
+    def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:
+        if holder.peer is None:
+            return self._memory(channel, capacity, pinned=holder.on_card)
+        return ProcessGroupSender(capacity, **self._link(channel, holder.peer), pinned=holder.on_card)
 
-    def _receiving(self, channel: Channel, capacity: int, peer: int | None) -> ReceivingEnd:
-        if peer is None:
-            return self._memory(channel, capacity)
-        return ProcessGroupReceiver(capacity, peer=peer, group=self.group, tag=_tag(channel), timeout=self._timeout)
+    def _receiving(self, channel: Channel, capacity: int, holder: Holder) -> ReceivingEnd:
+        if holder.peer is None:
+            return self._memory(channel, capacity, pinned=holder.on_card)
+        return ProcessGroupReceiver(capacity, **self._link(channel, holder.peer), pinned=holder.on_card)
+
+    def _link(self, channel: Channel, peer: int) -> dict[str, Any]:
+        """The way of a channel's frames through the process group."""
+        return {"peer": peer, "group": self.group, "tag": _tag(channel), "timeout": self._timeout}
 
     def _rank(self, peer: int) -> int:
         """The rank in the default group of a member of this group."""
         return dist.get_process_group_ranks(self.group)[peer]
 
-    def _memory(self, channel: Channel, capacity: int) -> MemoryEnd:
-        return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(capacity))
+    def _memory(self, channel: Channel, capacity: int, *, pinned: bool) -> MemoryEnd:
+        return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(capacity, pinned=pinned))
 
     def _configuration(self, shape: BoundaryShape) -> dict[str, Any]:
         configurations = [channel.configuration() for channel in self.channels(shape).values()]

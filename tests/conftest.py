@@ -1,4 +1,5 @@
 import datetime
+import os
 import signal
 
 import pytest
@@ -6,6 +7,12 @@ import torch
 import torch.distributed as dist
 
 from support.needs import left_out
+
+
+def pytest_configure(config):
+    """Hide the cards of this machine from all but the tests that ask for one (`make test-gpu`)."""
+    if "gpu" not in (config.option.markexpr or ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items):
@@ -16,6 +23,8 @@ def pytest_collection_modifyitems(items):
     ranks = {item.path: 2 for item in items}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
+        if "gpu" in marks and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         rank = 0 if marks & {"processes", "namespaces"} else 1 if "slow" in marks else 2
         ranks[item.path] = min(ranks[item.path], rank)
         together = "hosts" if "namespaces" in marks else str(item.path)

@@ -20,6 +20,7 @@ from thinwire.compress.codec import Codec, Key, require_choice, require_floating
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.factors import Factors, MatrixSizes, check_values, factors_of, power_of_two_above
 from thinwire.compress.codecs.granularity import blocks_per
+from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
 Matrices = Literal["tensor", "sample"]
@@ -142,7 +143,7 @@ class LowRank(Codec):
 def _start(shared: Tensor | None, matrix: Tensor, sizes: MatrixSizes, key: Key) -> Tensor:
     """Q0, float32 [N, columns, r], scaled so that M Q0 does not overflow before M does."""
     shape = (sizes.samples, sizes.columns, sizes.rank)
-    drawn = torch.randn(shape, generator=key.generator(matrix.device), device=matrix.device)
+    drawn = put(torch.randn(shape, generator=key.generator()), matrix.device)
     if shared is None or shared.shape[-2:] != shape[-2:] or shared.numel() != drawn.numel():
         return drawn
     shared = shared.view(shape)

@@ -38,6 +38,7 @@ from thinwire.compress.codecs.indices import (
 )
 from thinwire.compress.codecs.means import Means
 from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
 Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)", "means(2)"]
@@ -296,7 +297,7 @@ class RandK(Sparse):
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
         samples, n = samples_of(shape)
         # Always drawn on the CPU, so that both ends draw the same.
-        return random_indices(key.number, samples, n, self.count(n)).to(device)
+        return put(random_indices(key.number, samples, n, self.count(n)), device)
 
     def _indices_size(self, shape: Sequence[int]) -> int:
         return 0

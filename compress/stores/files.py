@@ -9,11 +9,13 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from thinwire.compress.feedback import Method
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.slot_file import remove_unused
-from thinwire.compress.stores.store import Store, StoreError, StoreLayout
+from thinwire.compress.stores.store import CPU, Store, StoreError, StoreLayout
 
 
 class StoreFiles:
@@ -34,11 +36,15 @@ class StoreFiles:
         assert self._folder is not None, "a wire with stores on disk has a folder for them"
         return self._folder / f"{name}.slots"
 
-    def make(self, method: Method, name: str, layout: StoreLayout) -> Store:
-        """A new, empty store; StoreError if its file cannot be made, or another live store holds it."""
+    def make(self, method: Method, name: str, layout: StoreLayout, device: torch.device = CPU) -> Store:
+        """A new, empty store of a stage on `device`.
+
+        Raises StoreError if its file cannot be made, or another live store holds it.
+        """
         path = self.path(method, name)
         if path is None:
-            return MemoryStore(layout)
+            on_device = method.feedback is not None and method.feedback.store == "device"
+            return MemoryStore(layout, device if on_device else CPU)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             remove_unused(path)  # of an earlier run of the same name

@@ -1,4 +1,4 @@
-"""A store in memory: one buffer; the operating system provides only the pages that were written."""
+"""A store in memory: one buffer. Of the host's memory, the system provides only the pages that were written."""
 
 from collections.abc import Iterator
 
@@ -6,22 +6,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.stores.store import Loan, Store, StoreError, StoreLayout
+from thinwire.compress.stores.store import CPU, Loan, Store, StoreError, StoreLayout
+from thinwire.compress.transfer import put
 
 
 class MemoryStore(Store):
-    """Rows in one buffer; a slot that was never written takes no memory."""
+    """Rows in one buffer of the host, where a slot that was never written takes no memory, or of a card."""
 
-    def __init__(self, layout: StoreLayout) -> None:
-        super().__init__(layout)
+    def __init__(self, layout: StoreLayout, device: torch.device = CPU) -> None:
+        super().__init__(layout, device)
+        shape = layout.num_slots, layout.row_bytes
         try:
             # numpy asks for zeroed pages; torch.zeros would write zeros, and use all of the memory at once.
-            buffer = np.zeros((layout.num_slots, layout.row_bytes), np.uint8)
-        except (MemoryError, ValueError) as error:
+            buffer = (
+                torch.from_numpy(np.zeros(shape, np.uint8))
+                if device.type == "cpu"
+                else torch.zeros(shape, dtype=torch.uint8, device=device)
+            )
+        except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
             raise StoreError(
                 f"a store of {layout.nbytes} bytes does not fit into memory; keep it on disk, or lower store_bits"
             ) from error
-        self._rows = torch.from_numpy(buffer)
+        self._rows = buffer
         self._values = self._rows.view(torch.float32).view(-1, *layout.row_shape) if layout.bits == 32 else None
 
     def borrow(self, slots: Tensor) -> Loan:
@@ -41,10 +47,10 @@ class MemoryStore(Store):
         """Do nothing: memory is freed with the store."""
 
     def _load(self, slots: list[int]) -> Tensor:
-        return self._rows.index_select(0, torch.tensor(slots, dtype=torch.int64))
+        return self._rows.index_select(0, put(torch.tensor(slots, dtype=torch.int64), self.device))
 
     def _capture(self, slots: list[int]) -> Iterator[Tensor]:
-        return iter(self._load(slots))  # a copy: the next message changes the memory
+        return iter(self._load(slots).cpu())  # a copy: the next message changes the memory
 
     def _release(self) -> None:
         """Do nothing: a snapshot has its own copy."""

@@ -28,6 +28,7 @@ from thinwire.compress.codecs.coding.bits import packed_size
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.errors import ThinwireError
 
+CPU = torch.device("cpu")
 FORMATS: Mapping[int, torch.dtype | Codec] = MappingProxyType(
     {32: torch.float32, 16: torch.bfloat16, 8: Quantize(8), 4: Quantize(4)}
 )
@@ -85,10 +86,10 @@ class StoreLayout:
         form, count = FORMATS[self.bits], len(values)
         if isinstance(form, torch.dtype):
             return tensor_bytes(values.to(form)).view(count, self.row_bytes)
-        rows = torch.empty(count, self.row_bytes, dtype=torch.uint8)
+        rows = torch.empty(count, self.row_bytes, dtype=torch.uint8, device=values.device)
         batch = values.view(self._batch(count))
         if self._splits:
-            payload = torch.empty(rows.numel(), dtype=torch.uint8)
+            payload = torch.empty(rows.numel(), dtype=torch.uint8, device=values.device)
             form.encode(batch, payload, _KEY)
             scales, codes = payload.tensor_split([count * self._scale_bytes])
             rows[:, : self._scale_bytes] = scales.view(count, self._scale_bytes)
@@ -103,7 +104,7 @@ class StoreLayout:
         form, count = FORMATS[self.bits], len(rows)
         if isinstance(form, torch.dtype):
             return rows.view(form).float().view(count, *self.row_shape)
-        batch = torch.empty(self._batch(count))
+        batch = torch.empty(self._batch(count), device=rows.device)
         if self._splits:
             parts = rows[:, : self._scale_bytes], rows[:, self._scale_bytes :]
             form.decode(torch.cat([part.reshape(-1) for part in parts]), batch, _KEY)
@@ -161,12 +162,12 @@ class Snapshot:
 class Store(ABC):
     """One tensor a slot, the same bytes in every medium.
 
-    Slots are int64 [R], values floating-point [R, *row_shape] on the CPU. Threads may share a store, but must not use
-    the same slot at the same time. Every method may raise StoreError.
+    Slots are int64 [R] on the host, values floating-point [R, *row_shape] on the store's device. Threads may share a
+    store, but must not use the same slot at the same time. Every method may raise StoreError.
     """
 
-    def __init__(self, layout: StoreLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: StoreLayout, device: torch.device = CPU) -> None:
+        self.layout, self.device = layout, device
         self._known = torch.zeros(layout.num_slots, dtype=torch.bool)
         self._unsaved = torch.zeros(layout.num_slots, dtype=torch.bool)
 
@@ -180,7 +181,7 @@ class Store(ABC):
         known = self.known(slots)
         if known.all():
             return self.layout.decode(self._take(slots.tolist()))
-        values = torch.zeros(len(slots), *self.layout.row_shape)
+        values = torch.zeros(len(slots), *self.layout.row_shape, device=self.device)
         if known.any():
             values[known] = self.layout.decode(self._take(slots[known].tolist()))
         return values
@@ -196,7 +197,7 @@ class Store(ABC):
         if len(set(indices)) < len(indices):
             raise StoreError(f"a write must name each slot once, got {indices}: a batch holds no sample twice")
         assert values.shape == (len(indices), *self.layout.row_shape), f"{tuple(values.shape)} is not {self.layout}"
-        assert values.device.type == "cpu", "a store's own memory is the host's"
+        assert values.device.type == self.device.type, f"values on {values.device} for a store on {self.device}"
         values = values.detach().float().contiguous()
         rows = self.layout.encode(values)
         self._put(indices, rows)
@@ -212,12 +213,12 @@ class Store(ABC):
         return Loan(slots, (self.read(slots),))
 
     def keep(self, loan: Loan) -> None:
-        """Write the changed rows of a loan."""
+        """Write the changed rows of a loan, which may be on another device."""
         if loan.live:
             self._unsaved[loan.slots] = True
         else:
             (values,) = loan.parts
-            self.write(loan.slots, values)
+            self.write(loan.slots, values.to(self.device))
 
     def prefetch(self, slots: Tensor) -> None:
         """Prepare for a `read` of `slots` soon, in this order; skips slots that were never written. Does not wait."""
@@ -227,7 +228,7 @@ class Store(ABC):
     def digests(self) -> dict[int, str]:
         """The SHA-256, in hex, of the bytes of each slot that was written."""
         slots: list[int] = self._known.nonzero().flatten().tolist()
-        return {slot: hashlib.sha256(self._load([slot]).numpy().data).hexdigest() for slot in slots}
+        return {slot: hashlib.sha256(self._load([slot]).cpu().numpy().data).hexdigest() for slot in slots}
 
     def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
         """The store's content, for a store of the same layout in any medium; flushes first.
@@ -239,7 +240,7 @@ class Store(ABC):
         state = {"layout": dataclasses.asdict(self.layout), "known": self._known.clone()}
         if not rows:
             return state | {"digests": self.digests()}
-        return state | {"rows": self._load(self._known.nonzero().flatten().tolist())}
+        return state | {"rows": self._load(self._known.nonzero().flatten().tolist()).cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the store's content by what `state_dict` returned.

@@ -343,13 +343,11 @@ def test_other_devices_send_the_same_bytes(codec, monkeypatch):
     assert_identical(roundtrip(codec, x), y)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_cuda_device_sends_the_same_bytes(codec):
+def test_a_device_at_which_nobody_looks_sends_the_same_bytes(codec, monkeypatch):
     x = gaussian(3, 700).mul(8).round()
-    payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device="cuda")
-    codec.encode(x.cuda(), payload, KEY)
-    assert_identical(payload.cpu(), encode(codec, x))
-    y = torch.empty(3, 700, device="cuda")
-    codec.decode(payload, y, KEY)
-    assert_identical(y.cpu(), roundtrip(codec, x))
+    payload, y = encode(codec, x), roundtrip(codec, x)
+    monkeypatch.setattr(indices, "_for_numpy", lambda x: False)
+    monkeypatch.setattr(indices, "_may_look", lambda x: False)
+    assert_identical(encode(codec, x), payload)
+    assert_identical(roundtrip(codec, x), y)

@@ -1,0 +1,68 @@
+"""Who sends the frames of a card: a thread that waits for their copies, in order, so that no other thread has to."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+Job = Callable[[], None]
+
+
+class Carrier(Protocol):
+    """Does jobs in the order in which they come."""
+
+    def submit(self, job: Job) -> None:
+        """Take a job, and raise what an earlier one raised."""
+
+    def drain(self) -> None:
+        """Wait until all jobs are done, and raise what one of them raised."""
+
+
+class AtOnce:
+    """Does each job where it is given: between two stages of one process, where the next thing is to receive it."""
+
+    def submit(self, job: Job) -> None:
+        """Do the job."""
+        job()
+
+    def drain(self) -> None:
+        """Nothing: every job is done."""
+
+
+class Courier:
+    """A thread of its own. After a job that fails it does no other; it ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def submit(self, job: Job) -> None:
+        """Take a job, and return at once; raises what an earlier one raised."""
+        self._raise()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put(job)
+
+    def drain(self) -> None:
+        """Wait until all jobs are done, and raise what one of them raised."""
+        self._jobs.join()
+        self._raise()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if self._failure is None:
+                    job()
+            except BaseException as failure:
+                self._failure = failure
+            finally:
+                del job  # it holds buffers
+                self._jobs.task_done()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure

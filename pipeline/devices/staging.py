@@ -1,0 +1,188 @@
+"""The way of frames between the device of a stage and its transport, which wants them in the memory of the host.
+
+    sender     encode ► frame on the card ─ side stream ─► pinned frame ─ courier ─► seal, send
+    receiver   receive, check ► pinned frame ─ side stream ─► frame on the card ► decode
+
+The header and the checksum are the host's: they are written and compared in the pinned frame. On the CPU there is one
+frame, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from thinwire.pipeline.devices.courier import AtOnce, Carrier, Courier
+from thinwire.pipeline.devices.streams import CopyStream
+from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
+
+Seal = Callable[[Tensor], None]
+"""Writes the header into a frame of the host that holds its payloads."""
+
+
+class Departing(Protocol):
+    """The way of frames from the device to the transport."""
+
+    def take(self) -> Tensor:
+        """A frame on the device, contents undefined."""
+
+    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+        """Seal and send the first `nbytes` of a frame. Later compute may read the frame, but must not write it."""
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+
+
+class Arriving(Protocol):
+    """The way of frames from the transport to the device."""
+
+    def bring(self, frame: Tensor, nbytes: int) -> Tensor:
+        """A frame of the transport on the device; the first `nbytes` are copied."""
+
+    def give(self, frame: Tensor, brought: Tensor) -> None:
+        """Both frames, once the last compute that reads them was asked for."""
+
+
+class StraightSender:
+    """The way on the CPU: the frame of the transport is the frame of the device."""
+
+    def __init__(self, transport: SendingEnd) -> None:
+        self._transport = transport
+
+    def take(self) -> Tensor:
+        """A buffer of the transport."""
+        return self._transport.take()
+
+    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+        """Seal and send at once."""
+        seal(frame)
+        self._transport.send(frame, nbytes, what)
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+        self._transport.flush()
+
+
+class StraightReceiver:
+    """The way on the CPU: the frame of the transport is the frame of the device."""
+
+    def __init__(self, transport: ReceivingEnd) -> None:
+        self._transport = transport
+
+    def bring(self, frame: Tensor, nbytes: int) -> Tensor:
+        """The frame itself."""
+        return frame
+
+    def give(self, frame: Tensor, brought: Tensor) -> None:
+        """Give the frame back."""
+        self._transport.give(frame)
+
+
+class StagedSender:
+    """The way from a card: the thread that launches compute gives orders, and the carrier waits and sends.
+
+    Args:
+        transport: lends pinned frames of `capacity` bytes.
+        capacity: bytes of the largest frame.
+        stream: copies frames.
+        carrier: waits for the copies, and sends.
+    """
+
+    def __init__(self, transport: SendingEnd, capacity: int, stream: CopyStream, carrier: Carrier) -> None:
+        self._transport, self._stream, self._carrier = transport, stream, carrier
+        self._capacity = capacity
+        self._free: deque[tuple[Tensor, torch.Event]] = deque()
+
+    def take(self) -> Tensor:
+        """A frame on the card. Compute writes it only after its last copy: the card sees to that."""
+        if not self._free:
+            return torch.empty(self._capacity, dtype=torch.uint8, device=self._stream.device)
+        frame, copied = self._free.popleft()
+        self._stream.hold_compute(copied)
+        return frame
+
+    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+        """Order the copy, and leave the rest to the carrier."""
+        pinned = self._transport.take()
+        copied = self._stream.copy(frame[:nbytes], pinned[:nbytes], after=self._stream.mark())
+        self._free.append((frame, copied))
+        self._carrier.submit(partial(self._depart, copied, pinned, nbytes, what, seal))
+
+    def _depart(self, copied: torch.Event, pinned: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+        copied.synchronize()
+        seal(pinned)
+        self._transport.send(pinned, nbytes, what)
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+        self._carrier.drain()
+        self._transport.flush()
+
+
+class StagedReceiver:
+    """The way to a card.
+
+    Args:
+        transport: its frames are pinned.
+        capacity: bytes of the largest frame.
+        stream: copies frames.
+    """
+
+    def __init__(self, transport: ReceivingEnd, capacity: int, stream: CopyStream) -> None:
+        self._transport, self._stream, self._capacity = transport, stream, capacity
+        self._free: deque[tuple[Tensor, torch.Event]] = deque()
+        self._read: deque[tuple[Tensor, torch.Event]] = deque()
+
+    def bring(self, frame: Tensor, nbytes: int) -> Tensor:
+        """Order the copy, and have compute wait for it on the card."""
+        self._give_back()
+        if self._free:
+            brought, decoded = self._free.popleft()
+            copied = self._stream.copy(frame[:nbytes], brought[:nbytes], after=decoded)
+        else:
+            brought = torch.empty(self._capacity, dtype=torch.uint8, device=self._stream.device)
+            # memory that compute has freed may be in use until now
+            copied = self._stream.copy(frame[:nbytes], brought[:nbytes], after=self._stream.mark())
+        self._stream.hold_compute(copied)
+        self._read.append((frame, copied))
+        return brought
+
+    def give(self, frame: Tensor, brought: Tensor) -> None:
+        """The frame on the card may be written after what compute was asked for until now."""
+        self._free.append((brought, self._stream.mark()))
+
+    def _give_back(self) -> None:
+        """Give those frames to the transport whose copies are done; it receives into them."""
+        while self._read and self._read[0][1].query():
+            self._transport.give(self._read.popleft()[0])
+
+
+class Ways:
+    """Makes the ways of one process, which share a side stream for each device and a courier."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, CopyStream] = {}
+        self._courier = Courier("thinwire courier")
+
+    def departing(self, transport: SendingEnd, capacity: int, device: torch.device, *, at_once: bool) -> Departing:
+        """The way from a device; `at_once` if the receiving stage is in this process, which then waits for the copy."""
+        if device.type == "cpu":
+            return StraightSender(transport)
+        carrier: Carrier = AtOnce() if at_once else self._courier
+        return StagedSender(transport, capacity, self._stream(device), carrier)
+
+    def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> Arriving:
+        """The way to a device."""
+        if device.type == "cpu":
+            return StraightReceiver(transport)
+        return StagedReceiver(transport, capacity, self._stream(device))
+
+    def _stream(self, device: torch.device) -> CopyStream:
+        if device not in self._streams:
+            self._streams[device] = CopyStream(device)
+        return self._streams[device]

@@ -1,0 +1,91 @@
+"""Codecs on a card, beside the CPU: `make test-gpu`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.codec_helpers import EXPRESSIONS, FLOATING, KEY, assert_identical, encode, gaussian, roundtrip
+from thinwire.compress import parse
+
+pytestmark = pytest.mark.gpu
+FOLDER = Path(__file__).parent / "golden"
+CASES = json.loads((FOLDER / "cases.json").read_text())
+SUMS = ('clip="mse"', 'grid="auto"', 'values="means"', "lowrank", "autoencoder")
+"""What adds many numbers, or multiplies matrices, while it encodes: the order of a sum is the device's own."""
+MORE = (
+    "topk(0.1)",
+    "topk(0.7)",
+    'topk(0.1, values="q(4)")',
+    "randk(0.1)",
+    'q(4, rotate="hadamard")',
+    "q(4, scale_bits=8)",
+    "q(4, outliers=0.01)",
+    "q(2) + q(1)",
+    "q(3) + topk(0.1)",
+)
+
+
+def exact(expression):
+    return not any(name in expression for name in SUMS)
+
+
+def on_card(codec, x, shared=None):
+    payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device="cuda")
+    codec.encode(x.cuda(), payload, KEY, shared)
+    return payload.cpu()
+
+
+def decoded_on_card(codec, payload, like, shared=None):
+    out = torch.empty_like(like, device="cuda")
+    codec.decode(payload.cuda(), out, KEY, shared)
+    return out.cpu()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_the_known_payloads_are_those_of_a_card_too(case):
+    codec, shared = parse(case["codec"]), None
+    if "indices" in case:
+        codec, shared = codec.bound_to(parse(case["activations"])), torch.tensor(case["indices"]).cuda()
+    payload = torch.frombuffer(bytearray((FOLDER / f"{case['name']}.bin").read_bytes()), dtype=torch.uint8)
+    dtype = getattr(torch, case["dtype"])
+    sent, values = (torch.tensor(case[which], dtype=dtype).view(case["shape"]) for which in ("input", "decoded"))
+    decoded = decoded_on_card(codec, payload, sent, shared)
+    if exact(case["codec"]):
+        assert_identical(decoded, values)
+    else:
+        torch.testing.assert_close(decoded, values)
+    if not case.get("decode_only") and exact(case["codec"]):
+        assert_identical(on_card(codec, sent, shared), payload)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("expression", [each for each in (*EXPRESSIONS, *MORE) if exact(each)])
+def test_random_tensors_are_encoded_and_decoded_as_on_the_cpu(expression, dtype):
+    codec, x = parse(expression), gaussian(5, 33, 130, dtype=dtype)
+    payload = encode(codec, x)
+    assert_identical(on_card(codec, x), payload)
+    assert_identical(decoded_on_card(codec, payload, x), roundtrip(codec, x))
+
+
+@pytest.mark.parametrize("expression", [each for each in EXPRESSIONS if not exact(each)] + ["lowrank(4)"])
+def test_what_adds_up_in_another_order_keeps_its_bound(expression):
+    codec, x = parse(expression), gaussian(4, 16, 64)
+    decoded = decoded_on_card(codec, on_card(codec, x), x)
+    assert ((decoded - x).abs() <= 1.001 * codec.error_bound(x) + 1e-6).all()
+
+
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *MORE])
+def test_the_host_does_not_wait_while_a_codec_works(expression):
+    codec, x = parse(expression), gaussian(4, 16, 64).cuda()
+    payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device="cuda")
+    out = torch.empty_like(x)
+    codec.encode(x, payload, KEY)  # tables are made once, and copied
+    codec.decode(payload, out, KEY)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        codec.encode(x, payload, KEY)
+        codec.decode(payload, out, KEY)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

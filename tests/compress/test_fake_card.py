@@ -1,0 +1,92 @@
+"""Codecs on a card that is not there: which tensors lie where, and where the host would look at a value and so wait."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from support.cards import CARD, FakeCard, fake_put
+from support.codec_helpers import EXPRESSIONS, KEY
+from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
+from thinwire.compress.codecs import lowrank, sparse
+from thinwire.compress.stores import memory
+from thinwire.compress.stores.memory import MemoryStore
+
+SHAPE = (4, 6, 64)
+IDS = torch.arange(4)
+SPARSE = (
+    "topk(0.1)",
+    "topk(0.7)",
+    "topk(0.02)",
+    'topk(0.1, values="fp16")',
+    'topk(0.3, values="q(4)")',
+    "randk(0.1)",
+    'randk(0.1, values="bf16")',
+)
+OTHERS = (
+    "q(4, scale_bits=8)",
+    "q(4, outliers=0.01)",
+    'q(4, rotate="hadamard")',
+    "q(2) + q(1)",
+    "q(3) + topk(0.1)",
+    "lowrank(2)",
+    'lowrank(2, values="q(8)")',
+)
+WAITING = ('topk(0.1, code="entropy")', 'q(4, code="entropy")', 'q(3, group=8, allocate="scale")')
+"""Codecs that need the host: it codes their symbols, or decides the width of each group."""
+
+
+@pytest.fixture(autouse=True)
+def fake_puts(monkeypatch):
+    for module in (codec, coder, lowrank, memory, plan, sparse):
+        monkeypatch.setattr(module, "put", fake_put)
+
+
+def send(made, x, device):
+    payload = torch.empty(made.nbytes(SHAPE, x.dtype), dtype=torch.uint8, device=device)
+    made.encode(x, payload, KEY)
+    decoded = torch.empty_like(x)
+    made.decode(payload, decoded, KEY)
+    return decoded
+
+
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *SPARSE, *OTHERS])
+def test_a_codec_works_on_the_card_alone_and_nobody_waits_for_it(expression):
+    made = parse(expression)
+    with FakeCard():
+        assert send(made, torch.empty(SHAPE, device=CARD), CARD).device == CARD
+
+
+@pytest.mark.parametrize("expression", WAITING)
+def test_the_codecs_that_wait_for_the_card_are_known(expression):
+    made = parse(expression)
+    with FakeCard(), pytest.raises((DataDependentOutputException, DynamicOutputShapeException, RuntimeError)):
+        send(made, torch.empty(SHAPE, device=CARD), CARD)
+
+
+@pytest.mark.parametrize("expression", ["q(4)", "ef(topk(0.1))", "efmixed(topk(0.1))", "ef21(q(4))", "aqsgd(q(4))"])
+@pytest.mark.parametrize("kind", ["train", "warmup", "eval-on", "eval-off"])
+@pytest.mark.parametrize("seen", [0, 2, 4])
+def test_both_ends_of_a_channel_on_a_card_wait_for_nothing(expression, kind, seen):
+    method = parse(expression if expression == "q(4)" else f'{expression[:-1]}, store="device")')
+    counts = SlotCounts(positions=4, samples=8, evaluation_samples=8)
+    ends = [
+        make(
+            method,
+            torch.empty(SHAPE, device="meta"),
+            counts=counts,
+            make_store=lambda layout, purpose: MemoryStore(layout, CARD),
+        )
+        for make in (Encoder, Decoder)
+    ]
+    with FakeCard():
+        x = torch.empty(SHAPE, device=CARD)
+        microbatch = Microbatch(kind, range(4), IDS)
+        for end in ends:
+            for store in end.buffers.stores.values():
+                store._known[:seen] = True
+        plans = [end.plan(microbatch) for end in ends]
+        payload = torch.empty(plans[0].nbytes, dtype=torch.uint8, device=CARD)
+        sender, receiver = ends
+        sender.settle(sender.encode(x, payload, KEY, plans[0]))
+        out = torch.empty_like(x)
+        receiver.decode(payload, out, KEY, plans[1], finite=True)
