@@ -20,13 +20,14 @@ from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import (
     Blueprint,
     Layer,
-    Precision,
     Stage,
     build_stage,
     parameters_on_meta,
     stage_output_examples,
 )
+from thinwire.models.precision import Precision
 from thinwire.models.recompute import Recompute
+from thinwire.models.tensors import hold_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,7 @@ def time_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Ten
         for layer in stage.layers:
             assert isinstance(layer, Layer)
             alone = Stage([deepcopy(layer)], stage.precision, stage.shared, stage.recompute)
+            alone.weights_dtype = stage.weights_dtype
             run = partial(alone, *inputs, **(side or {}))
             outputs = _as_tuple(run())
             found.append(sum(_time(run)))
@@ -203,6 +205,7 @@ def count(
     for spec, outputs, cost in zip(blueprint.layers, examples, forward, strict=True):
         with parameters_on_meta():
             layer = spec.build()
+        hold_weights(layer, blueprint.weights_dtype)
         costs.append(
             LayerCost(
                 name=spec.name,

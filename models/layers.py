@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from thinwire.models.errors import require
+from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
 from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed
-from thinwire.models.tensors import replace_tensors
+from thinwire.models.tensors import hold_weights, replace_tensors
+from thinwire.models.weights import Weights
 
-Precision = Literal["fp32", "bf16"]
 Initialize = Callable[[str, nn.Module], None]
 
 
@@ -79,31 +80,6 @@ class LayerSpec:
     """Whether it is a layer of the model; if not, it is a codec's."""
 
 
-class Weights(Protocol):
-    """The values of a whole model. A stage takes only its own."""
-
-    def lacking(self, names: Sequence[str]) -> list[str]:
-        """The full names among these that have no value here, and that the seed may give.
-
-        Raises:
-            ModelError: a value is missing that the seed may not give.
-        """
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compare the shapes of these tensors, by full name, with the stored ones, if that needs no download.
-
-        Raises:
-            ModelError: a tensor has another shape; the message names all such tensors.
-        """
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy values into these tensors, by full name.
-
-        Raises:
-            ModelError: a tensor has another shape. The message names all such tensors; nothing is copied.
-        """
-
-
 @dataclass(frozen=True)
 class Blueprint:
     """A model that is not built yet."""
@@ -134,7 +110,9 @@ class Blueprint:
     """Weights of the head that the library's own model shares with another tensor: {"lm_head.weight":
     "transformer.wte.weight"}. Here the two are separate tensors."""
     dtype: str = "float32"
-    """The dtype of the weights in the original model; training keeps them in float32."""
+    """The dtype of the weights in the original model."""
+    weights_dtype: torch.dtype = torch.float32
+    """The dtype of the weights while the model trains; batch norms stay float32."""
 
     def __post_init__(self) -> None:
         require((len(self.layers) > 0, "a model must have at least one layer, got none"))
@@ -149,8 +127,14 @@ class Stage(nn.Module):
         precision: Precision = "fp32",
         shared: Sequence[str] = (),
         recompute: Recompute = "none",
+        *,
+        crosses: bool = False,
     ) -> None:
-        """Join the layers. Parts with a name in `shared` become one module: that of the first layer that holds it."""
+        """Join the layers.
+
+        Parts with a name in `shared` become one module: that of the first layer that holds it. `crosses` says whether
+        the outputs go to another stage; then they have the type of the arithmetic.
+        """
         super().__init__()
         known = get_args(Precision)
         names = [full_name for layer in layers for full_name in layer.parts]
@@ -161,7 +145,8 @@ class Stage(nn.Module):
         )
         _share_parts(layers)
         self.layers = nn.ModuleList(layers)
-        self.precision, self.recompute = precision, recompute
+        self.precision, self.recompute, self.crosses = precision, recompute, crosses
+        self.weights_dtype = torch.float32
         self.shared = tuple(name for name in shared if name in names)
         self.side = tuple(dict.fromkeys(name for layer in layers for name in (*layer.side, *layer.optional_side)))
 
@@ -170,18 +155,23 @@ class Stage(nn.Module):
 
         Each layer gets the side inputs that it names; others are ignored.
         """
-        result: Tensor | tuple[Tensor, ...] = tensors
-        with self._arithmetic(tensors[0].device.type):
+        result: Tensor | tuple[Tensor, ...] = as_wide(tensors, self.weights_dtype)
+        with arithmetic(self.precision, tensors[0].device.type):
             for layer in self.layers:
                 assert isinstance(layer, Layer)
                 result = self._run(layer, _as_tuple(result), _side_of(layer, side))
-        return result
+        if not self.crosses:
+            return result
+        sent = for_the_wire(_as_tuple(result), self.precision)
+        return sent if isinstance(result, tuple) else sent[0]
 
     def _run(self, layer: Layer, tensors: tuple[Tensor, ...], side: dict[str, Tensor]) -> Any:
         return layer(*tensors, **side) if self.recompute == "none" else in_backward(layer, tensors, side)
 
-    def _arithmetic(self, device_type: str) -> AbstractContextManager[Any]:
-        return torch.autocast(device_type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext()
+    def hold(self, dtype: torch.dtype) -> None:
+        """Keep the weights in this dtype from now on, in new tensors. Batch norms stay as they are."""
+        hold_weights(self, dtype)
+        self.weights_dtype = dtype
 
     def full_state(self) -> dict[str, Tensor]:
         """The parameters and persistent buffers by full name; they share memory with the stage."""
@@ -225,9 +215,10 @@ def build_stage(
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         built = [_build_layer(blueprint.layers[index]) for index in layers]
-        stage = Stage(built, precision, blueprint.shared, recompute)
+        stage = Stage(built, precision, blueprint.shared, recompute, crosses=layers.stop < count)
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         _fill(stage, blueprint, seed)
+        stage.hold(blueprint.weights_dtype)
     return stage.to(device)
 
 
@@ -272,7 +263,13 @@ def stage_output_examples(
     described = []
     with torch.random.fork_rng(devices=[]):
         stages = [
-            Stage([_build_layer(blueprint.layers[index]) for index in cut], precision, blueprint.shared) for cut in cuts
+            Stage(
+                [_build_layer(blueprint.layers[index]) for index in cut],
+                precision,
+                blueprint.shared,
+                crosses=cut.stop < len(blueprint.layers),
+            )
+            for cut in cuts
         ]
     # TorchScript, as in DeBERTa up to transformers 5.22, makes real tensors of its constants
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
@@ -280,6 +277,7 @@ def stage_output_examples(
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
         for index, stage in enumerate(stages):
             replace_tensors(stage, without_data)
+            stage.hold(blueprint.weights_dtype)
             with around(index):
                 tensors = _as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])

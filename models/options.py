@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from thinwire.models.errors import require
 
@@ -25,6 +25,10 @@ class ModelOptions:
     config: dict[str, Any] = field(default_factory=dict)
     """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory, its
     keyword arguments."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """The weights themselves while they train, with their gradients and the optimizer's moments: fp32, or bf16, which
+    takes half the memory and loses small updates."""
 
     def __post_init__(self) -> None:
         require(

@@ -1,9 +1,11 @@
-"""Other tensors in the place of a module's own: real ones for the meta device's, or tensors without data."""
+"""Other tensors in the place of a module's own: real ones for the meta device's, tensors without data, narrow ones."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
@@ -27,3 +29,17 @@ def replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None
 
 def _stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return module._parameters, module._buffers
+
+
+def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Put weights of this dtype in the place of a module's floating-point parameters and persistent buffers.
+
+    Batch norms stay as they are: their running statistics move by less than 16 bits can tell. So do buffers that no
+    checkpoint holds, such as rotary frequencies.
+    """
+    if dtype == torch.float32:
+        return
+    held = {id(tensor) for tensor in module.state_dict(keep_vars=True).values() if tensor.is_floating_point()}
+    norms = (part for part in module.modules() if isinstance(part, _BatchNorm))
+    held -= {id(tensor) for norm in norms for tensor in norm.state_dict(keep_vars=True).values()}
+    replace_tensors(module, lambda tensor: tensor.detach().to(dtype) if id(tensor) in held else tensor)

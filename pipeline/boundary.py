@@ -210,7 +210,7 @@ class Sender(ChannelEnd):
                 f"{self.channel.sender} announced {planned} but has {got} as {what}; give output_args and "
                 f"input_args that match what the modules return"
             )
-        if self._options.nonfinite == "raise" and not all(
+        if refuses_nonfinite(self._options, self.channel) and not all(
             self._is_finite(tensor, what) for tensor in tensors if tensor is not None
         ):
             raise self._not_finite(what)
@@ -220,6 +220,15 @@ class Sender(ChannelEnd):
             f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or set wire.nonfinite "
             f"to send to pass it on"
         )
+
+
+def refuses_nonfinite(options: WireOptions, channel: Channel) -> bool:
+    """Whether NaN or infinity stops the run at a channel.
+
+    Gradients in float16 overflow now and then, because the loss is scaled up; then all stages skip the step.
+    """
+    scaled = channel.name == "gradients" and any(example.dtype == torch.float16 for example in channel.examples)
+    return options.nonfinite == "raise" and not scaled
 
 
 LocalTime = Callable[[float], float | None]
@@ -312,7 +321,7 @@ class Receiver(ChannelEnd):
         self, payloads: Sequence[Tensor | None], microbatch: Microbatch, plan: FramePlan, device: torch.device
     ) -> tuple[Tensor | None, ...]:
         """Decode payloads into fresh tensors; they are as finite as those that a sender with these options sends."""
-        finite = self._options.nonfinite == "raise"
+        finite = refuses_nonfinite(self._options, self.channel)
         tensors: list[Tensor | None] = []
         parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
         for index, (example, decoder, message, payload) in enumerate(parts):

@@ -25,24 +25,25 @@ class WholeBatchLoss:
 
     def __init__(self, task: Task, meter: Meter) -> None:
         self._task, self._meter = task, meter
-        self._denominator = 1
+        self._denominator, self._factor = 1, 1.0
         self._observed: list[Tensor] | None = None
 
-    def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
+    def begin(self, num_targets: int, observed: list[Tensor] | None = None, factor: float = 1.0) -> None:
         """Set the values for the coming passes, before the first of them.
 
         Args:
             num_targets: valid targets of the whole batch; 0 counts as 1.
             observed: the list that gets what the task observes of each micro-batch; None observes nothing.
+            factor: a power of two that every share is multiplied by.
         """
-        self._denominator, self._observed = max(1, num_targets), observed
+        self._denominator, self._observed, self._factor = max(1, num_targets), observed, factor
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
         with self._meter.section("compute", work=Work("loss")):
             if self._observed is not None:
                 self._observed.append(self._task.observe(output.detach(), target))
-            return self._task.loss_sum(output, target) / self._denominator
+            return self._task.loss_sum(output, target) / self._denominator * self._factor
 
 
 def make_optimizer(

@@ -29,6 +29,7 @@ from thinwire.pipeline.meters import SECTIONS, Section, Traffic
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.passes import Pass
+from thinwire.pipeline.precision.loss_scale import LossScale
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import ALONE, Replicas
 from thinwire.pipeline.replicas.local import LocalSteps
@@ -73,6 +74,8 @@ class StepRecord:
     """Of `bytes`, those of frames to and from other replicas."""
     exchange_seconds: float = 0.0
     """Of `seconds`, those of the exchange with other replicas."""
+    skipped: bool = False
+    """Whether no stage stepped, because a gradient of fp16 was not finite."""
 
 
 class Trainer:
@@ -90,6 +93,7 @@ class Trainer:
         trace: how many of the last steps the tracer keeps.
 
     Attributes:
+        scale: the factor of the loss, alike on all stages.
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
     """
 
@@ -117,6 +121,7 @@ class Trainer:
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self.reports = self.has_last and placement.replica == 0
+        self.scale = LossScale(active=training.precision == "fp16")
         self._local: LocalSteps | None = None
         self._optimizers: list[Optimizer]
         if replicas.options.step_alone:
@@ -152,6 +157,7 @@ class Trainer:
     def train_step(self, step: int) -> StepRecord:
         """Take one optimizer step, counted from 0."""
         self.done = step
+        skipped = self.scale.skipped
         started, spent, traffic, exchanged = time.perf_counter(), self._sections(), self._traffic(), self._exchanged()
         exchanging = self._exchanging()
         batch = self.sampler.batch(step)
@@ -177,6 +183,7 @@ class Trainer:
             uncompressed=self._traffic().uncompressed - traffic.uncompressed,
             exchanged=self._exchanged() - exchanged,
             exchange_seconds=self._exchanging() - exchanging,
+            skipped=self.scale.skipped > skipped,
         )
 
     def _passes_and_update(
@@ -187,7 +194,7 @@ class Trainer:
             return self._step_alone(self._local, step, kind, batch, targets)
         # before any pass: the share of a micro-batch divides by the targets of the whole batch, of all replicas
         if targets is not None:
-            self.loss.begin(self.task.num_valid(targets))
+            self.loss.begin(self.task.num_valid(targets), factor=self.scale.factor)
         losses: list[Tensor] = []
         for replica in self.replicas.here:
             losses += self._run_replica(replica, kind, batch, targets)
@@ -322,7 +329,7 @@ class Trainer:
         for index, (part_ids, part_inputs, part_targets) in enumerate(parts):
             coming = Pass(kind=kind, accumulation=first + index, sample_ids=part_ids, progress=self.progress)
             losses += self.run(coming, self.samples, part_inputs, part_targets)
-        return losses
+        return self.scale.undo(losses)
 
     def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
         """The tensor in one part for each pass of a replica; None for each part if there is no tensor."""
@@ -342,27 +349,35 @@ class Trainer:
                     optimizer.to_momentum()
 
     def _update(self, step: int, optimizers: Sequence[Optimizer]) -> float | None:
-        norm = None
         # 1. Sum shared gradients before the norm, which counts the sum once.
         if self._shared is not None:
             self._shared.sum_gradients()
-        # 2. Clip before the step, by the norm over all stages.
-        if self._options.max_grad_norm is not None:
-            squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
-            what = "waiting for the gradient norm of all stages"
-            with self.stages[0].meter.section("neighbour", what, Work("norm")):
-                norm = math.sqrt(sum(self.placement.gather_numbers(squares)))
+        # 2. Take the factor of the loss out before the norm. Clip before the step, by the norm over all stages.
+        for stage in self.stages:
+            self.scale.undo_gradients(stage.submod.parameters())
+        most = self._options.max_grad_norm
+        norm = self._norm() if most is not None or self.scale.active else None
+        steps = not self.scale.active or self.scale.allows(norm or 0.0)
+        if most is not None and norm is not None and steps:
             for stage in self.stages:
-                clip(stage.submod.parameters(), norm, self._options.max_grad_norm)
+                clip(stage.submod.parameters(), norm, most)
         # 3. Step, then clear the gradients for the next batch.
         lr = self._options.lr * lr_factor(step, self._training.steps, self._options)
         for stage, optimizer in zip(self.stages, optimizers, strict=True):
             with stage.meter.section("compute", work=Work("optimizer")):
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                optimizer.step()
+                if steps:
+                    optimizer.step()
                 optimizer.zero_grad()
         return norm
+
+    def _norm(self) -> float:
+        """The norm of the gradients of all stages. Collective."""
+        squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
+        what = "waiting for the gradient norm of all stages"
+        with self.stages[0].meter.section("neighbour", what, Work("norm")):
+            return math.sqrt(sum(self.placement.gather_numbers(squares)))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""

@@ -75,7 +75,7 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
         ),
         *(
             [f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits"]
-            if chosen != "float32"
+            if any(_rounds(tensor, chosen) for tensor in kept.values())
             else []
         ),
         *([_APART] if learned else []),
@@ -101,6 +101,12 @@ def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[
 def _of_dtype(tensor: Tensor, dtype: str) -> Tensor:
     """The tensor with that dtype. Tensors of whole numbers keep theirs."""
     return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+
+
+def _rounds(tensor: Tensor, dtype: str) -> bool:
+    """Whether `_of_dtype` takes digits away."""
+    wanted = getattr(torch, dtype)
+    return tensor.is_floating_point() and torch.promote_types(tensor.dtype, wanted) != wanted
 
 
 def _change_config(folder: Path, **changes: Any) -> None:

@@ -39,6 +39,7 @@ from thinwire.models.layers import (
 )
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
+from thinwire.models.precision import check_precision
 from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.optimization import WholeBatchLoss
@@ -115,9 +116,10 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     """
     choose(recipe.training.device)
     with telling("reading the data"):
-        data, _ = attempt(
+        data, *_ = attempt(
             lambda: given or outlined(recipe) or load_once(recipe.data, recipe.training.seed),
             lambda: check_name(recipe.model),
+            lambda: check_precision(recipe.training.precision),
         )
     with telling("cutting the model"):
         prepared = _cut_model(recipe, data)
@@ -173,7 +175,7 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
         block_size=tokens,
     )
     check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
-    return model
+    return replace(model, weights_dtype=torch.float32 if recipe.model.dtype == "fp32" else torch.bfloat16)
 
 
 def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
@@ -185,16 +187,12 @@ def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
     except ModelError:
         raise
     except Exception as error:
-        example = prepared.inputs
+        example, reason = prepared.inputs, str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
         raise ModelError(
             f"the model must be able to read samples such as {str(example.dtype).removeprefix('torch.')} of shape "
-            f"{list(example.shape)}, and each layer the output of the layer before; it fails with: {_first_line(error)}"
+            f"{list(example.shape)}, and each layer the output of the layer before; it fails with: {reason}"
         ) from error
     return tuple(found)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _cut(blueprint: Blueprint, recipe: Recipe, data: Data) -> tuple[range, ...]:

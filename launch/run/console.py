@@ -149,6 +149,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
     console.print(table)
     console.print(_apart(summary), highlight=False, soft_wrap=True)
+    if summary["loss_scale"]:
+        console.print(_scaled(summary), highlight=False, soft_wrap=True)
     _show_channels(console, summary["channels"])
     if summary["replicas"]:
         console.print(_replicas_table(summary["replicas"]))
@@ -186,6 +188,15 @@ def _apart(summary: Mapping[str, Any]) -> str:
     return (
         f"evaluations: {_seconds(summary['evaluation_seconds'])} and {size_text(sent)}; "
         f"saves: {_seconds(summary['saving_seconds'])}; the whole run: {_seconds(summary['seconds'])}"
+    )
+
+
+def _scaled(summary: Mapping[str, Any]) -> str:
+    """The loss scale of fp16, and the steps that it cost, in a sentence."""
+    scale, steps = summary["loss_scale"], summary["steps"]
+    return (
+        f"fp16: {scale['skipped']} of {steps} steps were skipped, because a gradient was not finite; the loss scale is "
+        f"{scale['factor']:g}"
     )
 
 

@@ -105,7 +105,7 @@ class Recipe:
                 f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
                 f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
             )
-        mistakes += self._mistakes_of_replicas() + misfits(self.training, self.pipeline)
+        mistakes += self._mistakes_of_replicas() + self._mistakes_of_computing()
         if mistakes:
             raise OptionsError(mistakes)
 
@@ -133,6 +133,10 @@ class Recipe:
             )
         mistakes += check_overrides(self.replicas.overrides, self.compression, self.replicas.count, self.num_boundaries)
         return mistakes
+
+    def _mistakes_of_computing(self) -> list[str]:
+        gradients = self.compression.methods(self.num_boundaries, "gradients")
+        return misfits(self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients)
 
     def check_freezing(self, steps_per_epoch: int) -> None:
         """Raise OptionsError if quantized-adam freezes before the weights of a learned codec have a gradient."""

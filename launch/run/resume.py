@@ -205,6 +205,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
     del recipe["data"]["outline"]  # it changes no sample, and earlier releases have none
+    if prepared.recipe.model.dtype == "fp32":
+        del recipe["model"]["dtype"]
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))

@@ -167,6 +167,8 @@ class Run:
             self._automatic.use(self._choices)
             self._automatic = None
         self._resumption.begin()
+        if "loss_scale" in saved:
+            self.trainer.scale.load_state_dict(saved["loss_scale"])
         if self._automatic is not None and saved:
             self._automatic.load_state_dict(saved["measured"])
 
@@ -188,6 +190,7 @@ class Run:
             "choices": [asdict(choice) for choice in self._choices],
             "measured": [] if self._automatic is None else self._automatic.state_dict(),
             "evaluated": self._evaluated,
+            "loss_scale": self.trainer.scale.state_dict(),
         }
         return Said(values, logged)
 
@@ -360,6 +363,7 @@ class Run:
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choices,
+            loss_scale=self.trainer.scale.told(),
         )
 
     def _finish(self, summary: dict[str, Any] | None) -> None:

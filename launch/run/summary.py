@@ -67,6 +67,7 @@ def summarize(
     train_loss: float | None,
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
+    loss_scale: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The content of summary.json after `done` steps, before the end of the run.
 
@@ -80,6 +81,7 @@ def summarize(
         train_loss: the training loss of the last step.
         evaluations: (steps done, scores by compression).
         choices: the choices of auto.
+        loss_scale: the factor of the loss and the steps that were skipped; None unless fp16 is used.
     """
     scores = evaluations[-1][1] if evaluations else {}
     traffic = traffic_by_phase(stages)
@@ -99,6 +101,7 @@ def summarize(
         "timed": "replica 0" if apart else "all",
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
+        "loss_scale": loss_scale,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(carried) for phase, carried in traffic.items()},
         "bytes_sent": sum(carried.bytes for carried in traffic.values()),

@@ -1,10 +1,14 @@
 """How stages compute, in whole runs: the same numbers simulated, in processes and after a stop."""
 
+import json
+
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from support.commands import THINWIRE, completed
-from support.recipe_runs import simulate
-from support.run_files import losses, summary
+from support.recipe_runs import SHORT, TINY, export, simulate
+from support.run_files import losses, summary, weights_of
 from support.tiny_run import write_recipe
 from thinwire.launch.run import recipe
 from thinwire.pipeline.errors import OptionsError
@@ -61,9 +65,99 @@ def test_a_schedule_that_splits_the_backward_computes_nothing_again(schedule):
     assert f"training.recompute must be none for {schedule}, which splits the backward" in mistake
 
 
+LOUD = """
+from torch import nn
+
+class Loud(nn.Module):
+    def forward(self, x):
+        return 512 * x
+
+def layers():
+    quiet = nn.Sequential(nn.Embedding(256, 16), nn.Linear(16, 16), nn.Dropout(0.2))
+    return [quiet, nn.Sequential(Loud(), nn.Linear(16, 256))]
+"""
+"""Two stages; gradients between them overflow in float16 unless the loss scale is small."""
+
+
 @pytest.mark.processes
-def test_processes_that_compute_again_have_the_numbers_of_a_simulation(here):
-    options = [DROPOUT, *STOCHASTIC, "--training.precision", "bf16", "--training.recompute", "block"]
+def test_fp16_skips_the_same_steps_on_all_stages_and_after_a_stop(here):
+    """The first factor is too large. The run stops between two steps that are skipped, and goes on with its factor."""
+    (here / "loud.py").write_text(LOUD)
+    codecs = ["--codec", "aqsgd(q(4))/q(8, round='stochastic')", "--training.recompute", "block"]
+    options = ["--model.name", "loud:layers", "--model.config", "{}", "--training.precision", "fp16", *codecs]
+    options += ["--optimizer.schedule", "constant", "--checkpoint.every", "2 steps"]
+    simulated = simulate("tiny.yaml", here / "simulated", *options, "--training.steps", "8")
+    skipped = [json.loads(line)["skipped"] for line in (simulated / "metrics.jsonl").read_text().splitlines()]
+    assert skipped[:3] == [True, True, True] and not skipped[-1], skipped
+    assert summary(simulated)["loss_scale"] == {"factor": 2.0 ** (16 - sum(skipped)), "skipped": sum(skipped)}
+    first = [*options, "--training.steps", "2", "--output", "real"]
+    assert completed([*THINWIRE, "train", "tiny.yaml", *first], here).status == 0
+    again = completed([*THINWIRE, "train", "--resume", "real", "--training.steps", "8"], here)
+    assert again.status == 0, again.stderr
+    assert f"fp16: {sum(skipped)} of 8 steps were skipped" in again.stdout
+    assert numbers_of(here / "real") == numbers_of(simulated)
+    assert summary(here / "real")["loss_scale"] == summary(simulated)["loss_scale"]
+
+
+def test_uncompressed_frames_are_those_of_16_bits(here):
+    wide, narrow = (
+        summary(simulate("tiny.yaml", here / precision, "--codec", "none", "--training.precision", precision))[
+            "channels"
+        ]
+        for precision in ("fp32", "bf16")
+    )
+    for row, half in zip(wide, narrow, strict=True):
+        headers = 64 * row["frames"]
+        assert half["uncompressed"] == row["uncompressed"] // 2 == half["bytes"] - headers
+        assert row["bytes"] - headers == row["uncompressed"]
+        assert half["bits_per_element"] == pytest.approx(16 + 8 * headers / half["elements"])
+
+
+def test_what_fp16_does_not_go_with_is_one_sentence_each():
+    mistakes = mistakes_of(
+        *("--training.precision", "fp16", "--codec", "q(4)/ef(topk(0.1, values='fp16'))"),
+        *("--replicas.count", "2", "--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "5 steps"),
+    )
+    said = ['take topk(0.1, values="fp16"), or', "optimizer.name must be adamw or sgd", "replicas.count must be 1"]
+    assert [[part in mistake for part in said].count(True) for mistake in mistakes] == [1, 1, 1], mistakes
+    assert mistakes_of("--training.precision", "fp8")
+
+
+@pytest.mark.processes
+def test_processes_with_weights_in_bfloat16_that_compute_again_have_the_numbers_of_a_simulation(here):
+    narrow = ["--model.dtype", "bf16", "--training.precision", "bf16"]
+    options = [DROPOUT, *STOCHASTIC, *narrow, "--training.recompute", "block"]
     simulated = simulate("tiny.yaml", here / "simulated", *options)
     assert completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *options], here).status == 0
     assert numbers_of(here / "real") == numbers_of(simulated)
+
+
+def test_weights_in_bfloat16_go_on_from_a_checkpoint_and_are_exported(here):
+    options = [DROPOUT, *STOCHASTIC, "--model.dtype", "bf16", "--optimizer.schedule", "constant"]
+    options += ["--optimizer.max_grad_norm", "1.0", "--checkpoint.every", "2 steps"]
+    whole = simulate("tiny.yaml", here / "whole", *options, "--training.steps", "4")
+    simulate("tiny.yaml", here / "parts", *options, "--training.steps", "2")
+    again = simulate("tiny.yaml", here / "parts", *options, "--training.steps", "4", "--training.recompute", "block")
+    assert numbers_of(again) == numbers_of(whole)
+    weights = load_file(weights_of(again, 1))
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    exported = load_file(export(again, here / "exported") / "model.safetensors")
+    assert {tensor.dtype for tensor in exported.values()} == {torch.float32}, "the dtype before training"
+    assert all(torch.equal(exported[name], tensor.float()) for name, tensor in weights.items())
+    assert "rounded" not in (here / "exported/README.md").read_text()
+
+
+def test_a_vision_model_and_shared_weights_train_in_bfloat16(here):
+    short = ["--model.dtype", "bf16", *SHORT]
+    for name in ("resnet-tiny", "deberta-tiny"):
+        run = simulate(name, here / name, *TINY[name], *short)
+        assert summary(run)["train_loss"] > 0
+
+
+def test_what_weights_in_bfloat16_do_not_go_with_is_one_sentence_each():
+    assert mistakes_of("--model.dtype", "bf16", "--training.precision", "fp16") == [
+        "model.dtype must be fp32 for training.precision fp16, got bf16"
+    ]
+    assert mistakes_of("--model.dtype", "bf16", "--replicas.count", "2") == [
+        "model.dtype must be fp32 for replicas.count 2, got bf16"
+    ]

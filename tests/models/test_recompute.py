@@ -57,9 +57,8 @@ def assert_same(plain, again):
 def test_gradients_of_language_models_with_dropout_are_the_same_to_the_last_bit(name, precision):
     model = family(name)
     microbatches = [torch.randint(VOCABULARY, (BATCH, LENGTH)) for _ in range(3)]
-    gradients = [drawn(BATCH, LENGTH, VOCABULARY, seed=seed) for seed in range(3)]
-    if precision == "bf16":
-        gradients = [gradient.bfloat16() for gradient in gradients]
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    gradients = [drawn(BATCH, LENGTH, VOCABULARY, seed=seed).to(dtype) for seed in range(3)]
     runs = [
         trained(model, microbatches, gradients, precision=precision, recompute=recompute)
         for recompute in ("none", "block")

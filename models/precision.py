@@ -1,0 +1,57 @@
+"""The arithmetic of a stage: float32, or products of 16 bits by autocast while the weights stay float32."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.models.errors import ModelError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+NARROW: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
+"""The type of the products, where it is not float32."""
+
+
+def arithmetic(precision: Precision, device_type: str) -> AbstractContextManager[Any]:
+    """A context in which modules compute in this precision."""
+    return nullcontext() if precision == "fp32" else torch.autocast(device_type, dtype=NARROW[precision])
+
+
+def for_the_wire(tensors: tuple[Tensor, ...], precision: Precision) -> tuple[Tensor, ...]:
+    """The outputs of a stage as they go to the next one: what is float32 is as narrow as the products.
+
+    Autocast leaves some results float32, such as the sum of an embedding and a product.
+    """
+    if precision == "fp32":
+        return tensors
+    return tuple(tensor.to(NARROW[precision]) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
+
+
+def as_wide(tensors: tuple[Tensor, ...], weights: torch.dtype) -> tuple[Tensor, ...]:
+    """Inputs of a stage in the dtype of its weights, where those are narrower than float32: pixels are float32."""
+    if weights == torch.float32:
+        return tensors
+    return tuple(tensor.to(weights) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
+
+
+def check_precision(precision: Precision, device: torch.device | str = "cpu") -> None:
+    """Compute a little in this precision, forward and back.
+
+    Raises:
+        ModelError: torch cannot do it on this device.
+    """
+    kind = torch.device(device).type
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            with arithmetic(precision, kind):
+                output = nn.Linear(4, 4, device=device)(torch.ones(2, 4, device=device))
+            output.float().sum().backward()
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ModelError(
+                f"training.precision must be one that torch {torch.__version__} can compute on {kind}, got "
+                f"{precision}: {reason}; take bf16 or fp32"
+            ) from error

@@ -1,0 +1,1 @@
+"""What 16 bits need beside the arithmetic itself."""

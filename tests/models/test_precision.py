@@ -1,0 +1,101 @@
+"""The arithmetic of a stage: what crosses a boundary is as narrow as the products, and the weights stay as they are."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from support.family_cases import LENGTH, apart, inputs
+from support.pipelined import drawn, reset
+from thinwire.models import precision as module
+from thinwire.models.architectures.chain import Chain
+from thinwire.models.costs import count
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
+from thinwire.models.precision import check_precision
+
+CUTS = [range(0, 2), range(2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_a_hidden_state_crosses_in_the_type_of_the_products(precision, dtype):
+    model, (ids, _) = apart("gpt2"), inputs("gpt2")
+    [hidden], _ = stage_output_examples(model, CUTS, ids.to("meta"), precision)
+    first, last = (build_stage(model, cut, seed=0, precision=precision) for cut in CUTS)
+    sent = first(ids)
+    assert (sent.dtype, hidden.dtype) == (dtype, dtype)
+    assert {parameter.dtype for parameter in first.parameters()} == {torch.float32}
+    received = sent.detach().requires_grad_()
+    last(received).float().square().mean().backward()
+    sent.backward(received.grad)
+    assert received.grad.dtype == dtype
+    gradients = [parameter.grad for stage in (first, last) for parameter in stage.parameters()]
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_a_whole_model_keeps_what_autocast_leaves_wide():
+    """Nothing crosses a boundary there: the sum of an embedding and a product stays float32."""
+    model, (ids, _) = apart("gpt2"), inputs("gpt2")
+    whole = build_stage(model, range(5), seed=0, precision="bf16")
+    kept = []
+    whole.layers[1].register_forward_hook(lambda *arguments: kept.append(arguments[2].dtype))
+    assert whole(ids).shape[:2] == ids.shape == (len(ids), LENGTH)
+    assert kept == [torch.float32]
+
+
+def test_a_precision_that_torch_lacks_is_one_sentence(monkeypatch):
+    check_precision("fp16")
+
+    class Lacking(torch.nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nat some place")
+
+    monkeypatch.setattr(module.nn, "Linear", Lacking)
+    with pytest.raises(ModelError) as caught:
+        check_precision("fp16")
+    [mistake] = caught.value.mistakes
+    assert mistake.startswith("training.precision must be one that torch")
+    assert mistake.endswith("""got fp16: "addmm_impl_cpu_" not implemented for 'Half'; take bf16 or fp32""")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bert"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_in_bfloat16_are_the_rounded_ones_and_compute_in_bfloat16(name, precision):
+    wide, (ids, side) = apart(name), inputs(name)
+    narrow = replace(wide, weights_dtype=torch.bfloat16)
+    [hidden], [output] = stage_output_examples(narrow, CUTS, ids.to("meta"), precision, side)
+    assert (hidden.dtype, output.dtype) == (torch.bfloat16, torch.bfloat16)
+    first, last = (build_stage(narrow, cut, seed=0, precision=precision) for cut in CUTS)
+    exact = build_stage(wide, CUTS[0], seed=0)
+    for full_name, tensor in first.full_state().items():
+        assert torch.equal(tensor, exact.full_state()[full_name].bfloat16()), full_name
+    result = last(first(ids, **side), **side)
+    assert result.dtype == torch.bfloat16
+    result.float().square().mean().backward()
+    assert {parameter.grad.dtype for parameter in first.parameters()} == {torch.bfloat16}
+    whole = build_stage(wide, range(5), seed=0)(ids, **side)
+    assert 0 < (result.float() - whole).abs().max() < 0.05 * whole.abs().max()
+
+
+def test_rotary_frequencies_and_batch_norms_stay_wide_and_pixels_become_narrow():
+    llama = build_stage(replace(apart("llama"), weights_dtype=torch.bfloat16), range(1, 2), seed=0)
+    frequencies = [buffer for name, buffer in llama.named_buffers() if "inv_freq" in name]
+    assert {buffer.dtype for buffer in frequencies} == {torch.float32}
+    parts = {"conv": lambda: nn.Conv2d(3, 4, 3), "norm": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3))}
+    layers = tuple(LayerSpec(name, lambda name=name: Chain({name: parts[name]()})) for name in parts)
+    stage = build_stage(Blueprint(layers, reset, weights_dtype=torch.bfloat16), range(2), seed=0)
+    assert stage(drawn(2, 3, 8, 8, seed=0)).dtype == torch.bfloat16
+    dtypes = {name: tensor.dtype for name, tensor in stage.full_state().items()}
+    assert dtypes["conv.weight"] == dtypes["norm.1.weight"] == torch.bfloat16
+    assert dtypes["norm.0.weight"] == dtypes["norm.0.running_mean"] == torch.float32
+
+
+def test_counted_costs_know_the_size_of_narrow_weights():
+    model, (ids, _) = apart("gpt2"), inputs("gpt2")
+    wide, narrow = count(model, ids), count(replace(model, weights_dtype=torch.bfloat16), ids)
+    assert [cost.parameter_bytes for cost in wide] == [2 * cost.parameter_bytes for cost in narrow]
+    assert wide[1].output_bytes == 2 * narrow[1].output_bytes
