@@ -37,21 +37,36 @@ def as_wide(tensors: tuple[Tensor, ...], weights: torch.dtype) -> tuple[Tensor, 
     return tuple(tensor.to(weights) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
 
 
-def check_precision(precision: Precision, device: torch.device | str = "cpu") -> None:
-    """Compute a little in this precision, forward and back.
+def tf32_note(precision: Precision, device_type: str) -> str | None:
+    """A sentence that says where fp32 on a card means TF32, which has 10 bits of digits; None elsewhere."""
+    if precision != "fp32" or device_type != "cuda":
+        return None
+    rounds = {
+        "matrix products": torch.get_float32_matmul_precision() != "highest",
+        "convolutions": torch.backends.cudnn.allow_tf32,
+    }
+    said = [f"{what} {'round to TF32' if rounded else 'keep all digits'}" for what, rounded in rounds.items()]
+    return f"fp32 on a card: {', '.join(said)}"
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Compute a little in this precision on a CPU, forward and back.
+
+    A card is not asked: its driver must not start before the stages are forked, and it computes all of them.
 
     Raises:
-        ModelError: torch cannot do it on this device.
+        ModelError: torch cannot do it on this CPU.
     """
-    kind = torch.device(device).type
+    if device.type != "cpu":
+        return
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            with arithmetic(precision, kind):
-                output = nn.Linear(4, 4, device=device)(torch.ones(2, 4, device=device))
+            with arithmetic(precision, "cpu"):
+                output = nn.Linear(4, 4)(torch.ones(2, 4))
             output.float().sum().backward()
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(
-                f"training.precision must be one that torch {torch.__version__} can compute on {kind}, got "
+                f"training.precision must be one that torch {torch.__version__} can compute on this CPU, got "
                 f"{precision}: {reason}; take bf16 or fp32"
             ) from error

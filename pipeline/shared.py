@@ -27,7 +27,7 @@ class SharedWeights:
 
     Args:
         holders: the stages that hold copies, in stage order.
-        parameters: this process's copies, fp32: stage -> the same parameters in the same order.
+        parameters: this process's copies, of one dtype: stage -> the same parameters in the same order.
         meters: the meters of those stages.
         placement: where all stages live.
     """
@@ -87,7 +87,8 @@ class SharedWeights:
             self._count(total, source, destination)
         if here != receiver:
             return None
-        arriving = torch.empty(sum(copy.numel() for copy in self.parameters[destination]))
+        copies = self.parameters[destination]
+        arriving = torch.empty(sum(copy.numel() for copy in copies), dtype=copies[0].dtype)
         with self.meters[destination].section("wait", f"waiting for {what}"), reaching(f"waiting for {what}"):
             dist.recv(arriving, sender)
         return arriving

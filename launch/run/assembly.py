@@ -114,12 +114,12 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
             names as many mistakes as possible.
         OptionsError: the weights of a learned codec would never move, or there is no card where one is wanted.
     """
-    choose(recipe.training.device)
+    device = choose(recipe.training.device)
     with telling("reading the data"):
         data, *_ = attempt(
             lambda: given or outlined(recipe) or load_once(recipe.data, recipe.training.seed),
             lambda: check_name(recipe.model),
-            lambda: check_precision(recipe.training.precision),
+            lambda: check_precision(recipe.training.precision, device),
         )
     with telling("cutting the model"):
         prepared = _cut_model(recipe, data)
@@ -330,10 +330,8 @@ def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch
     """The stages of process `rank` with their first weights, by index."""
     training = prepared.recipe.training
     how: dict[str, Any] = {name: getattr(training, name) for name in ("seed", "precision", "recompute")}
-    return {
-        index: build_stage(prepared.blueprint, prepared.cuts[index], device=device, **how)
-        for index in where.stages_of(rank)
-    }
+    model, cuts = prepared.blueprint, prepared.cuts
+    return {index: build_stage(model, cuts[index], device=device, **how) for index in where.stages_of(rank)}
 
 
 def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:

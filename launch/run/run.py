@@ -40,6 +40,7 @@ from thinwire.launch.shared.progress import counting
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.precision import tf32_note
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
@@ -242,6 +243,7 @@ class Run:
                 *self._notes_on_auto(),
                 self.recipe.replicas.note_on_steps(self._steps_of_weights),
                 self.recipe.optimizer.note_on_freezing(self.recipe.training.steps, self._steps_per_epoch),
+                tf32_note(self.recipe.training.precision, self.trainer.stages[0].device.type),
                 warning,
                 cut,
             ]

@@ -13,8 +13,9 @@ from thinwire.models.architectures.chain import Chain
 from thinwire.models.costs import count
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
-from thinwire.models.precision import check_precision
+from thinwire.models.precision import check_precision, tf32_note
 
+CPU = torch.device("cpu")
 CUTS = [range(0, 2), range(2, 5)]
 
 
@@ -48,7 +49,7 @@ def test_a_whole_model_keeps_what_autocast_leaves_wide():
 
 
 def test_a_precision_that_torch_lacks_is_one_sentence(monkeypatch):
-    check_precision("fp16")
+    check_precision("fp16", CPU)
 
     class Lacking(torch.nn.Linear):
         def forward(self, x):
@@ -56,7 +57,8 @@ def test_a_precision_that_torch_lacks_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(module.nn, "Linear", Lacking)
     with pytest.raises(ModelError) as caught:
-        check_precision("fp16")
+        check_precision("fp16", CPU)
+    check_precision("fp16", torch.device("cuda"))
     [mistake] = caught.value.mistakes
     assert mistake.startswith("training.precision must be one that torch")
     assert mistake.endswith("""got fp16: "addmm_impl_cpu_" not implemented for 'Half'; take bf16 or fp32""")
@@ -99,3 +101,11 @@ def test_counted_costs_know_the_size_of_narrow_weights():
     wide, narrow = count(model, ids), count(replace(model, weights_dtype=torch.bfloat16), ids)
     assert [cost.parameter_bytes for cost in wide] == [2 * cost.parameter_bytes for cost in narrow]
     assert wide[1].output_bytes == 2 * narrow[1].output_bytes
+
+
+def test_where_fp32_on_a_card_means_tf32_is_said(monkeypatch):
+    assert tf32_note("fp32", "cpu") is tf32_note("bf16", "cuda") is None
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert tf32_note("fp32", "cuda") == "fp32 on a card: matrix products keep all digits, convolutions round to TF32"
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert "matrix products round to TF32" in tf32_note("fp32", "cuda")
