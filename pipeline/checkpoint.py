@@ -123,6 +123,7 @@ class Checkpoints:
         self._lost = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._all_wrote: int | None = None  # the newest step whose parts all stages are known to have written
 
     def save(
         self, step: int, collect: Callable[[], Mapping[int, StageState]], logged: Callable[[], None] = lambda: None
@@ -208,16 +209,16 @@ class Checkpoints:
                     store.unsave(snapshot)
                 with suppress(Exception):  # no room for words either, or no place for them; the others wait in vain
                     self._post(step, stage, {"failed": _reason(error)})
-            if not (step_folder(self.folder, step) / MANIFEST).exists():
-                self._delete(
-                    step_folder(self.folder, step), self._everyone
-                )  # on a full disk this frees room for the next checkpoint
+            # on a full disk this frees room; but what all stages have written, another process may complete
+            if self._all_wrote != step and not (step_folder(self.folder, step) / MANIFEST).exists():
+                self._delete(step_folder(self.folder, step), self._everyone)
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
         for stage, state in states.items():
             self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
         manifest = Manifest(step, self._header, self._await_everyone(step))
+        self._all_wrote = step
         self._forget_words_before(step)
         _write_durably(target / MANIFEST, manifest.text().encode())
         self._prune(target)

@@ -86,7 +86,7 @@ class Resumption:
             keep=recipe.checkpoint.keep,
             header=header(prepared, where),
             words=words_of_run(),
-            timeout=recipe.wire.timeout,
+            timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
         )
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
         self._same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)

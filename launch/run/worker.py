@@ -138,7 +138,9 @@ def join(prepared: Prepared, rank: int) -> None:
             store, _, _ = next(rendezvous(f"file://{meeting}" if meeting else "env://", rank, found, timeout=timeout))
             store.set_timeout(timeout)
             fresh = store if meeting else of_this_start(store, rank, found, timeout)
-            dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=timeout)
+            # they all meet at saves and checkpoints, for which a replica that steps alone may be late
+            longest = timedelta(seconds=prepared.recipe.replicas.longest_wait(wire.timeout))
+            dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
     except PeerError as error:
         if "EADDRINUSE" not in str(error):
             raise

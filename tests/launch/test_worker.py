@@ -8,16 +8,21 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from thinwire.launch.run import worker
 from thinwire.launch.run.worker import join, of_this_start
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
 
 
-def prepared(num_processes):
-    return SimpleNamespace(recipe=SimpleNamespace(num_processes=num_processes, wire=WireOptions(timeout=10)))
+def prepared(num_processes, **replicas):
+    wire = WireOptions(timeout=10)
+    return SimpleNamespace(
+        recipe=SimpleNamespace(num_processes=num_processes, wire=wire, replicas=ReplicaOptions(**replicas))
+    )
 
 
 def test_a_port_in_use_is_named_with_what_to_set(monkeypatch):
@@ -72,3 +77,19 @@ def test_a_stage_may_open_as_many_files_as_the_system_allows():
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("every", "seconds"), [(1, 10), (50, 500)])
+def test_all_processes_wait_for_a_replica_that_steps_alone_as_its_counterparts_do(
+    tmp_path, monkeypatch, every, seconds
+):
+    """A save between two exchanges ended the run, because a slower replica was not there within `wire.timeout`."""
+    given = {"WORLD_SIZE": 1, worker.MEETING_VARIABLE: tmp_path / "meeting"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    join(prepared(1, count=2, sync=SyncOptions(every=every)), rank=0)
+    try:
+        group = dist.distributed_c10d._get_default_group()
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=seconds)
+    finally:
+        dist.destroy_process_group()

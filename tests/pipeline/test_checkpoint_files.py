@@ -1,7 +1,10 @@
 """Checkpoints as files: whole or nothing, whatever stops or damages their writing."""
 
+import errno
+import os
 import random
 import shutil
+import threading
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -9,14 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from support.checkpoint_process import Process, newest, undisturbed
+from support.checkpoint_process import Process, newest, saved_by_two, undisturbed
 from support.faults.disk import Disk
 from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from support.small_disk import mounted
 from thinwire.compress.stores.store import StoreError
 from thinwire.pipeline import checkpoint
-from thinwire.pipeline.checkpoint_folder import manifests, step_folder
+from thinwire.pipeline.checkpoint_folder import MANIFEST, manifests, step_folder
 from thinwire.pipeline.errors import CheckpointError
 
 
@@ -131,6 +134,35 @@ def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
         for process in (one, other):
             process.checkpoints.wait()
         assert [manifest.step for manifest in manifests(folder / "checkpoints")] == [3]
+
+
+def test_a_disk_that_is_full_for_one_manifest_leaves_the_checkpoint_to_the_other_process(tmp_path, monkeypatch):
+    """A process without room for its manifest removed its part; another one completed the checkpoint without it, and
+    removed the one before.
+    """
+    words, real = dist.HashStore(), checkpoint._write_durably
+    both_know, failed = threading.Barrier(2, timeout=30), threading.Event()
+    one, other = saved_by_two(tmp_path / "run", words, 1, keep=1)
+
+    def full_for_one(path, content):
+        if path.name == MANIFEST:
+            both_know.wait()
+            if threading.current_thread() is one.checkpoints._thread:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            assert failed.wait(30)
+        real(path, content)
+
+    monkeypatch.setattr(checkpoint, "_write_durably", full_for_one)
+    for process in (one, other):
+        process.train()
+        process.save()
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 could not be written.*No space left on device"):
+        one.checkpoints.wait()
+    failed.set()
+    other.checkpoints.wait()
+    again = Process(tmp_path / "run", words, stage=0, num_stages=2)
+    again.resume(newest(again.checkpoints.folder, (0, 1)))
+    assert again.content() == one.content()
 
 
 def test_a_folder_in_place_of_a_manifest_goes_with_its_checkpoint(tmp_path):

@@ -79,9 +79,9 @@ def train_and_save(processes):
         process.checkpoints.wait()
 
 
-def saved_by_two(folder, words, steps):
+def saved_by_two(folder, words, steps, **options):
     """Two stages in one folder, with a checkpoint of each step."""
-    both = [Process(folder, words, stage, num_stages=2) for stage in (0, 1)]
+    both = [Process(folder, words, stage, num_stages=2, **options) for stage in (0, 1)]
     for _ in range(steps):
         train_and_save(both)
     return both
