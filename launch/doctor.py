@@ -41,6 +41,7 @@ PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
     "gloo": ("stages in processes", probes.probe_gloo),
     "NCCL": ("boundaries from GPU to GPU", probes.probe_nccl),
     "GPUs": ("stages on GPUs", probes.probe_gpus),
+    "transport": ("wire.transport auto, for each pair of processes", probes.probe_transport),
     "CPU cores": ("stages at the same time", probes.probe_cores),
     "memory": ("stages on this host", probes.probe_memory),
     "disk": ("checkpoints, AQ-SGD's store", probes.probe_disk),

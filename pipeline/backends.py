@@ -1,4 +1,7 @@
-"""The process group that carries the messages of a pipeline: gloo's, or one over ZeroMQ."""
+"""The process group that carries the messages of a pipeline: gloo's, or one over ZeroMQ.
+
+Over NCCL go frames from card to card alone (devices/nccl.py); all else goes over gloo.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
     Raises:
         OptionsError: pyzmq is not installed, or there are no keys.
     """
-    if options.transport == "gloo" or size == 1:
+    if options.transport != "zmq" or size == 1:
         return {"backend": "gloo"}
     check_installed()
     from thinwire.pipeline.zeromq.meeting import arguments
@@ -49,7 +52,7 @@ def fresh_keys(options: WireOptions, folder: Path) -> dict[str, str]:
     There are none if the transport needs no keys, or the options name a file of keys. OptionsError if pyzmq is not
     installed.
     """
-    if options.transport == "gloo" or options.keys is not None:
+    if options.transport != "zmq" or options.keys is not None:
         return {}
     check_installed()
     from thinwire.pipeline.zeromq.keys import Keys

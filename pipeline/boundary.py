@@ -134,7 +134,7 @@ class Sender(ChannelEnd):
         self,
         channel: Channel,
         encoders: Sequence[Encoder],
-        transport: SendingEnd,
+        transport: SendingEnd | None,
         options: WireOptions,
         meter: Meter,
         observer: Observer | None = None,
@@ -143,7 +143,8 @@ class Sender(ChannelEnd):
     ) -> None:
         super().__init__(channel, encoders, meter, copies)
         self._encoders, self._options = tuple(encoders), options
-        self._way = StraightSender(transport) if way is None else way
+        assert transport is not None or way is not None, "frames leave over a transport"
+        self._way: Departing = way or StraightSender(transport)  # type: ignore[arg-type]
         self.observers = [] if observer is None else [observer]
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:

@@ -27,6 +27,7 @@ from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.device import CPU
+from thinwire.pipeline.devices.nccl import CardArrivals, CardLinks, CardReceiver, CardSender
 from thinwire.pipeline.devices.staging import Ways
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
@@ -90,6 +91,7 @@ class Wire:
         group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
         slots: the number of slots for feedback; None means the positions of one pass, and no sample ids.
         observer: called with every tuple that the stages send, before it is encoded.
+        cards: the links of this process from card to card; None if there are none.
 
     Raises:
         OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
@@ -110,7 +112,9 @@ class Wire:
         group: dist.ProcessGroup | None = None,
         slots: SlotCounts | None = None,
         observer: Observer | None = None,
+        cards: CardLinks | None = None,
     ) -> None:
+        self.cards = cards or CardLinks()
         self.compression = _usable(compression or CompressionOptions())
         self.options = options or WireOptions()
         self.seed = seed
@@ -211,6 +215,10 @@ class Wire:
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
             capacity = ChannelEnd(channel, encoders, holder.meter).capacity
+            if (group := self._to_card(holder, encoders, outwards=True)) is not None:
+                to_card = CardSender(capacity, holder.device, group, self._rank(holder.peer))
+                header_only = replace(self.options, checksum=False)
+                return Sender(channel, encoders, None, header_only, holder.meter, self._observer, way=to_card)
             sending = self._sending(channel, capacity, holder)
             way = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
             return Sender(channel, encoders, sending, self.options, holder.meter, self._observer, way=way)
@@ -218,6 +226,9 @@ class Wire:
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
         capacity = ChannelEnd(channel, decoders, holder.meter).capacity
+        if (group := self._to_card(holder, decoders, outwards=False)) is not None:
+            arrivals = CardArrivals(capacity, holder.device, group, self._rank(holder.peer))
+            return CardReceiver(channel, decoders, arrivals, self.options, holder.meter)
         receiving = self._receiving(channel, capacity, holder)
         inwards = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
@@ -262,6 +273,19 @@ class Wire:
             for name in CHANNELS
         }
 
+    def _to_card(self, holder: Holder, coders: Sequence[Coder], *, outwards: bool) -> dist.ProcessGroup | None:
+        """The communicator of one direction; None if frames go another way. OptionsError if their lengths vary."""
+        if holder.peer is None:
+            return None
+        here, there = dist.get_rank(), self._rank(holder.peer)
+        group = self.cards.groups.get((here, there) if outwards else (there, here))
+        if group is not None and (varying := [str(coder.method) for coder in coders if coder.varies]):
+            raise OptionsError(
+                f"wire.transport nccl needs frames whose length is known in advance, and those of {varying[0]} vary; "
+                f'add --wire.transport gloo, or drop code="entropy"'
+            )
+        return group
+
     def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:
         if holder.peer is None:
             return self._memory(channel, capacity, pinned=holder.on_card)
@@ -276,8 +300,9 @@ class Wire:
         """The way of a channel's frames through the process group."""
         return {"peer": peer, "group": self.group, "tag": _tag(channel), "timeout": self._timeout}
 
-    def _rank(self, peer: int) -> int:
+    def _rank(self, peer: int | None) -> int:
         """The rank in the default group of a member of this group."""
+        assert peer is not None, "the neighbour is in another process"
         return dist.get_process_group_ranks(self.group)[peer]
 
     def _memory(self, channel: Channel, capacity: int, *, pinned: bool) -> MemoryEnd:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
 from thinwire.pipeline.boundary import Observer
+from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
@@ -273,6 +275,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         ),
         observer=observer,
         group=where.pipeline,
+        cards=nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout)),
     )
     outputs = prepared.outputs
     inputs = [(prepared.inputs,), *outputs[:-1]]

@@ -119,7 +119,7 @@ class Recipe:
                 f"replicas need the names of codecs, because auto measures the links of one pipeline only; got auto "
                 f"for {', '.join(self.compression.automatic)}"
             )
-        if self.wire.transport != "gloo":
+        if self.wire.transport not in ("gloo", "auto"):
             mistakes.append(f"replicas need wire.transport gloo, got {self.wire.transport}")
         if self.optimizer.name == "quantized-adam" and self.replicas.sync.every > 1:
             mistakes.append(

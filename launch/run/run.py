@@ -240,6 +240,7 @@ class Run:
             notes = [
                 self._resumption.note,
                 *self.assembly.prepared.data.notes,
+                *self._wire.cards.notes,
                 *self._notes_on_auto(),
                 self.recipe.replicas.note_on_steps(self._steps_of_weights),
                 self.recipe.optimizer.note_on_freezing(self.recipe.training.steps, self._steps_per_epoch),

@@ -107,6 +107,14 @@ def probe_gpus() -> Finding:
     return Finding("none", "missing", "use the CPU, or see what nvidia-smi says")
 
 
+def probe_transport() -> Finding:
+    """What carries frames between processes on this host, and to others, with wire.transport auto."""
+    from thinwire.pipeline.devices.device import num_cards
+    from thinwire.pipeline.devices.transports import advice
+
+    return Finding(advice(num_cards()))
+
+
 def probe_cores() -> Finding:
     """The CPU cores that this process may use."""
     usable = len(os.sched_getaffinity(0))

@@ -12,9 +12,10 @@ from thinwire.pipeline.errors import OptionsError
 class WireOptions:
     """How frames are sent and checked."""
 
-    transport: Literal["gloo", "zmq"] = "gloo"
-    """What carries messages between processes: gloo, torch's own, for networks that nobody else is in; or zmq, which
-    encrypts them, lets nobody in without the keys, and goes on after a broken connection (needs pyzmq)."""
+    transport: Literal["gloo", "zmq", "nccl", "auto"] = "gloo"
+    """What carries messages between processes: gloo, torch's own, for networks that nobody else is in; zmq, which
+    encrypts them, lets nobody in without the keys, and goes on after a broken connection (needs pyzmq); nccl, which
+    carries frames from card to card, and never ran so far; or auto: nccl between two cards of a host, else gloo."""
     keys: str | None = None
     """For zmq: the file that `thinwire keys` made, the same on every machine; null is for `thinwire train`, which makes
     fresh keys for each run on one machine."""

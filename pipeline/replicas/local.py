@@ -86,7 +86,8 @@ class StageCopies:
     def average(self, totals: Mapping[str, Tensor], count: int) -> None:
         """Set the gradients to means, from sums over `count` replicas."""
         for name, total in totals.items():
-            self._parameters[self._places[name]].grad = total / count
+            parameter = self._parameters[self._places[name]]
+            parameter.grad = (total / count).to(parameter.device)  # from a checkpoint it comes to the host
 
     def adopt(self, group: Sequence[Parameter]) -> None:
         """Give every replica the common weights of a group, but for the share of its own that it keeps."""
@@ -269,7 +270,7 @@ class LocalSteps:
         own, flight = self._copies[stage].state_dict(), self._flight
         if flight is None:
             return own
-        arrived = {f"arrived/{name}": total.clone() for name, total in flight.arrived[stage].items()}
+        arrived = {f"arrived/{name}": copy_to_host(total) for name, total in flight.arrived[stage].items()}
         return own | arrived | {"sent": torch.tensor([flight.group, flight.sent])}
 
     def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:

@@ -1,0 +1,181 @@
+"""Frames from card to card over NCCL: a communicator for each direction, and no look of the host at any frame.
+
+NCCL wants exact lengths, and both ends have them from the plan. One communicator for both directions would order what
+must not be ordered. A receive is a kernel that waits on the card until data come, so each is enqueued where the
+schedule wants its frame, and none ahead. The header is written on the host and copied into the frame; the receiver
+compares all headers of a pass at its end. Payloads have no checksum here: NVLink and InfiniBand have their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.compress import CodecError, Decoder, Microbatch
+from thinwire.pipeline.boundary import FramePlan, Receiver
+from thinwire.pipeline.channel import Channel
+from thinwire.pipeline.devices.staging import Seal
+from thinwire.pipeline.devices.transports import Seat, carrying
+from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.frames import HEADER_BYTES, Header, check
+from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.transport import reaching
+
+BACKEND = "nccl"
+
+
+@dataclass(frozen=True)
+class CardLinks:
+    """The links of this process from card to card."""
+
+    groups: Mapping[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+    """The communicator of each direction, by the processes that send and receive."""
+    notes: Sequence[str] = ()
+    """What carries the frames of each pair of processes, and why, in words."""
+
+
+def connect(wanted: str, where: Placement, device: torch.device, timeout: timedelta) -> CardLinks:
+    """The links from card to card of this process; collective over the default group.
+
+    Raises:
+        OptionsError: `wanted` is nccl, and cannot be.
+    """
+    if wanted not in ("auto", "nccl") or dist.get_world_size() == 1:
+        return CardLinks()
+    seats = [Seat(**told) for told in where.everyone(Seat.of(device).to_json())]
+    found = {pair: carrying(wanted, pair, seats) for pair in where.neighbours}
+    notes = [
+        f"{by} carries what processes {low} and {high} send each other: {why}"
+        for (low, high), (by, why) in found.items()
+    ]
+    groups: dict[tuple[int, int], dist.ProcessGroup] = {}
+    # in one order in all processes, so that no two wait for each other
+    for low, high in sorted(pair for pair, (by, _) in found.items() if by == "nccl" and dist.get_rank() in pair):
+        for direction in ((low, high), (high, low)):
+            made = dist.new_group([low, high], timeout=timeout, backend=BACKEND, use_local_synchronization=True)
+            assert isinstance(made, dist.ProcessGroup), "this process is a member"
+            groups[direction] = made
+    return CardLinks(groups, notes)
+
+
+class CardSender:
+    """The way of frames to another card. A frame is written again only when it has left."""
+
+    def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
+        self._capacity, self._device, self._group = capacity, device, group
+        self._peer = dist.get_group_rank(group, peer)
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """A frame on the card, contents undefined."""
+        if self._sent and self._sent[0][0].is_completed():
+            self._free.append(self._sent.popleft()[1])
+        if self._free:
+            return self._free.pop()
+        return torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
+
+    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+        """Put the header into the frame and enqueue its send, behind the compute that was asked for until now."""
+        head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._device.type != "cpu")
+        seal(head)
+        frame[:HEADER_BYTES].copy_(head, non_blocking=True)
+        with reaching(what):
+            work = dist.isend(frame[:nbytes], group=self._group, group_dst=self._peer)
+        assert work is not None, "this process is a member"
+        self._sent.append((work, frame))
+
+    def flush(self) -> None:
+        """Have later compute wait on the card until everything sent has left."""
+        while self._sent:
+            work, frame = self._sent.popleft()
+            with reaching("sending frames from card to card"):
+                work.wait()
+            self._free.append(frame)
+
+
+class CardArrivals:
+    """The receiving end of frames from another card: one buffer, because one receive is enqueued at a time."""
+
+    def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
+        self._capacity, self._device, self._group = capacity, device, group
+        self._peer = dist.get_group_rank(group, peer)
+        self._free: list[Tensor] = []
+        self._nbytes = 0
+
+    def expect(self, nbytes: int) -> None:
+        """Say how long the next frame is."""
+        self._nbytes = nbytes
+
+    def post(self, count: int, what: str) -> None:
+        """Nothing: receives are enqueued one by one."""
+
+    def receive(self, what: str) -> Tensor:
+        """Enqueue the next receive, and have later compute wait for it on the card."""
+        frame = self._free.pop() if self._free else torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
+        with reaching(what):
+            work = dist.irecv(frame[: self._nbytes], group=self._group, group_src=self._peer)
+            assert work is not None, "this process is a member"
+            work.wait()
+        return frame
+
+    def give(self, buffer: Tensor) -> None:
+        """A frame that compute will not read after what it was asked for until now."""
+        self._free.append(buffer)
+
+
+class CardReceiver(Receiver):
+    """The receiving end of a channel whose frames arrive on the card."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        decoders: Sequence[Decoder],
+        arrivals: CardArrivals,
+        options: WireOptions,
+        meter: Meter,
+    ) -> None:
+        super().__init__(channel, decoders, arrivals, options, meter)
+        self._arrivals = arrivals
+        self._heads: list[tuple[str, Header, Tensor]] = []
+
+    def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
+        """Order one micro-batch's frame and its decoding; nobody waits, and `confirm` tells if it was the right one."""
+        channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
+        waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
+        with self._meter.section("decode", work=work), torch.no_grad():
+            plan: FramePlan = self.plan(microbatch)
+            self._arrivals.expect(plan.nbytes)
+            frame = self._arrivals.receive(waiting)
+            planned = channel.header(microbatch, plan.nbytes)
+            self._heads.append((what, planned, frame[:HEADER_BYTES].clone()))
+            self.count(self._meter.received, microbatch, plan, plan.nbytes)
+            try:
+                places = self._places(frame, planned, plan)
+                payloads = [None if place is None else frame[place] for place in places]
+                tensors = self._decode(payloads, microbatch, plan, frame.device)
+            except (CodecError, WireError) as error:
+                raise self._refused(what, error) from error
+            self._arrivals.give(frame)
+        return tensors
+
+    def confirm(self) -> None:
+        """Compare the headers of the pass with the planned ones; waits for the card. WireError if one differs."""
+        heads, self._heads = self._heads, []
+        if heads:
+            arrived = torch.stack([head for _, _, head in heads]).cpu()
+            for (what, planned, _), head in zip(heads, arrived, strict=True):
+                try:
+                    if check(planned, head, payload=False).nones:
+                        raise WireError("a tensor is None, which only gloo can carry; add --wire.transport gloo")
+                except WireError as error:
+                    raise self._refused(what, error) from error
+        super().confirm()

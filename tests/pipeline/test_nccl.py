@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from support.processes import run
+from support.toy import train
+from thinwire.pipeline import wire
+from thinwire.pipeline.devices import nccl
+from thinwire.pipeline.devices.transports import Seat, advice, carrying
+from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.process import Placement
+
+CPU_A, ONE, TWO, FAR = Seat("a", None), Seat("a", "GPU-1"), Seat("a", "GPU-2"), Seat("b", "GPU-3")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seats", "by", "why"),
+    [
+        ("gloo", (ONE, TWO), "gloo", "as wished"),
+        ("auto", (ONE, TWO), "nccl", "two cards of one host"),
+        ("auto", (ONE, ONE), "gloo", "they share a card"),
+        ("auto", (ONE, FAR), "gloo", "two hosts"),
+        ("auto", (ONE, CPU_A), "gloo", "process 1 computes on the CPU"),
+        ("auto", (CPU_A, CPU_A), "gloo", "process 0 computes on the CPU"),
+        ("nccl", (ONE, TWO), "nccl", "as wished"),
+        ("nccl", (ONE, FAR), "nccl", "as wished"),
+    ],
+)
+def test_nccl_is_for_two_cards_of_a_host_unless_wished_for(wanted, seats, by, why):
+    assert carrying(wanted, (0, 1), seats) == (by, why)
+
+
+@pytest.mark.parametrize(
+    ("seats", "said"),
+    [
+        ((ONE, CPU_A), "needs a card in every process, and process 1 computes on the CPU; add --training.device cuda"),
+        ((ONE, ONE), "processes 0 and 1 share one of a; start fewer processes there, or add --wire.transport gloo"),
+    ],
+)
+def test_a_wish_for_nccl_that_cannot_be_is_one_sentence(seats, said):
+    with pytest.raises(OptionsError) as refused:
+        carrying("nccl", (0, 1), seats)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_two_processes_on_one_card_may_say_that_they_are_on_two_hosts(monkeypatch):
+    monkeypatch.setenv("NCCL_HOSTID", "another")
+    assert Seat.of(torch.device("cpu")) == Seat("another", None)
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [(0, "gloo for each pair: there is no card"), (1, "processes share the card"), (4, "nccl on two of the 4 cards")],
+)
+def test_the_doctor_says_what_each_pair_would_use(cards, said):
+    assert said in advice(cards)
+
+
+def test_without_a_wish_no_process_is_asked():
+    assert nccl.connect("gloo", Placement({0: 0, 1: 1}), torch.device("cpu"), None) == nccl.CardLinks()
+
+
+def from_card_to_card(rank, options):
+    """Train with the ends of NCCL; gloo carries their messages, which are tensors of the CPU."""
+    made = wire.Wire.__init__
+    seats = iter([Seat("a", f"GPU-{rank}")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nccl, "BACKEND", "gloo")
+        patch.setattr(nccl.Seat, "of", lambda device: next(seats))
+
+        def with_links(self, *arguments, **more):
+            links = nccl.connect("auto", Placement({0: 0, 1: 1}), torch.device("cpu"), wire.timedelta(seconds=60))
+            made(self, *arguments, **more, cards=links)
+
+        patch.setattr(wire.Wire, "__init__", with_links)
+        try:
+            return train(rank, options)
+        except PipelineError as error:
+            return str(error)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "codecs", [("q(4)", "q(8)"), ("aqsgd(q(4))", "ef(topk(0.25))")], ids=["quantized", "with feedback"]
+)
+def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, codecs):
+    options = {"schedule": "1f1b", "compression": dict(zip(("activations", "gradients"), codecs, strict=True))}
+    results = run(from_card_to_card, 2, options)
+    assert not [said for said in results if isinstance(said, str)]
+    losses, weights, *_ = train(0, options | {"simulated": True})
+    assert next(found[0] for found in results if found[0] is not None) == losses
+    for found in results:
+        for stage, state in found[1].items():
+            assert all(torch.equal(tensor, weights[stage][name]) for name, tensor in state.items())
+    assert all(any(traffic for traffic in found[2].values()) for found in results)
+
+
+@pytest.mark.processes
+def test_frames_whose_length_varies_are_refused_from_card_to_card():
+    options = {"compression": {"activations": 'q(4, code="entropy")', "gradients": "q(8)"}}
+    assert all(
+        "needs frames whose length is known in advance" in said and "add --wire.transport gloo" in said
+        for said in run(from_card_to_card, 2, options)
+    )
