@@ -10,6 +10,7 @@ ThinwireError             thinwire.errors
 │   ├── MismatchError     the two ends of a boundary were started differently
 │   ├── WireError         a frame that is not the planned one
 │   ├── PeerError         a stage that is gone, or silent beyond the time-out
+│   ├── MemoryFullError   a stage that needs more memory than its device has
 │   ├── CheckpointError   a checkpoint that cannot be written, read or resumed
 │   └── NonFiniteError    NaN or infinity in a tensor about to be sent
 ├── ClusterError          thinwire.launch      hosts that this machine cannot have

@@ -29,5 +29,9 @@ class NonFiniteError(PipelineError):
     """A tensor to be sent holds NaN or infinity."""
 
 
+class MemoryFullError(PipelineError):
+    """A stage needs more memory than its device has."""
+
+
 class CheckpointError(PipelineError):
     """A checkpoint cannot be written, is damaged, or does not fit the run."""

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from thinwire.compress import Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
+from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.ends import EndsOfReplicas, learned_ends
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
@@ -155,6 +156,10 @@ class CompressedStage(PipelineStage):
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
         return self.all_ends.digests()
 
+    def in_memory(self) -> AbstractContextManager[None]:
+        """A context in which MemoryFullError names this stage where its device has no memory left."""
+        return told_if_full(self.stage_index, self.device)
+
     def state_dict(self) -> dict[str, Any]:
         """The state of this stage's ends of its boundaries: number of passes, buffers of feedback."""
         return {"steps": dict(self.passes), "ends": self.ends.state_dict()}
@@ -212,7 +217,7 @@ class CompressedStage(PipelineStage):
         """Run one micro-batch forward and send its output on."""
         self._open_pass()
         work = Work("forward", self.step, fwd_chunk_id)
-        with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id):
+        with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id), self.in_memory():
             output = super().forward_one_chunk(
                 fwd_chunk_id, args, kwargs, save_forward_output=save_forward_output and self.keep_outputs
             )
@@ -226,7 +231,7 @@ class CompressedStage(PipelineStage):
         """Run one micro-batch backward and send its input's gradients back."""
         if not self.has_backward:
             return
-        with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)):
+        with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         # in torch 2.11 and 2.13, gradients of side inputs follow those of the received tensors
         gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
@@ -240,7 +245,7 @@ class CompressedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that computes the gradients of the weights."""
-        with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)):
+        with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:

@@ -364,7 +364,7 @@ class Trainer:
         # 3. Step, then clear the gradients for the next batch.
         lr = self._options.lr * lr_factor(step, self._training.steps, self._options)
         for stage, optimizer in zip(self.stages, optimizers, strict=True):
-            with stage.meter.section("compute", work=Work("optimizer")):
+            with stage.meter.section("compute", work=Work("optimizer")), stage.in_memory():
                 for group in optimizer.param_groups:
                     group["lr"] = lr
                 if steps:

@@ -44,6 +44,7 @@ from thinwire.models.precision import check_precision
 from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.device import CPU, choose, use
+from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
@@ -333,8 +334,11 @@ def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch
     """The stages of process `rank` with their first weights, by index."""
     training = prepared.recipe.training
     how: dict[str, Any] = {name: getattr(training, name) for name in ("seed", "precision", "recompute")}
-    model, cuts = prepared.blueprint, prepared.cuts
-    return {index: build_stage(model, cuts[index], device=device, **how) for index in where.stages_of(rank)}
+    modules = {}
+    for index in where.stages_of(rank):
+        with told_if_full(index, device):
+            modules[index] = build_stage(prepared.blueprint, prepared.cuts[index], device=device, **how)
+    return modules
 
 
 def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:

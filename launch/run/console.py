@@ -291,11 +291,14 @@ def _stages_table(summary: Mapping[str, Any]) -> Table:
     whose = "" if summary["timed"] == "all" else f" of {summary['timed']}"
     table = _table(f"where the {total:.0f} s of training steps{whose} went, and peak memory")
     table.add_column("stage", no_wrap=True)
-    for column in ("compute", "codecs", "neighbour", "wire", "other", "memory"):
+    on_cards = any(stage["peak_on_card"] is not None for stage in summary["stages"])
+    for column in ("compute", "codecs", "neighbour", "wire", "other", "memory", *(["on card"] if on_cards else [])):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
         times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in _parts(stage["seconds"], total)]
-        table.add_row(str(stage["stage"]), *times, size_text(stage["peak_memory"]))
+        peaks = [stage["peak_memory"], stage["peak_on_card"]]
+        sizes = [size_text(peak) if peak is not None else "" for peak in peaks[: 1 + on_cards]]
+        table.add_row(str(stage["stage"]), *times, *sizes)
     return table
 
 

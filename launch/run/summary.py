@@ -18,6 +18,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.automatic import Choice
 from thinwire.pipeline.devices.device import described
+from thinwire.pipeline.devices.memory import peak_on_card
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
 from thinwire.pipeline.meters import Route, Traffic, count
@@ -42,6 +43,7 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
         "seconds": dict(stage.meter.seconds),
         "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
         "device": described(stage.device),
+        "peak_on_card": peak_on_card(stage.device),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest_lines": tensor_lines(module_of(stage).full_state()),
     }

@@ -27,7 +27,12 @@ def summary(*codecs):
         }
         for index, codec in enumerate(codecs)
     ]
-    stage = {"seconds": dict.fromkeys(SECTIONS, 2000.0), "peak_memory": 12_345_000_000, "device": "cpu"}
+    stage = {
+        "seconds": dict.fromkeys(SECTIONS, 2000.0),
+        "peak_memory": 12_345_000_000,
+        "peak_on_card": None,
+        "device": "cpu",
+    }
     return {
         "name": "long",
         "smoke": False,
@@ -217,3 +222,16 @@ def test_skipped_steps_of_fp16_are_told(capsys, monkeypatch):
     show_summary(summary("q(4)", "q(8)") | {"loss_scale": {"factor": 8192.0, "skipped": 3}})
     said = " ".join(capsys.readouterr().out.split())
     assert "fp16: 3 of 100000 steps were skipped" in said and "the loss scale is 8192" in said
+
+
+def test_the_peak_on_a_card_has_a_column_where_there_is_a_card(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    found = summary("q(4)", "q(8)")
+    show_summary(found)
+    assert "on card" not in capsys.readouterr().out
+    found["stages"][1] |= {"peak_on_card": 7_890_000_000, "device": "cuda:0 (NVIDIA H200)"}
+    show_summary(found)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {line[0]: line for line in lines if line[:1] in (["0"], ["1"]) and "->" not in line}
+    assert rows["1"][-4:] == ["12,345", "MB", "7,890", "MB"]
+    assert rows["0"][-2:] == ["12,345", "MB"]

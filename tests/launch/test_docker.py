@@ -166,3 +166,33 @@ def test_the_slurm_script_starts_a_torchrun_node_on_each_machine(tmp_path):
     refused = subprocess.run(given[:2], env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode == 2
     assert refused.stderr.startswith("a recipe is needed")
+
+
+# --- cuda.Dockerfile ----------------------------------------------------------------------------------------------
+
+
+def instructions(text):
+    """The instructions of a Dockerfile by their first word, without comments."""
+    joined = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.M))
+    found = {}
+    for line in filter(None, joined.splitlines()):
+        word, _, rest = line.partition(" ")
+        found.setdefault(word, []).append(rest)
+    return found
+
+
+def test_the_image_for_cards_differs_only_in_what_a_card_needs():
+    plain, cuda = (instructions((FOLDER / name).read_text()) for name in ("Dockerfile", "cuda.Dockerfile"))
+    for same in ("FROM", "HEALTHCHECK", "ENTRYPOINT", "CMD", "COPY"):
+        assert plain[same] == cuda[same], same
+    settings = [set(" ".join(found["ENV"]).split()) for found in (plain, cuda)]
+    assert settings[1] - settings[0] == {
+        *("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", "NCCL_SOCKET_IFNAME=eth0"),
+    }
+    assert settings[0] < settings[1]
+    # without an index of builds for the CPU, PyPI's torch is the one with CUDA
+    assert set(cuda["ARG"]) - set(plain["ARG"]) == {"PIP_EXTRA_INDEX_URL="}
+    before, after = (found["RUN"][-1] for found in (plain, cuda))
+    assert after == before.replace(
+        '"import torchvision"', "\"import torch, torchvision; assert torch.version.cuda, 'this torch has no CUDA'\""
+    )

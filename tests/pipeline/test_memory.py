@@ -1,0 +1,98 @@
+"""A full memory is one sentence. torch's error stands in for the card that no test has."""
+
+import pytest
+import torch
+from torch import nn
+
+from support.toy import make_trainer
+from thinwire.pipeline.devices.memory import peak_on_card, told_if_full
+from thinwire.pipeline.errors import MemoryFullError
+
+WAYS_OUT = "lower pipeline.microbatch_size, set training.recompute to block, or raise pipeline.num_stages"
+
+
+class Full(nn.Module):
+    """Has no memory left, forward or backward."""
+
+    def __init__(self, when):
+        super().__init__()
+        self.when = when
+
+    def forward(self, x):
+        if self.when == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return Backward.apply(x) if x.requires_grad else x
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_stage_without_memory_is_named_with_ways_out(when, alone):
+    trainer = make_trainer(0, simulated=True, num_stages=3)
+    trainer.stages[1].submod.append(Full(when))
+    with pytest.raises(MemoryFullError) as caught:
+        trainer.train_step(0)
+    said = str(caught.value)
+    assert said.startswith("stage 1 needs more memory than there is on cpu: its process has had ")
+    assert said.endswith(f" GB at most; {WAYS_OUT}")
+
+
+def test_an_optimizer_without_memory_is_told_too(alone, monkeypatch):
+    trainer = make_trainer(0, simulated=True)
+
+    def step():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer._optimizers[1], "step", step)
+    with pytest.raises(MemoryFullError, match="stage 1 needs more memory"):
+        trainer.train_step(0)
+
+
+def test_the_memory_of_a_host_may_be_full_too():
+    """Torch refuses at once what no machine has."""
+    with (
+        pytest.raises(MemoryFullError, match="stage 2 needs more memory than there is on cpu"),
+        told_if_full(2, torch.device("cpu")),
+    ):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(RuntimeError, match="something else"), told_if_full(0, torch.device("cpu")):
+        raise RuntimeError("something else")
+
+
+class Card:
+    """What a device module of torch tells."""
+
+    @staticmethod
+    def max_memory_allocated(device):
+        return 7_000_000_000
+
+    @staticmethod
+    def memory_allocated(device):
+        return 6_500_000_000
+
+    @staticmethod
+    def mem_get_info(device):
+        return 100_000_000, 8_000_000_000
+
+
+def test_a_card_tells_its_peak_and_what_is_held(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Card)
+    card = torch.device("cuda", 1)
+    assert peak_on_card(card) == 7_000_000_000
+    assert peak_on_card(torch.device("cpu")) is None
+    with (
+        pytest.raises(MemoryFullError, match=r"on cuda:1: its process holds 6\.5 GB of 8\.0 GB; lower"),
+        told_if_full(0, card),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
