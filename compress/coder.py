@@ -270,13 +270,21 @@ class Encoder(Coder):
             self._fill(plan, rows)
         if message is not None and loan is not None and plan.writes:
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
-            # Where the receiver keeps the buffer too, `advance` does not read u, so c may overwrite it.
-            decoded = message if self._feedback.receiver_keeps else torch.empty_like(message)
+            decoded = self._room(self._feedback, message, loan)
             plan.codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
             for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                 self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
         self._remember(plan, coded, encoded.key)
+
+    @staticmethod
+    def _room(feedback: Feedback, message: Tensor, loan: Loan) -> Tensor:
+        """Memory for c: that of u or of the buffer, if `advance` does not read it; new memory is as slow as a copy."""
+        if feedback.receiver_keeps:
+            return message
+        buffer = loan.parts[0]
+        fits = feedback.forgets and len(loan.parts) == 1 and buffer.device == message.device
+        return buffer if fits else torch.empty_like(message)
 
 
 class Decoder(Coder):

@@ -46,6 +46,8 @@ class Feedback(Described):
 
     receiver_keeps: ClassVar[bool]
     """Whether the receiver keeps the buffer too."""
+    forgets: ClassVar[bool] = False
+    """Whether `advance` does not read the buffer, so that `decoded` may lie in its place."""
     codec: Codec
     """The codec that turns u into a payload."""
     slot: Slot = field(default="position", kw_only=True)
@@ -127,6 +129,7 @@ class ErrorFeedback(Feedback):
 
     name: ClassVar[str] = "ef"
     receiver_keeps: ClassVar[bool] = False
+    forgets: ClassVar[bool] = True
 
     decay: float = field(default=1.0, kw_only=True)
     """The share of an error that the next message gets; SparseLoCo forgets 5 % of it."""

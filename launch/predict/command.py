@@ -18,7 +18,6 @@ from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.options.powersgd import PowerSGD
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
@@ -100,19 +99,14 @@ def _every(options: argparse.Namespace, wanted: Recipe) -> int:
 
 def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
     """Raise OptionsError that names every option that does not fit the replicas of the recipe."""
-    found = [wanted.replicas.method]
     for text in options.replica_codec:
         try:
-            found.append(ReplicaOptions(count=2, gradients=text).method)
+            ReplicaOptions(count=2, gradients=text)
         except OptionsError as error:
             told = [mistake.partition(": ")[2] for mistake in error.mistakes]
             raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
     alone = wanted.replicas.count == 1
     OptionsError.require(
-        (
-            not any(isinstance(method, PowerSGD) for method in found),
-            "a prediction knows codecs, and powersgd is none; set --replicas.gradients to one, such as 'ef(q(4))'",
-        ),
         (
             not wanted.replicas.overrides,
             "a prediction takes all replicas to be alike; remove replicas.overrides, or predict a recipe for each kind "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 import torch
@@ -21,8 +21,11 @@ from thinwire.compress import Method, parse
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import Course, Seconds
 from thinwire.pipeline.channel import frame_length
+from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
+
+UNCOMPRESSED = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class ReplicaWork:
     """The codec of the gradients of weights, as an expression."""
     elements: tuple[int, ...]
     """The weights that each process of a pipeline trains."""
+    shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """The shapes of their parameters, for PowerSGD, which sends a matrix as two thin ones."""
     layout: Layout = FLAT
     """The rows of an exchange."""
     to_all: bool = False
@@ -42,19 +47,36 @@ class ReplicaWork:
     """Passes of the pipeline before each exchange."""
     clips: bool = False
     """Whether all stages wait for the norm of all gradients before they go on."""
+    groups: int = 1
+    """Groups of layers, exchanged in turn if replicas exchange rarely; they count as equally large."""
+    overlap: int = 0
+    """Steps that hide an exchange, if replicas exchange rarely."""
     encode: dict[str, float] = field(default_factory=dict)
     """Seconds to encode an element, by codec; other codecs are free."""
     decode: dict[str, float] = field(default_factory=dict)
     """Seconds to decode an element."""
 
     @property
-    def method(self) -> Method:
+    def method(self) -> Method | PowerSGD:
         """What the gradients go through."""
-        return parse(self.gradients)
+        return read_powersgd(self.gradients) or parse(self.gradients)
 
-    def buckets(self, elements: int) -> tuple[BucketLoad, ...]:
-        """The loads of a process with so many elements."""
-        return loads(elements, self.count, self.gradients, self.layout, self.to_all)
+    def rounds(self, process: int) -> list[tuple[BucketLoad, ...]]:
+        """The loads of a process, by bucket: of one exchange, or of PowerSGD's two, which follow each other."""
+        method = self.method
+        if isinstance(method, PowerSGD):
+            return [
+                loads(count, self.count, UNCOMPRESSED, self.layout, self.to_all)
+                for count in thin_elements(method, self.shapes[process])
+            ]
+        return [loads(self.elements[process], self.count, self.gradients, self.layout, self.to_all)]
+
+    def travelling(self, process: int) -> int:
+        """The elements that a process sends in an exchange."""
+        method = self.method
+        if isinstance(method, PowerSGD):
+            return sum(thin_elements(method, self.shapes[process]))
+        return self.elements[process]
 
 
 @dataclass(frozen=True)
@@ -96,6 +118,13 @@ class ExchangeTime:
         return max(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
 
 
+def thin_elements(method: PowerSGD, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """The elements of P and of what travels whole, and of Q, once PowerSGD has started."""
+    ranks = [method.rank_of(shape) for shape in shapes]
+    first = sum(shape[0] * rank if rank else prod(shape) for shape, rank in zip(shapes, ranks, strict=True))
+    return first, sum(prod(shape[1:]) * rank for shape, rank in zip(shapes, ranks, strict=True) if rank)
+
+
 @lru_cache(maxsize=256)
 def loads(
     elements: int, count: int, gradients: str, layout: Layout = FLAT, to_all: bool = False
@@ -134,8 +163,8 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     # where a host has one uplink, the last gradient may still be on it
     busy = [float(_left(course)[mine].max()) if network.wires == "host" else 0.0 for mine in own]
     ends = [
-        _end(work, work.buckets(elements), network, begin, free)
-        for elements, begin, free in zip(work.elements, begins, busy, strict=True)
+        _end_of_rounds(work, process, network, begin, free)
+        for process, (begin, free) in enumerate(zip(begins, busy, strict=True))
     ]
     first = [float(course.start[mine].min()) for mine in own]
     # without a norm to wait for, a later stage is needed in the next step only when its first input arrives
@@ -143,7 +172,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     return ExchangeTime(
         begins=tuple(begins),
         ends=tuple(ends),
-        nbytes=max(sum(load.both for load in work.buckets(count)) for count in work.elements),
+        nbytes=max(sum(load.both for loads in work.rounds(process) for load in loads) for process in processes),
         adds=max(0.0, period - course.seconds),
     )
 
@@ -151,6 +180,13 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
 def _left(course: Course) -> Seconds:
     """When the last byte of the output of each action had left, [actions]."""
     return course.arrival - course.latency
+
+
+def _end_of_rounds(work: ReplicaWork, process: int, network: Network, begin: float, wire: float) -> float:
+    """When a process has all sums of all rounds."""
+    for buckets in work.rounds(process):
+        begin = _end(work, buckets, network, begin, wire)
+    return begin
 
 
 def _end(work: ReplicaWork, buckets: Sequence[BucketLoad], network: Network, begin: float, wire: float) -> float:

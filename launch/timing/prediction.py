@@ -77,11 +77,17 @@ class Step:
     """One pass."""
     exchange: ExchangeTime | None
     seconds: float
+    groups: int = 1
+    """Groups of layers that are exchanged in turn, if replicas exchange after several steps."""
+    overlap: int = 0
+    """Steps that hide the exchange of a group then."""
 
     def every(self, count: int) -> float:
-        """Seconds of an average step if replicas exchange after `count` steps."""
+        """Seconds of an average step if replicas exchange everything once in `count` steps."""
         adds = self.exchange.adds if self.exchange else 0.0
-        return self.seconds - adds + adds / count
+        alone = self.seconds - adds
+        of_group = max(0.0, adds / self.groups - self.overlap * alone)
+        return alone + self.groups * of_group / count
 
 
 def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
@@ -98,7 +104,8 @@ def step(workload: Workload, schedule: str, compression: CompressionOptions, net
     if replicas is None:
         return Step(course=course, exchange=None, seconds=course.seconds)
     exchange = time_exchange(replicas, course, network)
-    return Step(course=course, exchange=exchange, seconds=replicas.passes * course.seconds + exchange.adds)
+    seconds = replicas.passes * course.seconds + exchange.adds
+    return Step(course=course, exchange=exchange, seconds=seconds, groups=replicas.groups, overlap=replicas.overlap)
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:

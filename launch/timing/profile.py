@@ -22,7 +22,9 @@ from thinwire.models.layers import build_layers, build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.powersgd import read_powersgd
 from thinwire.pipeline.replicas.division import BUCKET
+from thinwire.pipeline.replicas.groups import trained_by_layer
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 
 REPETITIONS = 5
@@ -151,23 +153,28 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
         return None
     layers = build_layers(prepared.blueprint)
     stages = [
-        {name: each for index in cut for name, each in layers[index].full_parameters().items()} for cut in prepared.cuts
+        [each for layer in trained_by_layer(layers[cut.start : cut.stop]) for each in layer.values()]
+        for cut in prepared.cuts
     ]
     return ReplicaWork(
         count=recipe.replicas.count,
         gradients=recipe.replicas.gradients,
-        elements=tuple(sum(each.numel() for each in stage.values() if each.requires_grad) for stage in stages),
+        elements=tuple(sum(each.numel() for each in stage) for stage in stages),
+        shapes=tuple(tuple(tuple(each.shape) for each in stage) for stage in stages),
         layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
         to_all=recipe.replicas.sync.every > 1 and recipe.replicas.sync.sums == "all",
         passes=recipe.pipeline.accumulation,
         clips=recipe.optimizer.max_grad_norm is not None,
+        groups=recipe.replicas.groups,
+        overlap=recipe.replicas.sync.overlap,
     )
 
 
 def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:
-    """The same exchange with measured seconds of codecs, on one bucket."""
+    """The same exchange with measured seconds of codecs, on one bucket. The products of PowerSGD count as free."""
     rows = max(1, min(BUCKET, max(work.elements)) // work.layout.row)
-    timed = {codec: time_codec(parse(codec), torch.empty(work.layout.shape(rows))) for codec in codecs}
+    example = torch.empty(work.layout.shape(rows))
+    timed = {codec: time_codec(parse(codec), example) for codec in codecs if read_powersgd(codec) is None}
     return replace(
         work,
         encode={codec: cost.encode / (rows * work.layout.row) for codec, cost in timed.items()},

@@ -173,13 +173,11 @@ def test_a_batch_norm_is_refused():
     ("command", "options", "said"),
     [
         ("bench", ["--replicas.sync.every", "9"], "set replicas.sync.every to 1, got 9"),
-        ("bench", ["--replicas.gradients", "powersgd(4)"], "powersgd is none; set replicas.gradients to one"),
         (
             "bench",
             ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"],
             "quantized-adam compresses later ones",
         ),
-        ("predict", ["--replicas.gradients", "powersgd(4)"], "powersgd is none; set --replicas.gradients to one"),
         ("bench", OVERRIDE, "remove replicas.overrides"),
         ("predict", OVERRIDE, "a prediction takes all replicas to be alike; remove replicas.overrides"),
         ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),

@@ -21,7 +21,6 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.powersgd import PowerSGD
 
 PROG = "thinwire bench"
 DEFAULT_CODECS = ("q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
@@ -76,10 +75,6 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
         (
             not wanted.replicas.overrides,
             "a bench compares codecs that all replicas have; remove replicas.overrides",
-        ),
-        (
-            not isinstance(wanted.replicas.method, PowerSGD),
-            "the limit of a bench knows codecs, and powersgd is none; set replicas.gradients to one, such as ef(q(4))",
         ),
         (
             wanted.replicas.count == 1 or wanted.optimizer.name != "quantized-adam",

@@ -35,12 +35,13 @@ def exchange_seconds(
         return 0.0
     size = prepared.recipe.pipeline.num_processes
     # each step of a bench ends at a barrier: no later stage begins the next one before all have their sums
-    work = replace(work, gradients=between, elements=_by_process(work, prepared.recipe), clips=True)
+    work = replace(_by_process(work, prepared.recipe), gradients=between, clips=True)
     across = [speed for (source, target), speed in links.items() if source % size == target % size]
     if spent:
         # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum
-        elements = max(work.elements)
-        own = spent[work.elements.index(elements)]
+        travelling = [work.travelling(process) for process in range(size)]
+        elements = max(travelling)
+        own = spent[travelling.index(elements)]
         work = replace(
             work,
             encode={between: own["encode"] / elements / (1 + 1 / work.count)},
@@ -55,9 +56,11 @@ def exchange_seconds(
     return time_exchange(work, course, network).adds
 
 
-def _by_process(work: ReplicaWork, recipe: Recipe) -> tuple[int, ...]:
-    """The weights of each process of a pipeline, from those of each stage."""
+def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:
+    """The same with the weights of each process of a pipeline, from those of each stage."""
     elements = [0] * recipe.pipeline.num_processes
+    shapes: list[tuple[tuple[int, ...], ...]] = [()] * recipe.pipeline.num_processes
     for stage, process in real_placement(recipe).process_of.items():
         elements[process] += work.elements[stage]
-    return tuple(elements)
+        shapes[process] += work.shapes[stage] if work.shapes else ()
+    return replace(work, elements=tuple(elements), shapes=tuple(shapes))
