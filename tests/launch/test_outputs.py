@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,17 @@ def test_a_disk_that_is_full_where_a_log_is_opened_is_told_in_a_sentence(log, tm
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OutputError, match="must have room for the files of the run"):
         ran("--output", "run")
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch):
+    """TensorBoard reads files by the time in their names: it read the steps after a resume before the others."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    clock = iter(range(2 * 10**9, 0, -1000))
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    options = ["--checkpoint.every", "2 steps", "--output", "run"]
+    ran("--training.steps", "4", *options)
+    ran("--training.steps", "6", *options)
+    assert [line["step"] for line in read_lines(Path("run/metrics.jsonl"))] == list(range(6))
+    events = EventAccumulator("run/tensorboard").Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(6))

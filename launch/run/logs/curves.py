@@ -22,6 +22,7 @@ from torch.utils.tensorboard.summary import text as text_summary
 from thinwire.launch.run.logs.files import LogFile
 
 _VERSION = "brain.Event:2"
+_PREFIX = "events.out.tfevents."
 
 
 class Curves:
@@ -35,7 +36,7 @@ class Curves:
 
     def __init__(self, folder: Path, limit: int, first: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        name = f"{_PREFIX}{_moment(folder):010d}.{socket.gethostname()}.{os.getpid()}"
         names = (folder / f"{name}.{index:05d}" for index in count())
         self.file = LogFile(next(names), limit, lambda full: next(names), lambda: _record(file_version=_VERSION))
         if first:
@@ -49,6 +50,15 @@ class Curves:
         """Add a point to each of several curves."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in points.items()]
         self.file.add(_record(step=step, summary=Summary(value=values)))
+
+
+def _moment(folder: Path) -> int:
+    """The time in the name of the next file, later than all others: TensorBoard reads in this order.
+
+    The clock may have been set back since.
+    """
+    names = (path.name.removeprefix(_PREFIX).split(".")[0] for path in folder.glob(f"{_PREFIX}*"))
+    return max([int(time.time()), *(int(moment) + 1 for moment in names if moment.isdecimal())])
 
 
 def _record(**fields: object) -> bytes:
