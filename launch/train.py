@@ -51,11 +51,14 @@ def _main(argv: Sequence[str]) -> int:
             watch.begin(wanted.wire.heartbeat)
         beating = pulse.begin()
     from thinwire.launch.run.assembly import prepare
+    from thinwire.launch.run.crews.own import check_launcher
     from thinwire.launch.run.folders import check_folders, check_unused, held
     from thinwire.launch.run.room import check_memory
     from thinwire.launch.shared.progress import counting
 
-    if not is_stage:
+    if is_stage:
+        check_launcher(wanted)
+    else:
         check_unused(wanted)  # before the data is read
     with counting(not is_stage):
         check_memory(wanted, wanted.replicas.count)  # before the model is built
@@ -84,7 +87,8 @@ def make_parser() -> Parser:
 def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> None:
     """Start the stage processes on this machine, and wait until all have ended. They inherit `descriptor`.
 
-    Where one dies, all start again from the newest checkpoint, as often as the recipe allows.
+    Where one dies, all start again from the newest checkpoint, as often as the recipe allows; or those of its replica
+    alone, if replicas may be lost.
 
     Raises:
         FailedError: a process failed. The message says which, and what the others were waiting for.
@@ -93,6 +97,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.launch.hosts.crew import gathered_signals
     from thinwire.launch.run import failures, folders, host_data, local
     from thinwire.launch.run.assembly import real_placement
+    from thinwire.launch.run.crews.crews import Crews
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
     from thinwire.pipeline.backends import fresh_keys
@@ -103,6 +108,9 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     start = _starting(prepared, arguments, descriptor)
     scratch.remove_orphans()
     with gathered_signals() as came:
+        if wanted.replicas.elastic:
+            Crews(prepared, lambda again: _again(prepared, arguments, descriptor) if again else start, came).run()
+            return
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
                 keys = fresh_keys(wanted.wire, folder)
@@ -124,10 +132,14 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
             if gone := folders.departed(wanted, descriptor):
                 raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
-            # also where this run itself was to start anew
-            going_on = replace(wanted, checkpoint=replace(wanted.checkpoint, resume="auto"))
-            again = [*arguments, "--checkpoint.resume", "auto"]
-            start = _starting(replace(prepared, recipe=going_on), again, descriptor)
+            start = _again(prepared, arguments, descriptor)
+
+
+def _again(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Start:
+    """How a stage process is started to go on from the newest checkpoint, also where the run was to start anew."""
+    wanted = prepared.recipe
+    going_on = replace(wanted, checkpoint=replace(wanted.checkpoint, resume="auto"))
+    return _starting(replace(prepared, recipe=going_on), [*arguments, "--checkpoint.resume", "auto"], descriptor)
 
 
 def _starting(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Start:

@@ -45,7 +45,7 @@ def evaluate(
 ) -> dict[Compression, Score] | None:
     """Score held-out samples with compression on, then off; None except in the process that reports.
 
-    Replicas take the batches in turn.
+    Replicas take the batches in turn. Such as may be lost do not count on each other, and each takes all batches.
 
     Args:
         trainer: gives stages and schedule. Its training state and the seconds of its meters do not change.
@@ -72,12 +72,13 @@ def _score(
     sums: list[float] = []
     counts: list[Tensor] = []
     num_targets = 0
+    shared_out = trainer.replicas.options.membership == "fixed"
     trainer.loss.begin(1, counts)  # sums over batches; divided by the totals below
     for stage in trainer.stages:
         stage.submod.eval()
     with torch.no_grad():
         for index, batch in enumerate(batches):
-            replica = index % trainer.replicas.count
+            replica = index % trainer.replicas.count if shared_out else trainer.replicas.here.start
             if replica not in trainer.replicas.here:
                 trainer.skip(kind, 1)
                 continue

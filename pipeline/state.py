@@ -13,6 +13,7 @@
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
     replicas/sent                         of the exchange under way: its group, and the steps done when it was sent
     replicas/arrived/NAME                 its sum over all replicas, which does not count yet
+    replicas/held                         the steps after which weights/ were exchanged, if a replica may be lost
 
 A CODER is named by boundary, channel and tensor, and in a simulation by the replica, if that has codecs of its own.
 Nothing is named by a rank, so weights and optimizer can be read by any cut, and the rest by any placement of the same

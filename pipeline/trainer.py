@@ -33,6 +33,7 @@ from thinwire.pipeline.precision.loss_scale import LossScale
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import ALONE, Replicas
 from thinwire.pipeline.replicas.local import LocalSteps
+from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
@@ -126,7 +127,7 @@ class Trainer:
         self._optimizers: list[Optimizer]
         if replicas.options.step_alone:
             make = partial(make_optimizer, options=optimizer)
-            self._local = LocalSteps(stages, replicas, make, shared)
+            self._local = steps_of(replicas, samples=pipeline.batch_size)(stages, replicas, make, shared)
             self._optimizers = self._local.outer
         else:
             self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer, self._parts) for stage in stages]
@@ -135,10 +136,16 @@ class Trainer:
             stage.keep_outputs = False
         self.done = 0
 
+    def begin(self, done: int) -> int:
+        """The step that comes after `done` steps; a replica that comes back may take that of the others."""
+        self.done = done if self._local is None else self._local.begin(done)
+        return self.done
+
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
         """Run all optimizer steps from `first` on, calling `after_step` after each."""
         self.tracer.read_clock(self.placement.reporter)
-        for step in range(first, self._training.steps):
+        self.done = first
+        while (step := self.done) < self._training.steps:
             if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
                 self.read_clocks(of_replicas=step == first or self._local is None)
             with self.tracer.step(step):
@@ -169,7 +176,7 @@ class Trainer:
         # pass numbers are those of the whole batch: dropout and codecs draw by them, so not by replica
         self.skip(kind, self.replicas.before * self._pipeline.accumulation)
         losses, grad_norm = self._passes_and_update(step, kind, batch, targets)
-        self.done = step + 1
+        self.done = step + 1 if self._local is None else self._local.step_after(step)
         return StepRecord(
             step=step,
             epoch=batch.epoch,

@@ -48,8 +48,9 @@ from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.replicas.fit import check_fit
+from thinwire.pipeline.replicas.membership.attendance import Attendance
+from thinwire.pipeline.replicas.membership.steps import meet
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
@@ -241,12 +242,12 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
 
 
 def real_placement(recipe: Recipe, rank: int = 0) -> Placement:
-    """The process of each stage in a real run, as the process of a rank sees it: the stages of its own pipeline."""
+    """The process of each stage in a real run, as the process of a rank of its process group sees it."""
     pipeline = recipe.pipeline
     replica = rank // pipeline.num_processes
     alone = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
     process_of = {stage: process + replica * pipeline.num_processes for stage, process in alone.items()}
-    return Placement(process_of, replica, recipe.replicas.count)
+    return Placement(process_of, replica, 1 if recipe.replicas.elastic else recipe.replicas.count)
 
 
 def simulated_placement(recipe: Recipe) -> Placement:
@@ -254,10 +255,17 @@ def simulated_placement(recipe: Recipe) -> Placement:
     return Placement(dict.fromkeys(range(recipe.pipeline.num_stages), 0))
 
 
-def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer | None = None) -> Assembly:
+def assemble(
+    prepared: Prepared,
+    where: Placement,
+    rank: int,
+    observer: Observer | None = None,
+    attendance: Attendance | None = None,
+) -> Assembly:
     """Build and connect the stages of process `rank`. Collective over the default process group.
 
-    `observer` is called with every tuple of tensors that these stages send.
+    `observer` is called with every tuple of tensors that these stages send. `attendance` is this process at the meeting
+    place of replicas that may be lost.
     """
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
@@ -270,7 +278,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         seed=training.seed,
         agreement=_agreement(prepared),
         slots=SlotCounts(
-            positions=recipe.batch_size // where.num_replicas,
+            positions=pipeline.batch_size if attendance else recipe.batch_size // where.num_replicas,
             samples=len(data.training),
             evaluation_samples=len(data.held_out or ()),
         ),
@@ -309,7 +317,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int, observer: Observer
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=connect(stages, where, recipe.replicas, _agreement(prepared), recipe.optimizer.sends_in_full),
+        replicas=meet(stages, where, recipe.replicas, _agreement(prepared), recipe.optimizer.sends_in_full, attendance),
         trace=recipe.debug.trace,
     )
     for stage in stages:

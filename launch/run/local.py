@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,11 @@ MEETING_VARIABLE = "THINWIRE_MEETING"
 
 GRACE = 5.0
 """Seconds that a process gets to end after it was told to."""
+
+CONNECTION_VARIABLE = "THINWIRE_CONNECTION"
+"""The file descriptor of a stage process's connection to the meeting place of replicas that may be lost."""
+_DESCRIPTORS = (VARIABLE, CONNECTION_VARIABLE)
+"""Environment variables with descriptors that a stage process inherits."""
 
 _SETTLE = 0.1
 """Seconds after a failure in which the other processes notice it themselves and report what they waited for."""
@@ -84,12 +89,81 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
     """A `Start` for a command; `held` are file descriptors that it inherits, such as those of locks."""
 
     def start(environment: Mapping[str, str]) -> Process:
-        inherited = [*held, int(environment[VARIABLE])]
+        inherited = [*held, *(int(environment[name]) for name in _DESCRIPTORS if name in environment)]
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited, start_new_session=True
         )
 
     return start
+
+
+class Crew:
+    """Stage processes that are started together, watched, and stopped together; `close` ends them.
+
+    Args:
+        heartbeat: seconds for which a process may be silent.
+    """
+
+    def __init__(self, heartbeat: float) -> None:
+        self._processes: list[Process] = []
+        self._hearing = Hearing(heartbeat)
+        self._silent: dict[int, float] = {}
+
+    def start(self, start: Start, given: Sequence[Mapping[str, str]]) -> None:
+        """Start a process in each environment, in rank order."""
+        for rank, environment in enumerate(given):
+            with self._hearing.beginning(rank, environment) as heard:
+                self._processes.append(start(heard))
+
+    @property
+    def runs(self) -> bool:
+        """Whether a process runs."""
+        return any(process.poll() is None for process in self._processes)
+
+    @property
+    def failed(self) -> dict[int, int]:
+        """Exit status by rank of the processes that failed."""
+        return {rank: code for rank, process in enumerate(self._processes) if (code := process.poll())}
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all processes."""
+        for process in self._processes:
+            _signal(process, number)
+
+    def lose_silent(self) -> bool:
+        """Kill the processes that have been silent for too long; whether there are any."""
+        running = {rank: process.pid for rank, process in enumerate(self._processes) if process.poll() is None}
+        self._silent = self._hearing.silent(running)
+        for rank in self._silent:
+            _signal(self._processes[rank], signal.SIGKILL)
+            self._processes[rank].wait()
+        return bool(self._silent)
+
+    def is_over(self) -> bool:
+        """Whether all have ended, or one has failed or was killed for its silence."""
+        return not self.runs or bool(self.failed) or self.lose_silent()
+
+    def end(self, *, expected: bool) -> End:
+        """Stop the processes that still run, and say how all ended; `expected` if a signal ends them."""
+        if not expected and self.failed:
+            time.sleep(_SETTLE)
+        finished = all(process.poll() == 0 for process in self._processes)
+        return End({} if expected else self.failed, self._stop(), self._silent, finished)
+
+    def close(self) -> None:
+        """Kill what still runs, and wait for it."""
+        for process in self._processes:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+        self._hearing.close()
+
+    def _stop(self) -> list[int]:
+        """Stop processes that still run, at once; the ranks of those that did not end within the grace time."""
+        self.signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline and self.runs:
+            time.sleep(_POLL)
+        return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
 
 
 def run(
@@ -110,60 +184,26 @@ def run(
         saves: whether the first signal is passed on, so that the processes write a checkpoint and end by themselves; a
             second one stops them.
     """
-    processes: list[Process] = []
-    hearing = Hearing(heartbeat)
-    try:
-        for rank, environment in enumerate(given):
-            with hearing.beginning(rank, environment) as heard:
-                processes.append(start(heard))
-        silent = _wait(processes, came, hearing, saves)
-        if not came and _failed(processes):
-            time.sleep(_SETTLE)
-        finished = all(process.poll() == 0 for process in processes)
-        return End(_failed(processes) if not came else {}, _stop(processes), silent, finished)
-    finally:
-        for process in processes:
-            _signal(process, signal.SIGKILL)
-            process.wait()
-        hearing.close()
+    with closing(Crew(heartbeat)) as crew:
+        crew.start(start, given)
+        _wait(crew, came, saves)
+        return crew.end(expected=bool(came))
 
 
-def _wait(
-    processes: Sequence[Process], came: Sequence[signal.Signals], hearing: Hearing, saves: bool
-) -> dict[int, float]:
-    """Wait until all have ended or there is a reason to stop them; the silent ones, which are killed."""
+def _wait(crew: Crew, came: Sequence[signal.Signals], saves: bool) -> None:
+    """Wait until all have ended or there is a reason to stop them."""
     asked = False
-    while any(process.poll() is None for process in processes):
+    while crew.runs:
         if came and saves and not asked:
             asked = True
             print("the run stops after this step and a checkpoint; a second signal stops it at once", file=sys.stderr)
-            for process in processes:
-                _signal(process, signal.SIGTERM)
-        ended = _failed(processes).values()
+            crew.signal(signal.SIGTERM)
+        ended = crew.failed.values()
         if len(came) > asked or any(not asked or code != parent.STOPPED for code in ended):
-            return {}
-        running = {rank: process.pid for rank, process in enumerate(processes) if process.poll() is None}
-        if silent := hearing.silent(running):
-            for rank in silent:
-                _signal(processes[rank], signal.SIGKILL)
-                processes[rank].wait()
-            return silent
+            return
+        if crew.lose_silent():
+            return
         time.sleep(_POLL)
-    return {}
-
-
-def _failed(processes: Sequence[Process]) -> dict[int, int]:
-    return {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
-
-
-def _stop(processes: Sequence[Process]) -> list[int]:
-    """Stop processes that still run, at once; the ranks of those that did not end within the grace time."""
-    for process in processes:
-        _signal(process, signal.SIGINT)
-    deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(_POLL)
-    return [rank for rank, process in enumerate(processes) if process.poll() is None]
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

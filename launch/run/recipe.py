@@ -171,6 +171,11 @@ class Recipe:
         return self.replicas.count * self.pipeline.num_processes
 
     @property
+    def group_processes(self) -> int:
+        """Processes that meet in one process group: all, or those of one replica if the others may be lost."""
+        return self.pipeline.num_processes if self.replicas.elastic else self.num_processes
+
+    @property
     def num_boundaries(self) -> int:
         """Cuts between stages."""
         return self.pipeline.num_stages - 1

@@ -202,6 +202,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         for name in ("groups", "overlap", "alpha"):  # likewise
             if sync[name] == usual[name]:
                 del sync[name]
+    if prepared.recipe.replicas.count > 1 and not prepared.recipe.replicas.elastic:
+        del recipe["replicas"]["membership"]  # likewise: earlier releases have no other
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
     del recipe["data"]["outline"]  # it changes no sample, and earlier releases have none

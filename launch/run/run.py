@@ -47,6 +47,7 @@ from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.options.durations import read_duration
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.drain import exchange_report
+from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.tracing.traces import StageTrace
 from thinwire.pipeline.trainer import StepRecord
 
@@ -54,11 +55,11 @@ from thinwire.pipeline.trainer import StepRecord
 class Run:
     """A run as one process sees it."""
 
-    def __init__(self, prepared: Prepared, where: Placement) -> None:
+    def __init__(self, prepared: Prepared, where: Placement, attendance: Attendance | None = None) -> None:
         # on an error torch's runtime logs the whole schedule, which buries the error
         logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
         self.recipe = prepared.recipe
-        self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
+        self.assembly: Assembly = assemble(prepared, where, dist.get_rank(), attendance=attendance)
         self.trainer = self.assembly.trainer
         self._held_out = prepared.data.held_out
         self._wire = self.trainer.stages[0].wire
@@ -70,6 +71,8 @@ class Run:
         self._choices: list[Choice] = []
         self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()
+        if attendance is not None:
+            attendance.on_stop = self._resumption.ask_to_stop
         self._times = Times(self._resumption.saved.get("seconds", {}))
         self._log = self._open_log() if self.trainer.reports else None
         self._done: int | None = None
@@ -93,11 +96,14 @@ class Run:
             self._log.recipe(dump(self.recipe))
         self._show_notes()
         self._show_stores()
+        first = self.trainer.begin(self._resumption.first)
+        if self.recipe.replicas.elastic:  # the run may have been stopped while this replica waited
+            self._resumption.stop_if_asked(first, self._said)
         if self._log is None:
-            self.trainer.train(self._after_step, self._resumption.first)
+            self.trainer.train(self._after_step, first)
         else:
             with ProgressLine(self.recipe.training.steps) as self._line:
-                self.trainer.train(self._after_step, self._resumption.first)
+                self.trainer.train(self._after_step, first)
         with counting(self._log is not None):
             self._end()
 
@@ -131,7 +137,7 @@ class Run:
             self._wire.discard_stores()
 
     def _after_step(self, record: StepRecord) -> None:
-        done = record.step + 1
+        done = self.trainer.done  # later than the step if a replica took the weights of another
         self._times.seconds["training"] += record.seconds
         if self._automatic is not None:
             self._automatic.end_step()
@@ -362,7 +368,7 @@ class Run:
             done=done,
             codec_of=codecs_in_words(self.recipe, self._wire.compression),
             times=self._times,
-            apart=where.num_replicas > 1,
+            apart=where.num_replicas > 1 or self.recipe.replicas.elastic,
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choices,

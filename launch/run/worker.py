@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.run.crews.own import attend, enter
 from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, named, once, report_of, stop_on_signals
 from thinwire.launch.run.folders import replacing
 from thinwire.launch.run.heartbeat.neighbours import Neighbours
@@ -38,6 +39,9 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     rank = int(os.environ["RANK"])
     where = real_placement(prepared.recipe, rank)
     stages, replica = where.stages_of(rank), where.replica_of(rank)
+    if (attendance := attend(prepared.recipe)) is not None:
+        replica = attendance.replica
+        prepared = enter(prepared, replica)
     run: Run | None = None
 
     @once
@@ -75,7 +79,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             listen(prepared, where, rank, pulse, lost)
         timeout = prepared.recipe.wire.timeout
         across = prepared.recipe.replicas.longest_wait(timeout)
-        run = Run(prepared, where.connected(timedelta(seconds=timeout), timedelta(seconds=across)))
+        run = Run(prepared, where.connected(timedelta(seconds=timeout), timedelta(seconds=across)), attendance)
         pulse.trains = lambda: run is not None and run.trains
         run.go()
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
@@ -117,7 +121,7 @@ def refuse_replacing(prepared: Prepared, where: Placement) -> None:
 
 def join(prepared: Prepared, rank: int) -> None:
     """Meet the other processes. MismatchError if their number is not that of the recipe."""
-    needed, found = prepared.recipe.num_processes, int(os.environ["WORLD_SIZE"])
+    needed, found = prepared.recipe.group_processes, int(os.environ["WORLD_SIZE"])
     if needed != found:
         raise MismatchError(
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "

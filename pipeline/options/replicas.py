@@ -83,9 +83,12 @@ class ReplicaOptions:
     sync: SyncOptions = field(default_factory=SyncOptions)
     overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
     """What single replicas do differently, by their number: codecs of their boundaries."""
+    membership: Literal["fixed", "elastic"] = "fixed"
+    """What the loss of a replica means: all start again (fixed), or the others go on, and it is taken in again when it
+    comes back (elastic). Elastic needs sync.every above 1 and sync.sums all."""
 
     def __post_init__(self) -> None:
-        mistakes = []
+        mistakes = self._mistakes_of_membership()
         if not 1 <= self.count <= MOST_REPLICAS:
             mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         try:
@@ -105,6 +108,39 @@ class ReplicaOptions:
         """Groups of layers that are exchanged in turn."""
         return self.sync.groups if self.step_alone else 1
 
+    def _mistakes_of_membership(self) -> list[str]:
+        """What keeps replicas from going on without one of them."""
+        if not self.elastic:
+            return []
+        rules = [
+            (
+                self.sync.every > 1,
+                f"replicas.sync.every must be above 1 for membership elastic: replicas that exchange in each step "
+                f"cannot go on without one; got {self.sync.every}",
+            ),
+            (
+                self.sync.sums == "all",
+                f"replicas.sync.sums must be all for membership elastic: the part of an owner that is lost would "
+                f"have no sum; got {self.sync.sums}",
+            ),
+            (
+                not self.gradients.strip().startswith("powersgd"),
+                f"replicas.gradients must be a codec for membership elastic, got {self.gradients}",
+            ),
+            (
+                self.sync.groups == 1 and not self.sync.overlap,
+                f"replicas.sync.groups must be 1 and overlap 0 for membership elastic: an exchange is decided at one "
+                f"moment; got {self.sync.groups} and {self.sync.overlap}",
+            ),
+            (not self.overrides, "replicas.overrides must be empty for membership elastic, which does not know them"),
+        ]
+        return [sentence for holds, sentence in rules if not holds]
+
+    @property
+    def elastic(self) -> bool:
+        """Whether replicas go on without one that is lost."""
+        return self.count > 1 and self.membership == "elastic"
+
     @property
     def step_alone(self) -> bool:
         """Whether replicas take optimizer steps of their own between two exchanges."""
@@ -113,9 +149,12 @@ class ReplicaOptions:
     def longest_wait(self, timeout: float) -> float:
         """The most seconds that a replica waits for another one, where stages of a pipeline wait `timeout`.
 
-        A slower replica falls behind in each step between two exchanges. More than a day is for no replica.
+        A slower replica falls behind in each step between two exchanges. More than a day is for no replica. Replicas
+        that may be lost wait for nobody.
         """
-        return max(timeout, min(timeout * self.sync.every, DAY)) if self.step_alone else timeout
+        if not self.step_alone or self.elastic:
+            return timeout
+        return max(timeout, min(timeout * self.sync.every, DAY))
 
     def note_on_steps(self, steps: Mapping[str, int]) -> str | None:
         """A sentence if weights are saved or evaluated between two exchanges of replicas that step alone.

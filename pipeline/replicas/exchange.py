@@ -190,6 +190,11 @@ class Replicas:
         return self.options.count
 
     @property
+    def weight(self) -> int:
+        """What sums over all replicas are divided by to be means."""
+        return self.count
+
+    @property
     def before(self) -> int:
         """Replicas before those of this process."""
         return self.here.start

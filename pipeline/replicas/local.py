@@ -102,6 +102,24 @@ class StageCopies:
         members = {id(parameter) for parameter in group}
         return [place for place, parameter in enumerate(self._parameters) if id(parameter) in members]
 
+    def common_state(self) -> dict[str, Tensor]:
+        """Copies of the common weights and of the momentum of the outer optimizer, PLACE/weights and PLACE/momentum."""
+        weights = {f"{place}/weights": copy_to_host(each) for place, each in enumerate(self._common)}
+        kept = [self.outer.state.get(parameter, {}).get("momentum_buffer") for parameter in self._parameters]
+        return weights | {
+            f"{place}/momentum": copy_to_host(each) for place, each in enumerate(kept) if each is not None
+        }
+
+    def take_common(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `common_state` returned in another replica, and give the weights to the replicas here."""
+        for place, (parameter, common) in enumerate(zip(self._parameters, self._common, strict=True)):
+            common.copy_(state[f"{place}/weights"])
+            if (momentum := state.get(f"{place}/momentum")) is not None:
+                self.outer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+        for own in self._own.values():
+            for weights, common in zip(own, self._common, strict=True):
+                weights.copy_(common)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY."""
         own = {
@@ -178,7 +196,7 @@ class LocalSteps:
         self._sync = replicas.options.sync
         self._flight: Flight | None = None
         self._copies = {
-            stage.stage_index: StageCopies(_trained(stage), replicas.here, make_optimizer, self._sync)
+            stage.stage_index: StageCopies(trained(stage), replicas.here, make_optimizer, self._sync)
             for stage in stages
         }
 
@@ -212,6 +230,14 @@ class LocalSteps:
                     self._land()
         if self._flight is not None and self._flight.rounds:
             self._replicas.leave(self._flight.group)
+
+    def begin(self, done: int) -> int:
+        """The first step of training in this process, if `done` steps are done."""
+        return done
+
+    def step_after(self, step: int) -> int:
+        """The step that comes after a step."""
+        return step + 1
 
     def settle(self) -> None:
         """Wait for what is under way between replicas, before a checkpoint; collective. It counts when it is due."""
@@ -250,7 +276,7 @@ class LocalSteps:
         assert flight is not None, "a group is under way"
         with torch.no_grad():
             for stage, copies in self._copies.items():
-                copies.average(flight.arrived[stage], self._replicas.count)
+                copies.average(flight.arrived[stage], self._replicas.weight)
             # copies of shared weights went through codecs apart, and must stay equal; the first group has them all
             if self._shared is not None and flight.group == 0:
                 self._shared.average_gradients()
@@ -290,6 +316,6 @@ class LocalSteps:
         self._flight.arrived[stage] = saved.tensors("replicas/arrived/")
 
 
-def _trained(stage: CompressedStage) -> dict[str, Parameter]:
+def trained(stage: CompressedStage) -> dict[str, Parameter]:
     """The parameters that a stage trains, by all their names in the unsplit model."""
     return {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad}

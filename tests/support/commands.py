@@ -91,7 +91,7 @@ class Command:
                 if named == [watch.NAME]:
                     continue
                 rank = named[1] if named[0] == "thinwire" and len(named) == 2 else environment.get("RANK")
-                found |= {int(rank): pid} if rank is not None else {}
+                found |= {int(rank): pid} if rank is not None and rank.isdecimal() else {}
         return found
 
     def stage_process(self, rank):

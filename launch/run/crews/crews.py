@@ -1,0 +1,178 @@
+"""The launcher of replicas that may be lost: it starts a crew for each, and starts one again that is lost.
+
+The others go on meanwhile; the meeting place tells them who is there. The launcher has one thread, because a process
+with several must not be forked.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from thinwire.launch.run import failures, forks, host_data, local
+from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.run.crews.own import REPLICA_VARIABLE, of_replica
+from thinwire.launch.run.crews.place import MeetingPlace
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.exit_codes import FailedError, StoppedError
+
+_POLL = 0.05
+
+MakeStart = Callable[[bool], local.Start]
+"""How a stage process is started: for the first time, or to go on from the newest checkpoint."""
+
+
+@dataclass
+class _Running:
+    """A crew that runs, and its private folder."""
+
+    crew: local.Crew
+    folder: Path
+    resources: ExitStack
+
+
+@dataclass
+class _Ended:
+    """How the replicas ended that run no more."""
+
+    well: set[int] = field(default_factory=set)
+    lost: dict[int, str] = field(default_factory=dict)
+    """What happened to those that do not come again."""
+    reports: list[failures.Report] = field(default_factory=list)
+
+
+class Crews:
+    """All replicas of a run.
+
+    Args:
+        prepared: the run.
+        make_start: how a stage process is started.
+        came: the signals that this process got so far.
+    """
+
+    def __init__(self, prepared: Prepared, make_start: MakeStart, came: Sequence[signal.Signals]) -> None:
+        self._prepared, self._recipe, self._make_start, self._came = prepared, prepared.recipe, make_start, came
+        self._where = real_placement(prepared.recipe)
+        self._left = prepared.recipe.checkpoint.restarts
+        self._running: dict[int, _Running] = {}
+        self._ended = _Ended()
+        self._asked = False
+
+    def run(self) -> None:
+        """Start all replicas, and wait until all have ended.
+
+        Raises:
+            FailedError: a replica failed in a way that a restart does not mend; or none is left; or the first, whose
+                folder is that of the run, is lost for good.
+            StoppedError: a signal came.
+        """
+        again = False
+        while self._meet(again=again):
+            again = True
+        if self._came and len(self._ended.well) < self._recipe.replicas.count:
+            raise StoppedError(failures.tell_stopped(self._came[0], self._ended.reports))
+        self._tell_end()
+
+    def _meet(self, *, again: bool) -> bool:
+        """Run all replicas with one meeting place; whether it was lost, and they start again with another."""
+        with closing(MeetingPlace(self._recipe)) as place:
+            try:
+                for replica in range(self._recipe.replicas.count):
+                    self._start(place, replica, again=again)
+                while self._running:
+                    if place.is_gone:
+                        self._spend_restart("the meeting place of the replicas was killed")
+                        return True
+                    if not self._heed_signals(place):
+                        return False
+                    for replica, running in list(self._running.items()):
+                        if running.crew.is_over() and not place.is_gone:
+                            self._end(place, replica)
+                    time.sleep(_POLL)
+                return False
+            finally:
+                for running in self._running.values():
+                    running.crew.end(expected=True)
+                    running.resources.close()
+                self._running = {}
+
+    def _start(self, place: MeetingPlace, replica: int, *, again: bool) -> None:
+        """Start the processes of a replica."""
+        wanted, resources = self._recipe, ExitStack()
+        folder = resources.enter_context(scratch.folder())
+        if not forks.is_safe():
+            host_data.keep(self._prepared.data, wanted.data, wanted.training.seed, folder)
+        crew = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat)))
+        self._running[replica] = _Running(crew, folder, resources)
+        given = local.environments(wanted.group_processes, wanted.training.threads, folder)
+        with place.coming(replica) as connections:
+            crew.start(
+                self._make_start(again),
+                [
+                    {**each, REPLICA_VARIABLE: str(replica), local.CONNECTION_VARIABLE: str(connection)}
+                    for each, connection in zip(given, connections, strict=True)
+                ],
+            )
+
+    def _heed_signals(self, place: MeetingPlace) -> bool:
+        """Pass the first signal on, so that all stop after the next exchange; False if all are to stop at once."""
+        if self._came and self._recipe.checkpoint.wanted and not self._asked:
+            self._asked = True
+            print(
+                "the run stops after the next exchange and a checkpoint; a second signal stops it at once",
+                file=sys.stderr,
+            )
+            place.stop()
+        return len(self._came) <= self._asked
+
+    def _end(self, place: MeetingPlace, replica: int) -> None:
+        """Take note of how a replica ended, and start it again if it was lost."""
+        running = self._running.pop(replica)
+        with running.resources:
+            end = running.crew.end(expected=bool(self._came))
+            silences = failures.silences(
+                end.silent, self._recipe.wire.heartbeat, self._where.stages_of, lambda rank: replica
+            )
+            reports = failures.read_reports(running.folder) | silences
+        self._ended.reports += reports.values()
+        if end.finished:
+            self._ended.well.add(replica)
+        if end.finished or self._came:
+            place.loses(replica, for_good=True)
+            return
+        told = failures.tell(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
+        if any(report.lasting for report in reports.values()):
+            raise FailedError(told)
+        place.loses(replica, for_good=not self._left)
+        if self._left:
+            self._spend_restart(f"{told}\nreplica {replica} is lost, and the others go on")
+            self._start(place, replica, again=True)
+        else:
+            self._ended.lost[replica] = told
+            print(
+                f"{told}\nreplica {replica} is lost for good: no restarts are left; the others go on", file=sys.stderr
+            )
+
+    def _spend_restart(self, told: str) -> None:
+        """Count a restart. FailedError if none is left."""
+        if not self._left:
+            raise FailedError(told)
+        self._left -= 1
+        print(f"{told}\nstarting again from the newest checkpoint; restarts left: {self._left}", file=sys.stderr)
+
+    def _tell_end(self) -> None:
+        """Say who is not there at the end. FailedError if it is the first replica, or if none is there."""
+        well, lost = sorted(self._ended.well), self._ended.lost
+        if not well:
+            raise FailedError("\n".join(lost.values()))
+        if 0 in lost:
+            place = of_replica(self._prepared, well[0]).recipe.folder
+            raise FailedError(f"{lost[0]}\nthe run has ended without replica 0: its weights and scores are in {place}")
+        if lost:
+            names = ", ".join(map(str, sorted(lost)))
+            print(f"the run has ended without replica {names}", file=sys.stderr)

@@ -1,0 +1,67 @@
+"""The replica of this process, if replicas may be lost: which one it is, its folder, and its way to the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from thinwire.launch.run import parent
+from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.local import CONNECTION_VARIABLE
+from thinwire.launch.run.recipe import Recipe
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.replicas.membership.attendance import Attendance
+
+REPLICA_VARIABLE = "THINWIRE_REPLICA"
+"""The replica of a process that `thinwire train` starts."""
+
+
+def check_launcher(recipe: Recipe) -> None:
+    """Raise OptionsError if replicas may be lost, and this process was not started by `thinwire train`."""
+    if recipe.replicas.elastic and CONNECTION_VARIABLE not in os.environ:
+        raise OptionsError(
+            "replicas.membership elastic needs thinwire train, which starts each replica by itself again; torchrun "
+            "and thinwire cluster start all processes again, so use membership fixed with them"
+        )
+
+
+def attend(recipe: Recipe) -> Attendance | None:
+    """This process at the meeting place; None if replicas may not be lost."""
+    if not recipe.replicas.elastic:
+        return None
+    connection = socket.socket(fileno=int(os.environ[CONNECTION_VARIABLE]))
+    return Attendance(connection, int(os.environ[REPLICA_VARIABLE]))
+
+
+def of_replica(prepared: Prepared, replica: int) -> Prepared:
+    """A run as one of its replicas has it: all but the first write to folders of their own within those of the run."""
+    recipe = prepared.recipe
+    if not replica:
+        return prepared
+    folder = f"replica-{replica}"
+    checkpoint, compression = recipe.checkpoint, recipe.compression
+    if checkpoint.folder:
+        checkpoint = replace(checkpoint, folder=str(Path(checkpoint.folder, folder)))
+    if compression.store_folder:
+        compression = replace(compression, store_folder=str(Path(compression.store_folder, folder)))
+    own = replace(recipe, output=str(recipe.folder / folder), checkpoint=checkpoint, compression=compression)
+    return replace(prepared, recipe=own)
+
+
+def enter(prepared: Prepared, replica: int) -> Prepared:
+    """Become a process of a replica: the run as it has it. What this process prints goes to its folder.
+
+    The terminal shows the first replica alone.
+    """
+    parent.name_process(f"thinwire {replica}/{os.environ['RANK']}")
+    own = of_replica(prepared, replica)
+    if replica:
+        own.recipe.folder.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        descriptor = os.open(own.recipe.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+    return own

@@ -1,0 +1,121 @@
+"""A stage process at the meeting place of its run: what it says, and what it is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.pipeline.errors import MismatchError, PeerError
+from thinwire.pipeline.replicas.membership.messages import Message, receive, send
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The weights of another replica, which this one takes."""
+
+    step: int
+    """Optimizer steps after which they were exchanged."""
+    giver: int
+    passes: Mapping[int, Mapping[str, int]]
+    """By stage, the index of its last pass, by phase."""
+    state: bytes
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What the replicas that take part delivered."""
+
+    samples: Mapping[int, int]
+    """By replica, this one too, in their order: its samples since the last exchange."""
+    frames: Mapping[int, list[bytes]]
+    """By other replica: its frames, in the order in which it delivered them."""
+    gives: bool
+    """Whether this replica gives its weights to another one."""
+
+
+class Attendance:
+    """One process at the meeting place.
+
+    Args:
+        connection: to the meeting place.
+        replica: which one the process belongs to.
+        on_stop: called when the run is to stop after this exchange.
+    """
+
+    def __init__(self, connection: socket.socket, replica: int, on_stop: Callable[[], object] = lambda: None) -> None:
+        self._connection, self.replica, self.on_stop = connection, replica, on_stop
+
+    def begin(self, held: int, digest: str) -> Taken | None:
+        """Say which common weights this replica has; other ones to take, or None if it goes on with them.
+
+        Args:
+            held: the step of their exchange.
+            digest: that of the stages of this process.
+
+        Raises:
+            PeerError: the meeting place is gone.
+            MismatchError: the replicas have different weights.
+        """
+        words, blobs = self._ask({"kind": "begin", "held": held, "digest": digest}, [])
+        return None if words["kind"] == "go" else _taken(words, blobs)
+
+    def exchange(self, step: int, samples: int, frames: list[bytes], *, last: bool) -> Exchanged | Taken:
+        """Deliver the frames of an exchange, and wait until it is decided who takes part.
+
+        Args:
+            step: optimizer steps done.
+            samples: those of this replica since the last exchange.
+            frames: those of the stages of this process, in an order that is the same in all replicas.
+            last: whether the run ends with it.
+
+        Returns:
+            What the others delivered; or other weights, if the exchange went on without this replica.
+
+        Raises:
+            PeerError, MismatchError: as `begin`.
+        """
+        words, blobs = self._ask({"kind": "deliver", "step": step, "samples": samples, "last": last}, frames)
+        if words["kind"] != "exchange":
+            return _taken(words, blobs)
+        count = len(frames)
+        arrived = {other: blobs[place * count :][:count] for place, other in enumerate(words["others"])}
+        return Exchanged({int(name): number for name, number in words["samples"].items()}, arrived, words["gives"])
+
+    def applied(
+        self, step: int, digest: str, passes: Mapping[int, Mapping[str, int]], state: bytes | None, *, last: bool
+    ) -> None:
+        """Say that the weights after an exchange are in use; give them with `state`. Waits for no answer."""
+        words = {"kind": "applied", "step": step, "digest": digest, "passes": passes, "last": last}
+        self._say(words, [] if state is None else [state])
+
+    def _ask(self, words: Mapping[str, Any], blobs: list[bytes]) -> Message:
+        self._say(words, blobs)
+        try:
+            told, arrived = receive(self._connection)
+        except (OSError, EOFError) as error:
+            raise self._gone() from error
+        if told["kind"] == "failed":
+            raise MismatchError(told["text"])
+        if told["kind"] == "stopped":
+            raise PeerError(f"replica {self.replica} was waiting for the weights of another one, and the run stops")
+        if told["stop"]:
+            self.on_stop()
+        return told, arrived
+
+    def _say(self, words: Mapping[str, Any], blobs: list[bytes]) -> None:
+        try:
+            send(self._connection, words, blobs)
+        except OSError as error:
+            raise self._gone() from error
+
+    def _gone(self) -> PeerError:
+        return PeerError(
+            f"replica {self.replica} was at the meeting place of the replicas, and the meeting place is gone"
+        )
+
+
+def _taken(words: Mapping[str, Any], blobs: list[bytes]) -> Taken:
+    passes = {int(stage): counts for stage, counts in words["passes"].items()}
+    return Taken(words["step"], words["giver"], passes, blobs[0])

@@ -1,0 +1,162 @@
+"""The frames of one exchange: those that this process sends, and those of the replicas that take part.
+
+The ends of lanes put frames in and take them out. Between the two, all frames of a process go to the meeting place as
+one message, and those of the others come back as one. Frames of this replica to itself take the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import Progress
+from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.replicas.division import Bucket
+from thinwire.pipeline.replicas.ends import LaneEnds
+from thinwire.pipeline.replicas.lane import Lane
+from thinwire.pipeline.replicas.member import Lanes, Listener, total_of
+from thinwire.pipeline.transport import Pool, ReceivingEnd, SendingEnd
+
+
+class Mail:
+    """The frames of an exchange, by tag; a tag names a lane.
+
+    Args:
+        replica: the replica of this process.
+    """
+
+    def __init__(self, replica: int) -> None:
+        self._replica = replica
+        self._sent: dict[int, bytes] = {}
+        self._arrived: dict[int, Mapping[int, bytes]] = {}
+        self.weights: Mapping[int, int] = {}
+        """Of each replica that takes part, in their order: what its contribution counts."""
+
+    def put(self, tag: int, frame: bytes) -> None:
+        """Keep a frame that is to be sent."""
+        self._sent[tag] = frame
+
+    def collect(self) -> list[bytes]:
+        """All frames that are to be sent, in the order of their tags."""
+        return [self._sent[tag] for tag in sorted(self._sent)]
+
+    def deliver(self, samples: Mapping[int, int], frames: Mapping[int, Sequence[bytes]]) -> None:
+        """Take what the replicas that take part sent: by replica its samples, and by other replica its frames."""
+        tags = sorted(self._sent)
+        self._arrived = {other: dict(zip(tags, found, strict=True)) for other, found in frames.items()}
+        self._arrived[self._replica] = self._sent
+        self._sent, self.weights = {}, shares(samples)
+
+    def discard(self) -> None:
+        """Drop all frames: the exchange went on without this replica."""
+        self._sent = {}
+
+    def take(self, replica: int, tag: int) -> bytes:
+        """A frame that a replica sent."""
+        return self._arrived[replica][tag]
+
+
+def shares(samples: Mapping[int, int]) -> dict[int, int]:
+    """What each replica counts in a mean over all samples: equal replicas count 1 each, so they add up as they are."""
+    common = math.gcd(*samples.values())
+    return {replica: count // common for replica, count in samples.items()}
+
+
+class MailEnds(LaneEnds):
+    """Makes the ends of lanes whose frames go through the meeting place.
+
+    Args:
+        mail: keeps the frames.
+        replica: the replica of this process.
+        num_stages: stages of a pipeline.
+    """
+
+    def __init__(self, mail: Mail, replica: int, num_stages: int) -> None:
+        super().__init__([replica], None, num_stages, timedelta())
+        self._mail = mail
+
+    def sending(self, lane: Lane, to: Sequence[int], capacity: int) -> SendingEnd:
+        """The end of a lane at its sender."""
+        return _Outbox(capacity, self._mail, self._tag(lane))
+
+    def receiving(self, lane: Lane, to: int, capacity: int) -> ReceivingEnd:
+        """The end of a lane at a receiver."""
+        return _Inbox(capacity, self._mail, lane.replica, self._tag(lane))
+
+
+class WeightedListener(Listener):
+    """A replica that adds up for itself what those who take part sent, each with its weight.
+
+    Args:
+        lanes: make the ends of this replica in this bucket.
+        bucket: the rows.
+        mail: knows who takes part.
+    """
+
+    def __init__(self, lanes: Lanes, bucket: Bucket, mail: Mail) -> None:
+        super().__init__(lanes, bucket)
+        self._mail = mail
+
+    def send_parts(self, rows: Tensor, progress: Progress) -> None:
+        """Put all rows of the bucket in the mail."""
+        super().send_parts(rows, progress)
+        self._to_all.flush()  # the mail goes as soon as all buckets are in it
+
+    def take(self, rows: Tensor, progress: Progress) -> None:
+        """Write the weighted sum in the order of the replicas into `rows`."""
+        message = self._lanes.message(len(self._rows), progress)
+        total: Tensor | None = None
+        for replica, weight in self._mail.weights.items():
+            part = total_of([self._from_all[replica]], message)
+            if weight > 1:
+                part.mul_(weight)
+            total = part if total is None else total.add_(part)
+        assert total is not None, "this replica takes part"
+        rows[self._rows.start : self._rows.stop] = total.view(len(self._rows), -1)
+        self._to_all.flush()
+
+
+class _Outbox:
+    """The sending end of a lane."""
+
+    def __init__(self, capacity: int, mail: Mail, tag: int) -> None:
+        self._pool, self._mail, self._tag = Pool(capacity), mail, tag
+
+    def take(self) -> Tensor:
+        """A buffer to write the next frame into."""
+        return self._pool.take()
+
+    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+        """Keep a copy of the first `nbytes` of `buffer`."""
+        self._mail.put(self._tag, buffer[:nbytes].numpy().tobytes())
+        self._pool.give(buffer)
+
+    def flush(self) -> None:
+        """Nothing to wait for."""
+
+
+class _Inbox:
+    """The receiving end of a lane."""
+
+    def __init__(self, capacity: int, mail: Mail, replica: int, tag: int) -> None:
+        self._pool, self._mail, self._replica, self._tag = Pool(capacity), mail, replica, tag
+
+    def post(self, count: int, what: str) -> None:
+        """Nothing to post."""
+
+    def receive(self, what: str) -> Tensor:
+        """A buffer with the frame. WireError if it is longer than any frame of this lane."""
+        frame = self._mail.take(self._replica, self._tag)
+        buffer = self._pool.take()
+        if not 0 < len(frame) <= len(buffer):
+            raise WireError(f"{what}: a frame must have 1 to {len(buffer)} bytes, got {len(frame)}")
+        buffer[: len(frame)] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        return buffer
+
+    def give(self, buffer: Tensor) -> None:
+        """A buffer that `receive` handed out."""
+        self._pool.give(buffer)

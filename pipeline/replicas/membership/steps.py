@@ -1,0 +1,230 @@
+"""Replicas that step alone, and exchange with those that are present; the page on replicas has the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from thinwire.compress import Method, Progress
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.options import ReplicaOptions
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.replicas.exchange import Replicas, StageExchange, connect
+from thinwire.pipeline.replicas.groups import divide_layers, due
+from thinwire.pipeline.replicas.lane import OUTER_GRADIENTS
+from thinwire.pipeline.replicas.layout import TILES
+from thinwire.pipeline.replicas.local import LocalSteps, MakeOptimizer, trained
+from thinwire.pipeline.replicas.member import InFull, Setting
+from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
+from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, WeightedListener
+from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.tracing.spans import Work
+
+
+@dataclass(frozen=True)
+class PresentReplicas(Replicas):
+    """The replica of this process, which meets the others at the meeting place.
+
+    Args:
+        attendance: this process there.
+        mail: the frames of the exchange under way.
+    """
+
+    attendance: Attendance | None = None
+    mail: Mail | None = None
+
+    @property
+    def weight(self) -> int:
+        """What sums over those who take part are divided by to be means."""
+        assert self.mail is not None
+        return sum(self.mail.weights.values())
+
+
+def meet(
+    stages: Sequence[CompressedStage],
+    where: Placement,
+    options: ReplicaOptions,
+    agreement: Mapping[str, Any],
+    in_full: InFull,
+    attendance: Attendance | None,
+) -> Replicas:
+    """The replicas of these stages, connected: as `connect`, or at the meeting place if they may be lost."""
+    if attendance is None:
+        return connect(stages, where, options, agreement, in_full)
+    return connect_present(stages, options, attendance)
+
+
+def connect_present(
+    stages: Sequence[CompressedStage], options: ReplicaOptions, attendance: Attendance
+) -> PresentReplicas:
+    """The replica of these stages.
+
+    Args:
+        stages: the stages of this process.
+        options: how many replicas there are, and what they send each other.
+        attendance: this process at the meeting place.
+    """
+    method = options.method
+    assert isinstance(method, Method), "the options refuse PowerSGD"
+    replica, wire = attendance.replica, stages[0].wire
+    here, mail = range(replica, replica + 1), Mail(replica)
+    links = MailEnds(mail, replica, stages[0].num_stages)
+    exchanges = {
+        stage.stage_index: [
+            StageExchange(
+                divide_layers(stage.submod, 1)[0],
+                Setting(
+                    stage=stage.stage_index,
+                    replicas=options.count,
+                    method=method,
+                    seed=wire.seed,
+                    options=wire.options,
+                    meter=stage.meter,
+                    layout=TILES,
+                    carries=OUTER_GRADIENTS,
+                ),
+                here,
+                links,
+                partial(WeightedListener, mail=mail),
+                # what a replica moved is known of every parameter, so all of them are used everywhere
+                everyone=list,
+            )
+        ]
+        for stage in stages
+    }
+    return PresentReplicas(options, here, exchanges, attendance, mail)
+
+
+class PresentSteps(LocalSteps):
+    """All stages of this process between two exchanges with those replicas that are present.
+
+    Args:
+        stages: of this process.
+        replicas: that of the stages.
+        make_optimizer: makes the optimizer of a stage.
+        shared: weights that several stages hold, or None.
+        samples: those of this replica in a step.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        replicas: PresentReplicas,
+        make_optimizer: MakeOptimizer,
+        shared: SharedWeights | None,
+        *,
+        samples: int,
+    ) -> None:
+        super().__init__(stages, replicas, make_optimizer, shared)
+        assert replicas.attendance is not None and replicas.mail is not None
+        self._stages, self._samples = stages, samples
+        self._attendance, self._mail = replicas.attendance, replicas.mail
+        self._held = 0  # steps after which the common weights here were exchanged
+        self._taken_after: int | None = None
+
+    def begin(self, done: int) -> int:
+        """Take the weights of another replica if those here are old; the step that comes next."""
+        with self._waiting("waiting for the replicas that train"):
+            taken = self._attendance.begin(self._held, self._digest())
+        if taken is None:
+            return done
+        self._take(taken)
+        return taken.step
+
+    def step_after(self, step: int) -> int:
+        """The step that comes after a step: if this replica took the weights of another, the one of the others."""
+        taken, self._taken_after = self._taken_after, None
+        return step + 1 if taken is None else taken
+
+    def after_step(self, done: int, steps: int, progress: Progress) -> None:
+        """If an exchange is due, average what the replicas that take part moved, and move the common weights.
+
+        The average is weighted by samples. If they went on without this replica, take the weights of one of them.
+        """
+        last = done == steps
+        if not last and not due(self._sync, done):
+            return
+        self._send(0, done, progress)
+        samples = (done - self._held) * self._samples
+        with self._waiting("waiting for the exchange with the other replicas"):
+            answer = self._attendance.exchange(done, samples, self._mail.collect(), last=last)
+        if isinstance(answer, Taken):
+            self._mail.discard()
+            self._flight = None
+            self._take(answer)
+            self._taken_after = answer.step
+            return
+        self._mail.deliver(answer.samples, answer.frames)
+        self._land()
+        self._held = done
+        passes = {stage.stage_index: _counts(stage) for stage in self._stages}
+        state = save(self._common()) if answer.gives else None
+        self._attendance.applied(done, self._digest(), passes, state, last=last)
+
+    def state_dict(self, stage: int) -> dict[str, Tensor]:
+        """As of its base; and `held`, the steps after which the common weights were exchanged."""
+        return super().state_dict(stage) | {"held": torch.tensor(self._held)}
+
+    def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
+        """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
+        super().load_state_dict(stage, saved)
+        found = [each for part in saved for each in part.tensors("replicas/", {"held"}).values()]
+        if not found:
+            raise CheckpointError("the checkpoint does not say which exchange its common weights are from")
+        self._held = int(found[0])
+
+    def _take(self, taken: Taken) -> None:
+        """Take the common weights, the outer momentum and the passes of another replica; drop what is here."""
+        state = load(taken.state)
+        for index, copies in self._copies.items():
+            prefix = f"{index}/"
+            copies.take_common({name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)})
+            # errors of older messages: a part of them has been sent since, by an exchange that the checkpoint has not
+            errors = self._replicas.state_dict(index)
+            emptied = {name: each if name == "used" else torch.zeros_like(each) for name, each in errors.items()}
+            self._replicas.load_state_dict(index, emptied)
+        for stage in self._stages:
+            stage.passes = _passes(stage, taken.passes[stage.stage_index])
+        self._held = taken.step
+
+    def _common(self) -> dict[str, Tensor]:
+        """Copies of the common weights and the outer momentum, by stage."""
+        return {
+            f"{index}/{name}": each
+            for index, copies in self._copies.items()
+            for name, each in copies.common_state().items()
+        }
+
+    def _digest(self) -> str:
+        """That of the common weights of all stages here."""
+        return weights_digest(line for stage in self._stages for line in tensor_lines(trained(stage)))
+
+    def _waiting(self, what: str) -> Any:
+        return self._stages[0].meter.section("neighbour", what, Work("exchange"))
+
+
+def _counts(stage: CompressedStage) -> dict[str, int]:
+    return {str(phase): count for phase, count in stage.passes.items()}
+
+
+def _passes(stage: CompressedStage, told: Mapping[str, int]) -> Any:
+    return {phase: told[phase] for phase in stage.passes}
+
+
+MakeSteps = Callable[..., LocalSteps]
+
+
+def steps_of(replicas: Replicas, *, samples: int) -> MakeSteps:
+    """Makes the steps of replicas that step alone: of such as are always there, or of such as may be lost."""
+    if isinstance(replicas, PresentReplicas):
+        return partial(PresentSteps, samples=samples)
+    return LocalSteps

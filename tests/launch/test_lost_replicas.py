@@ -1,0 +1,165 @@
+"""Replicas that may be lost, as a user runs them: the others go on, and the lost one is taken in again."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.commands import THINWIRE, completed, started
+from support.recipe_runs import simulate
+from support.run_files import digest, losses, metrics, summary
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.run import recipe
+from thinwire.pipeline.errors import OptionsError
+
+ALONE = ["--replicas.count", "2", "--replicas.sync.every", "3", "--replicas.sync.sums", "all"]
+OPTIONS = [*ALONE, "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
+ELASTIC = ["--replicas.membership", "elastic"]
+TRAIN = [*THINWIRE, "train", "tiny.yaml"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the recipe `tiny.yaml`, where the test is."""
+    write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.processes
+def test_an_undisturbed_run_has_the_numbers_of_a_fixed_one(folder):
+    """`test_replica_runs.py` compares fixed membership in a simulation and in processes."""
+    options = [*OPTIONS, "--codec", "aqsgd(q(4))/q(8)", "--training.steps", "14"]
+    fixed = simulate("tiny.yaml", folder / "fixed", *options)
+    ran = completed([*TRAIN, "--output", "elastic", *options, *ELASTIC], folder)
+    assert ran.status == 0, ran.stderr
+    assert "replica" not in ran.stderr
+    runs = [folder / "elastic", folder / "elastic/replica-1"]
+    assert [digest(run) for run in runs] == [digest(fixed)] * 2
+    assert losses(runs[0]) == losses(fixed)
+    assert losses(runs[1]) != losses(fixed), "it has samples of its own"
+    assert [summary(run)["held_out"] for run in runs] == [summary(fixed)["held_out"]] * 2
+    assert "step 14/14" in (runs[1] / "output.txt").read_text()
+    simulated = simulate("tiny.yaml", folder / "simulated", *options, *ELASTIC)
+    assert digest(simulated) == digest(fixed)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_lost_replica_is_taken_in_again(folder):
+    saves = ["--checkpoint.every", "4 steps", "--max-restarts", "1"]
+    with started(endless(*saves), folder) as command:
+        command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 8, 120)
+        os.kill(pids(command)["1/0"], signal.SIGKILL)
+        told(command, "stage 0 of replica 1 was killed by SIGKILL")
+        told(command, "replica 1 is lost, and the others go on\nstarting again from the newest checkpoint")
+        told(command, r"the exchange after step \d+ goes on with 1 of 2 replicas, without replica 1")
+        told(command, r"replica 1 is back: it took the weights of replica 0 after step \d+")
+        told(command, r"the exchange after step \d+ goes on with 2 of 2 replicas again")
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130, command.stderr
+    stopped = int(re.search(r"stopped by SIGINT after step (\d+), and a checkpoint holds it", command.stderr)[1])
+    assert stopped % 3 == 0, "they stop after an exchange"
+    assert "goes on from the checkpoint of step" in (folder / "run/replica-1/output.txt").read_text()
+    resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", stopped + 4], folder)
+    assert resumed.status == 0, resumed.stderr
+    assert "replica" not in resumed.stderr, "both go on with the same weights"
+    assert digest(folder / "run") == digest(folder / "run/replica-1")
+    assert steps(folder / "run") == list(range(stopped + 4)), "the first replica has lost no step"
+    assert len(steps(folder / "run/replica-1")) < stopped + 4
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_late_replica_is_taken_in_again(folder):
+    """A replica of one process: the stages of several would end each other's waits after the same time-out."""
+    waits = ["--wire.timeout", "4", "--wire.heartbeat", "100", "--pipeline.num_stages", "1"]
+    with started(endless(*waits), folder) as command:
+        command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 8, 120)
+        before = len(command.stderr)  # on a busy machine it may have come late to the first exchange
+        os.kill(pids(command)["1/0"], signal.SIGSTOP)
+        told(command, r"the exchange after step \d+ goes on with 1 of 2 replicas, without replica 1", before)
+        os.kill(pids(command)["1/0"], signal.SIGCONT)
+        told(command, r"replica 1 is back: it took the weights of replica 0 after step \d+", before)
+        told(command, r"the exchange after step \d+ goes on with 2 of 2 replicas again", before)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130, command.stderr
+    assert "lost" not in command.stderr
+    late = steps(folder / "run/replica-1")
+    assert late != list(range(len(late))), "it has skipped steps"
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_all_start_again_if_their_meeting_place_is_lost(folder):
+    saves = ["--checkpoint.every", "3 steps", "--max-restarts", "1", "--pipeline.num_stages", "1"]
+    with started(endless(*saves), folder) as command:
+        command.wait_until(lambda: len(steps(folder / "run")) > 8, 120)
+        [place] = [pid for pid in command.processes() if b"crews.hub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(place, signal.SIGKILL)
+        told(command, "the meeting place of the replicas was killed\nstarting again from the newest checkpoint")
+        last = max(steps(folder / "run"))
+        command.wait_until(lambda: max(steps(folder / "run"), default=0) > last + 3, 120)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130, command.stderr
+    assert "lost" not in command.stderr
+
+
+def endless(*options):
+    """The command of a run that ends only when it is stopped."""
+    long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps"]
+    return [*TRAIN, "--output", "run", *OPTIONS, *ELASTIC, *long, *options]
+
+
+def told(command, text, before=0):
+    """Wait until the command has said this, behind so many characters."""
+    command.wait_until(lambda: re.search(text, command.stderr[before:]), 120)
+
+
+@pytest.mark.processes
+def test_a_replica_without_a_restart_is_lost_for_good(folder):
+    options = [*OPTIONS, *ELASTIC, "--training.steps", "150", "--training.evaluate_every", "0 steps"]
+    with started([*TRAIN, "--output", "run", *options], folder) as command:
+        command.wait_until(lambda: len(steps(folder / "run")) > 3)
+        os.kill(pids(command)["1/1"], signal.SIGKILL)
+        assert command.wait() == 0, command.stderr
+    assert "replica 1 is lost for good: no restarts are left; the others go on" in command.stderr
+    assert "the run has ended without replica 1" in command.stderr
+    assert steps(folder / "run") == list(range(150))
+
+
+def pids(command):
+    """The stage processes by REPLICA/RANK."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().split() for pid in command.processes()}
+    return {name[1]: pid for pid, name in names.items() if name[0] == "thinwire" and len(name) == 2}
+
+
+def steps(run):
+    """The steps in the log of a run, without a line that is half written."""
+    path = run / "metrics.jsonl"
+    return [line["step"] for line in metrics(run)] if path.exists() and path.read_bytes().endswith(b"\n") else []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--replicas.sync.every", "1"], "replicas.sync.every must be above 1 for membership elastic"),
+        (["--replicas.sync.sums", "owner"], "replicas.sync.sums must be all for membership elastic"),
+        (["--replicas.gradients", "powersgd(2)"], "replicas.gradients must be a codec for membership elastic"),
+    ],
+)
+def test_what_cannot_work_is_refused(folder, options, said):
+    with pytest.raises(OptionsError) as caught:
+        recipe.parse(["tiny.yaml", *ALONE, *ELASTIC, *options])
+    assert said in str(caught.value)
+
+
+def test_torchrun_is_refused(folder, capsys, monkeypatch):
+    monkeypatch.setattr("thinwire.launch.train.parent.end_with_parent", lambda: None)
+    monkeypatch.setattr("thinwire.launch.train.watch.begin", lambda heartbeat: None)
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["train", "tiny.yaml", *ALONE, *ELASTIC]) == 2
+    assert "replicas.membership elastic needs thinwire train" in capsys.readouterr().err

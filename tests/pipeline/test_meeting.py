@@ -1,0 +1,263 @@
+"""The rules of the meeting place, without processes: who takes part, who goes on, who takes the weights of another."""
+
+import pytest
+
+from thinwire.pipeline.replicas.membership.meeting import Meeting
+
+TIMEOUT = 10.0
+
+
+class Place:
+    """A meeting place of replicas with two processes each, with what it said; `now` is its clock."""
+
+    def __init__(self, replicas=2):
+        self.now, self.answers, self.told = 0.0, {}, []
+        self.meeting = Meeting(replicas, 2, TIMEOUT, self._answer, self.told.append, lambda: self.now)
+        for replica in range(replicas):
+            self.meeting.comes(replica)
+
+    def _answer(self, replica, process, words, blobs):
+        self.answers[replica, process] = words, blobs
+
+    def begin(self, replica, held=0, digest="x"):
+        for process in range(2):
+            self.say(replica, process, {"kind": "begin", "held": held, "digest": digest})
+
+    def deliver(self, replica, step, processes=(0, 1), samples=4, last=False):
+        for process in processes:
+            words = {"kind": "deliver", "step": step, "samples": samples, "last": last}
+            self.say(replica, process, words, [f"{replica}.{process} after {step}".encode()])
+
+    def apply(self, replica, step, digest="x", last=False):
+        """Say what a replica says after an exchange: with its weights if it was asked for them."""
+        for process in range(2):
+            gives = self.answers[replica, process][0]["gives"]
+            words = {"kind": "applied", "step": step, "digest": digest, "passes": {process: {"train": 7}}, "last": last}
+            self.say(replica, process, words, [f"weights of {replica}.{process}".encode()] if gives else [])
+
+    def say(self, replica, process, words, blobs=()):
+        self.meeting.said(replica, process, (words, list(blobs)))
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.meeting.settle()
+
+    def heard(self, replica):
+        """The kind of the last answer to all processes of a replica, which is forgotten; None without one."""
+        kinds = {self.answers[key][0]["kind"] for key in list(self.answers) if key[0] == replica}
+        assert len(kinds) <= 1
+        return kinds.pop() if kinds else None
+
+    def forget(self):
+        self.answers = {}
+
+    def exchange(self, step, *replicas):
+        """An exchange in which these take part."""
+        self.forget()
+        for replica in replicas:
+            self.deliver(replica, step)
+        for replica in replicas:
+            assert self.heard(replica) == "exchange"
+            self.apply(replica, step, f"after {step}")
+
+
+@pytest.fixture
+def place():
+    """Two replicas that train."""
+    place = Place()
+    place.begin(0)
+    assert place.heard(0) is None, "it waits for the other one: that may have newer weights"
+    place.begin(1)
+    assert place.heard(0) == place.heard(1) == "go"
+    place.forget()
+    return place
+
+
+def test_all_get_the_frames_of_all_others(place):
+    place.deliver(0, 3, samples=12)
+    place.deliver(1, 3, processes=[0], samples=4)
+    assert not place.answers, "one process has not delivered yet"
+    place.deliver(1, 3, processes=[1], samples=4)
+    words, blobs = place.answers[0, 1]
+    assert words["samples"] == {0: 12, 1: 4} and words["others"] == [1] and not words["gives"]
+    assert blobs == [b"1.1 after 3"]
+    assert place.answers[1, 0][1] == [b"0.0 after 3"]
+    assert place.told == []
+
+
+def test_a_lost_replica_does_not_stop_the_others(place):
+    place.deliver(0, 3)
+    place.deliver(1, 3, processes=[0])
+    place.meeting.loses(1, for_good=False)
+    assert place.answers[0, 0][0]["samples"] == {0: 4}
+    assert place.told == ["the exchange after step 3 goes on with 1 of 2 replicas, without replica 1"]
+    place.apply(0, 3)
+    place.exchange(6, 0)
+    assert len(place.told) == 1, "it is said once"
+
+
+def test_what_a_lost_replica_delivered_does_not_count():
+    place = Place(3)
+    for replica in range(3):
+        place.begin(replica)
+    place.forget()
+    place.deliver(2, 3)
+    place.meeting.loses(2, for_good=False)
+    place.deliver(0, 3)
+    assert not place.answers
+    place.deliver(1, 3)
+    assert place.answers[0, 0][0]["samples"] == {0: 4, 1: 4}
+
+
+def test_one_that_returns_takes_the_weights_at_the_next_exchange(place):
+    place.exchange(3, 0, 1)
+    place.meeting.loses(1, for_good=False)
+    place.meeting.comes(1)
+    place.exchange(6, 0)
+    place.forget()
+    place.begin(1, held=3, digest="after 3")
+    assert place.heard(1) is None
+    place.deliver(0, 9)
+    assert place.heard(0) == "exchange", "one that waits is not waited for"
+    place.apply(0, 9, "after 9")
+    words, blobs = place.answers[1, 1]
+    assert (words["kind"], words["step"], words["giver"]) == ("take", 9, 0)
+    assert words["passes"] == {0: {"train": 7}, 1: {"train": 7}}
+    assert blobs == [b"weights of 0.1"]
+    place.exchange(12, 0, 1)
+    assert place.told == [
+        "the exchange after step 6 goes on with 1 of 2 replicas, without replica 1",
+        "replica 1 is back: it took the weights of replica 0 after step 9",
+        "the exchange after step 12 goes on with 2 of 2 replicas again",
+    ]
+
+
+def test_one_that_returns_in_time_goes_on_from_its_checkpoint(place):
+    place.exchange(3, 0, 1)
+    place.meeting.loses(1, for_good=False)
+    place.meeting.comes(1)
+    place.forget()
+    place.begin(1, held=3, digest="after 3")
+    assert place.heard(1) == "go"
+    place.exchange(6, 0, 1)
+    assert place.told == []
+
+
+def test_weights_of_another_history_are_not_current(place):
+    """Its step is that of the current ones, but others took part in that exchange."""
+    place.meeting.loses(1, for_good=False)
+    place.meeting.comes(1)
+    place.exchange(3, 0)
+    place.begin(1, held=3, digest="others")
+    assert place.heard(1) is None
+
+
+def test_a_late_replica_takes_the_weights_at_the_next_exchange(place):
+    place.deliver(0, 3)
+    place.deliver(1, 3, processes=[0])
+    place.wait(TIMEOUT - 1)
+    assert not place.answers
+    place.wait(1)
+    assert place.heard(0) == "exchange"
+    place.apply(0, 3, "after 3")
+    place.deliver(1, 3, processes=[1])
+    assert place.heard(1) is None
+    place.forget()
+    place.deliver(0, 6)
+    place.apply(0, 6, "after 6")
+    assert place.heard(1) == "take"
+    place.exchange(9, 0, 1)
+
+
+def test_another_one_gives_if_the_giver_is_lost():
+    place = Place(3)
+    for replica in range(3):
+        place.begin(replica)
+    place.meeting.loses(2, for_good=False)
+    place.meeting.comes(2)
+    place.exchange(3, 0, 1)
+    place.begin(2)
+    place.forget()
+    place.deliver(0, 6)
+    place.deliver(1, 6)
+    assert place.answers[0, 0][0]["gives"] and not place.answers[1, 0][0]["gives"]
+    place.meeting.loses(0, for_good=True)
+    place.apply(1, 6)
+    assert place.heard(2) is None
+    place.forget()
+    place.deliver(1, 9)
+    place.apply(1, 9)
+    assert place.heard(2) == "take"
+    assert place.answers[2, 0][0]["giver"] == 1
+
+
+def test_who_comes_after_the_last_exchange_takes_the_weights_of_the_end(place):
+    place.deliver(0, 3, last=True)
+    place.wait(TIMEOUT)
+    place.apply(0, 3, last=True)
+    place.meeting.loses(0, for_good=True)
+    place.deliver(1, 3, last=True)
+    assert place.heard(1) == "take"
+
+
+def test_if_nobody_trains_the_newest_weights_go_on(place):
+    place.exchange(3, 0, 1)
+    place.exchange(6, 0, 1)
+    for replica in range(2):
+        place.meeting.loses(replica, for_good=False)
+        place.meeting.comes(replica)
+    place.forget()
+    place.begin(0, held=0)
+    assert place.heard(0) is None
+    place.begin(1, held=3, digest="after 3")
+    assert place.heard(0) is None and place.heard(1) == "go"
+    assert place.told == ["no replica has the weights after step 6 any more: the run goes on with those after step 3"]
+    place.deliver(1, 6)
+    place.apply(1, 6)
+    assert place.heard(0) == "take"
+
+
+def test_the_start_does_not_wait_for_ever():
+    place = Place()
+    place.begin(1)
+    place.wait(TIMEOUT)
+    assert place.heard(1) == "go"
+    place.begin(0)
+    assert place.heard(0) == "go", "it holds the same weights"
+
+
+def test_different_weights_after_an_exchange_stop_the_run(place):
+    place.deliver(0, 3)
+    place.deliver(1, 3)
+    place.apply(0, 3, "one")
+    place.deliver(0, 6)
+    place.apply(1, 3, "other")
+    assert place.heard(0) == "failed"
+    assert "the weights of replica 1 after the exchange of step 3 differ" in place.answers[0, 0][0]["text"]
+    place.forget()
+    place.deliver(1, 6)
+    assert place.heard(1) == "failed"
+
+
+def test_all_stop_after_the_same_exchange(place):
+    place.meeting.loses(1, for_good=False)
+    place.meeting.comes(1)
+    place.exchange(3, 0)
+    place.begin(1)
+    place.meeting.stop()
+    place.forget()
+    place.deliver(0, 6)
+    assert place.answers[0, 0][0]["stop"]
+    place.apply(0, 6)
+    assert place.heard(1) == "take" and place.answers[1, 0][0]["stop"]
+
+
+def test_who_waits_for_weights_is_told_that_all_others_have_stopped(place):
+    place.exchange(3, 0, 1)
+    for replica in range(2):
+        place.meeting.loses(replica, for_good=replica == 0)
+    place.meeting.comes(1)
+    place.forget()
+    place.meeting.stop()
+    place.begin(1)
+    assert place.heard(1) == "stopped"
