@@ -20,11 +20,13 @@ from torch.nn import Parameter
 
 from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
+from thinwire.launch.run.compiling.stages import compile_stages
 from thinwire.launch.run.host_data import load_once, outlined
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.models.autoencoder import with_autoencoders
+from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
@@ -124,6 +126,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
             lambda: given or outlined(recipe) or load_once(recipe.data, recipe.training.seed),
             lambda: check_name(recipe.model),
             lambda: check_precision(recipe.training.precision, device),
+            lambda: check_compiler(device) if recipe.training.compile else None,
         )
     with telling("cutting the model"):
         prepared = _cut_model(recipe, data)
@@ -322,6 +325,8 @@ def assemble(
     )
     for stage in stages:
         stage.connect()
+    if training.compile:
+        compile_stages(stages, outputs, data.training, where)
     return Assembly(trainer, prepared, where)
 
 

@@ -41,6 +41,7 @@ _MAY_CHANGE = (
     "training.steps",
     "training.epochs",
     "training.evaluate_every",
+    "training.compile",
     "training.device",
     "pipeline.schedule",
     "pipeline.num_stages",

@@ -106,6 +106,9 @@ class TrainingOptions:
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where the stages compute: cpu, cuda (the cards of a host in turn, by LOCAL_RANK), or auto (a card if there is
     one, else the CPU). No card has been tried yet."""
+    compile: bool = False
+    """Whether torch compiles each block before the first step, which takes minutes and a C++ compiler. The last bits of
+    results change."""
     threads: int = 1
     """CPU threads of each stage process. The last bits of results depend on it, so it is part of the recipe."""
     evaluate_every: str = "0 steps"

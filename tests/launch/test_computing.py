@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from support.commands import THINWIRE, completed
 from support.recipe_runs import SHORT, TINY, export, simulate
 from support.run_files import losses, summary, weights_of
-from support.tiny_run import write_recipe
+from support.tiny_run import prepared, write_recipe
 from thinwire.launch.run import recipe
+from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
@@ -161,3 +162,37 @@ def test_what_weights_in_bfloat16_do_not_go_with_is_one_sentence_each():
     assert mistakes_of("--model.dtype", "bf16", "--replicas.count", "2") == [
         "model.dtype must be fp32 for replicas.count 2, got bf16"
     ]
+
+
+@pytest.mark.processes
+def test_compiled_processes_have_the_numbers_of_a_simulation_and_go_on_without(here):
+    (here / "loud.py").write_text(LOUD)
+    options = [
+        "--model.name",
+        "loud:layers",
+        "--model.config",
+        "{}",
+        "--codec",
+        "q(8)",
+        "--optimizer.schedule",
+        "constant",
+    ]
+    options += ["--training.recompute", "block", "--checkpoint.every", "2 steps", "--data.held_out", "0"]
+    compiled = [*options, "--training.compile", "true", "--training.steps", "2"]
+    first = completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *compiled], here)
+    assert first.status == 0, first.stderr
+    simulated = simulate("tiny.yaml", here / "simulated", *compiled)
+    assert numbers_of(here / "real") == numbers_of(simulated)
+    plain = simulate("tiny.yaml", here / "plain", *options, "--training.steps", "2")
+    [before, after] = (load_file(weights_of(run, 0)) for run in (plain, simulated))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=0.01)
+    again = simulate("tiny.yaml", simulated, *options, "--training.steps", "3")
+    assert summary(again)["steps"] == 3
+
+
+def test_a_missing_compiler_is_one_sentence(here, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ModelError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler; install g"):
+        prepared("--training.compile", "true")

@@ -1,0 +1,1 @@
+"""Compiling the stages of a run before its first step."""

@@ -1,0 +1,79 @@
+"""The stages of this process, compiled before the first step.
+
+A compiler may take longer than a stage waits for another. So while any process compiles, a thread of each exchanges a
+word with all others every second, and nobody waits longer than for that word.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import ThinwireError
+from thinwire.launch.shared.progress import telling
+from thinwire.models.compiled import compile_layers
+from thinwire.models.data.samples import Samples
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Stage
+from thinwire.pipeline.devices.device import put, put_all
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.stage import CompressedStage
+
+EVERY = 1.0
+"""Seconds between two words."""
+
+
+def compile_stages(
+    stages: Sequence[CompressedStage], outputs: Sequence[tuple[Tensor, ...]], samples: Samples, where: Placement
+) -> None:
+    """Compile the stages of this process, and return once all processes have. Collective.
+
+    Args:
+        stages: those of this process.
+        outputs: of each stage of the pipeline, as meta tensors.
+        samples: the training data.
+        where: the process of each stage.
+
+    Raises:
+        ModelError: torch cannot compile the layers.
+    """
+    compiled = threading.Event()
+
+    def stay_in_touch() -> None:
+        with suppress(ThinwireError):  # the next wait of this process tells of it
+            while where.anyone(not compiled.is_set()):
+                compiled.wait(EVERY)
+
+    contact = threading.Thread(target=stay_in_touch, name="compiling", daemon=True)
+    contact.start()
+    try:
+        with telling("compiling the layers"):
+            for stage in stages:
+                _compile(stage, outputs, samples)
+    finally:
+        compiled.set()
+    contact.join()
+
+
+def _compile(stage: CompressedStage, outputs: Sequence[tuple[Tensor, ...]], samples: Samples) -> None:
+    module, index = stage.submod, stage.stage_index
+    assert isinstance(module, Stage)
+    ids = torch.arange(outputs[index][0].shape[0])
+    given = (samples.inputs(ids, 0),) if stage.is_first else tuple(map(_values, outputs[index - 1]))
+    inputs = tuple(put(x, stage.device).detach().requires_grad_(x.requires_grad) for x in given)
+    try:
+        compile_layers(module, inputs, put_all(samples.side(ids), stage.device))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"training.compile must be false, because torch cannot compile stage {index}: {reason}"
+        ) from error
+
+
+def _values(example: Tensor) -> Tensor:
+    """A tensor like the example: ones, because what the values are does not matter."""
+    return torch.ones(example.shape, dtype=example.dtype).requires_grad_(example.requires_grad)
