@@ -11,7 +11,7 @@ first, so groups are about equally large; equal layers take turns, as in the pap
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch.nn import Module, Parameter
 
@@ -34,13 +34,14 @@ def divide_layers(module: Module, groups: int) -> list[dict[str, Parameter]]:
     everything = trained(module)
     if groups == 1:
         return [everything]
-    layers, shared = layers_with_weights(module), _shared(module)
-    sizes, group_of = [0] * groups, dict.fromkeys(shared, 0)
-    for layer in sorted(layers, key=lambda layer: -_elements(layer)):
+    shared = _shared(module)
+    group_of = dict.fromkeys(shared, 0)
+    sizes = [_elements(each for each in everything.values() if id(each) in shared), *[0] * (groups - 1)]
+    layers = [[each for each in layer.values() if id(each) not in shared] for layer in layers_with_weights(module)]
+    for layer in sorted(filter(None, layers), key=lambda layer: -_elements(layer)):
         group = sizes.index(min(sizes))
-        own = [each for each in layer.values() if id(each) not in group_of]
-        sizes[group] += sum(each.numel() for each in own)
-        group_of |= {id(each): group for each in own}
+        sizes[group] += _elements(layer)
+        group_of |= {id(each): group for each in layer}
     return [{name: each for name, each in everything.items() if group_of[id(each)] == group} for group in range(groups)]
 
 
@@ -74,8 +75,8 @@ def trained(module: Module) -> dict[str, Parameter]:
     return {name: each for name, each in reversed(found.values()) if each.requires_grad}
 
 
-def _elements(parameters: Mapping[str, Parameter]) -> int:
-    return sum(each.numel() for each in parameters.values())
+def _elements(parameters: Iterable[Parameter]) -> int:
+    return sum(each.numel() for each in parameters)
 
 
 def _shared(module: Module) -> Collection[int]:

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from support.processes import run
 from support.toy import IGNORE, Samples, make_trainer, train, unsplit
+from thinwire.models.layers import Layer, Stage
 from thinwire.pipeline.checkpoint import Checkpoints
 from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.errors import OptionsError
@@ -154,6 +155,21 @@ def test_groups_are_equally_large_and_take_turns():
     sync = SyncOptions(every=7, groups=3)
     assert [due(sync, done) for done in range(1, 15)] == [[], [0], [], [1], [], [], [2]] * 2
     assert [done for done in range(1, 10) if due(SyncOptions(every=3), done)] == [3, 6, 9]
+
+
+class Parts(Layer):
+    """A layer of modules by their names in the unsplit model."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        self.parts = parts
+
+
+def test_weights_that_stages_share_count_in_the_first_group():
+    """They were counted nowhere. So one group had nearly everything, or all, and the other nothing."""
+    layers = [Parts(embedding=nn.Linear(8, 8)), *(Parts(**{name: nn.Linear(4, 4)}) for name in ("one", "two"))]
+    groups = divide_layers(Stage(layers, shared=["embedding"]), 2)
+    assert [sorted({name.partition(".")[0] for name in group}) for group in groups] == [["embedding"], ["one", "two"]]
 
 
 @pytest.mark.parametrize(
