@@ -133,8 +133,9 @@ class Run:
 
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
-        with suppress(OSError):
-            self._wire.discard_stores()
+        for wire, _ in self.trainer.stages[0].all_ends:
+            with suppress(OSError):
+                wire.discard_stores()
 
     def _after_step(self, record: StepRecord) -> None:
         done = self.trainer.done  # later than the step if a replica took the weights of another
@@ -266,8 +267,9 @@ class Run:
     def _show_stores(self) -> None:
         """Print the final size of the feedback stores before training fills them."""
         here = tuple(stage.stage_index for stage in self.trainer.stages)
+        stores = [store for wire, _ in self.trainer.stages[0].all_ends for store in wire.stores]
         mine = {
-            medium: sum(layout.nbytes for layout, path in self._wire.stores if (path is not None) == (medium == "disk"))
+            medium: sum(layout.nbytes for layout, path in stores if (path is not None) == (medium == "disk"))
             for medium in ("memory", "disk")
         }
         gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, mine)))

@@ -173,11 +173,13 @@ def test_saved_weights_name_their_step():
         assert opened.metadata() == {"step": "2"}
 
 
-def test_stores_on_disk_are_gone_after_the_run(here, capsys):
-    ran("--output", "run", "--compression.activations", 'aqsgd(q(4), store="disk")')
+@pytest.mark.parametrize("which", [["--compression"], ["--replicas.count", "2", "--replicas.overrides.1.compression"]])
+def test_stores_on_disk_are_gone_after_the_run(here, capsys, which):
+    """Those of a replica with codecs of its own stayed, and no line told their size."""
+    *options, prefix = which
+    ran("--output", "run", *options, f"{prefix}.activations", 'aqsgd(q(4), store="disk")')
     assert "stores for feedback will take" in capsys.readouterr().out
-    assert not list((here / "run").rglob("*.slots*"))
-    assert not (here / "run" / "stores").exists() or not any((here / "run" / "stores").iterdir())
+    assert not [path for path in (here / "run" / "stores").rglob("*") if path.is_file()]
 
 
 def test_a_run_says_what_it_waits_for(here):
