@@ -118,6 +118,19 @@ def test_a_next_file_that_cannot_begin_is_tried_again(tmp_path, monkeypatch):
     assert not refusals and len(pieces(path)) == 4
 
 
+def test_a_moved_file_is_not_put_back_in_part(tmp_path):
+    """A disk that was nearly full took a part of the lines, and nobody was told that the others were gone."""
+    with mounted(tmp_path / "small", "size=64k") as small:
+        path = small / "metrics.jsonl"
+        log = LogFile(path, 0, number)
+        log.add(bytes(40 << 10))
+        path.unlink()
+        with pytest.raises(OSError, match="No space left"):
+            log.put_back()
+        assert list(small.iterdir()) == []
+        log.close()
+
+
 def record(step):
     return StepRecord(
         step=step,

@@ -106,12 +106,15 @@ class LogFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file.seek(0)
         part = self._path.with_name(f"{self._path.name}.part")
-        fresh = _opened(part)
-        fresh.truncate(0)
-        shutil.copyfileobj(self._file, fresh)
+        try:
+            with part.open("wb") as copy:  # buffered: a disk that is nearly full takes a part of what is written
+                shutil.copyfileobj(self._file, copy)
+        except OSError:
+            part.unlink()
+            raise
         part.rename(self._path)
         self._file.close()
-        self._file = fresh
+        self._file = _opened(self._path)
         return True
 
     def _begin_next(self) -> None:
