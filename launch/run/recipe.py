@@ -126,13 +126,27 @@ class Recipe:
                 f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, "
                 f"got {self.replicas.sync.every}; adamw steps alone"
             )
+        mistakes += self._mistakes_of_overrides()
         if self.replicas.shuffle == "across" and (by_sample := self.compression.by_sample):
             mistakes.append(
                 f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
                 f"with one replica; got across beside {', '.join(by_sample)}"
             )
-        mistakes += check_overrides(self.replicas.overrides, self.compression, self.replicas.count, self.num_boundaries)
         return mistakes
+
+    def _mistakes_of_overrides(self) -> list[str]:
+        """Mistakes of replicas with codecs of their own."""
+        overrides = self.replicas.overrides
+        mistakes = check_overrides(overrides, self.compression, self.replicas.count, self.num_boundaries)
+        if mistakes or self.replicas.shuffle == "within":
+            return mistakes
+        return [
+            f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
+            f"with one replica; got across beside replicas.overrides.{replica}.{name}"
+            for replica in overrides
+            for name in self.replicas.codecs(replica, self.compression).by_sample
+            if name not in self.compression.by_sample
+        ]
 
     def _mistakes_of_computing(self) -> list[str]:
         gradients = self.compression.methods(self.num_boundaries, "gradients")

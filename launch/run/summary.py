@@ -113,7 +113,7 @@ def summarize(
 
 def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:
     """Tells the codec of a channel, and which replicas have another; `used` are the codecs, chosen by auto or not."""
-    overrides = recipe.replicas.overrides
+    overrides = recipe.replicas.overrides if recipe.replicas.count > 1 else {}
     return partial(in_words, recipe.compression if overrides else used, overrides)
 
 

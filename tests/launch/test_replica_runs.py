@@ -14,6 +14,7 @@ from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.run.resume import header
+from thinwire.launch.run.summary import codecs_in_words
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -143,6 +144,10 @@ def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
             "one replica; got across beside compression.activations",
         ),
         (
+            ["--replicas.shuffle", "across", "--replicas.overrides.1.compression.gradients", "ef(q(8), slot='sample')"],
+            "one replica; got across beside replicas.overrides.1.compression.gradients",
+        ),
+        (
             ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "9 steps", "--replicas.sync.every", "9"],
             "replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got 9",
         ),
@@ -154,6 +159,12 @@ def test_what_cannot_work_is_refused(folder, options, said):
     with pytest.raises(OptionsError) as caught:
         recipe.parse(["tiny.yaml", "--replicas.count", "2", *options])
     assert said in str(caught.value)
+
+
+def test_a_single_pipeline_has_the_codecs_of_the_recipe(folder):
+    """Its closing table told those of an override, which nobody used."""
+    wanted = recipe.parse(["tiny.yaml", "--replicas.overrides.0.compression.activations", "none"])
+    assert codecs_in_words(wanted, wanted.compression)(0, "activations") == "q(4)"
 
 
 def test_a_stage_with_fewer_layers_than_groups_is_refused(folder):
