@@ -215,7 +215,7 @@ class Wire:
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
             capacity = ChannelEnd(channel, encoders, holder.meter).capacity
-            if (group := self._to_card(holder, encoders, outwards=True)) is not None:
+            if (group := self._to_card(channel, holder, encoders)) is not None:
                 to_card = CardSender(capacity, holder.device, group, self._rank(holder.peer))
                 header_only = replace(self.options, checksum=False)
                 return Sender(channel, encoders, None, header_only, holder.meter, self._observer, way=to_card)
@@ -226,7 +226,7 @@ class Wire:
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
         capacity = ChannelEnd(channel, decoders, holder.meter).capacity
-        if (group := self._to_card(holder, decoders, outwards=False)) is not None:
+        if (group := self._to_card(channel, holder, decoders)) is not None:
             arrivals = CardArrivals(capacity, holder.device, group, self._rank(holder.peer))
             return CardReceiver(channel, decoders, arrivals, self.options, holder.meter)
         receiving = self._receiving(channel, capacity, holder)
@@ -273,12 +273,9 @@ class Wire:
             for name in CHANNELS
         }
 
-    def _to_card(self, holder: Holder, coders: Sequence[Coder], *, outwards: bool) -> dist.ProcessGroup | None:
-        """The communicator of one direction; None if frames go another way. OptionsError if their lengths vary."""
-        if holder.peer is None:
-            return None
-        here, there = dist.get_rank(), self._rank(holder.peer)
-        group = self.cards.groups.get((here, there) if outwards else (there, here))
+    def _to_card(self, channel: Channel, holder: Holder, coders: Sequence[Coder]) -> dist.ProcessGroup | None:
+        """The communicator of a channel; None if its frames go another way. OptionsError if their lengths vary."""
+        group = None if holder.peer is None else self.cards.groups.get((channel.boundary, channel.name))
         if group is not None and (varying := [str(coder.method) for coder in coders if coder.varies]):
             raise OptionsError(
                 f"wire.transport nccl needs frames whose length is known in advance, and those of {varying[0]} vary; "

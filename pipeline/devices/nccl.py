@@ -1,9 +1,10 @@
-"""Frames from card to card over NCCL: a communicator for each direction, and no look of the host at any frame.
+"""Frames from card to card over NCCL: a communicator for each channel, and no look of the host at any frame.
 
-NCCL wants exact lengths, and both ends have them from the plan. One communicator for both directions would order what
-must not be ordered. A receive is a kernel that waits on the card until data come, so each is enqueued where the
-schedule wants its frame, and none ahead. The header is written on the host and copied into the frame; the receiver
-compares all headers of a pass at its end. Payloads have no checksum here: NVLink and InfiniBand have their own.
+NCCL wants exact lengths, and both ends have them from the plan. It knows no tags: a communicator delivers in the order
+of sending, and two channels have no common order, because each stage receives when its own turn has come. A receive is
+a kernel that waits on the card until data come, so each is enqueued where the schedule wants its frame, and none
+ahead. The header is written on the host and copied into the frame; the receiver compares all headers of a pass at its
+end. Payloads have no checksum here: NVLink and InfiniBand have their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.staging import Seal
 from thinwire.pipeline.devices.transports import Seat, carrying
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.frames import HEADER_BYTES, Header, check
+from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName, Header, check
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.process import Placement
@@ -36,8 +38,8 @@ BACKEND = "nccl"
 class CardLinks:
     """The links of this process from card to card."""
 
-    groups: Mapping[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
-    """The communicator of each direction, by the processes that send and receive."""
+    groups: Mapping[tuple[int, ChannelName], dist.ProcessGroup] = field(default_factory=dict)
+    """The communicator of each channel, by boundary and name."""
     notes: Sequence[str] = ()
     """What carries the frames of each pair of processes, and why, in words."""
 
@@ -56,14 +58,22 @@ def connect(wanted: str, where: Placement, device: torch.device, timeout: timede
         f"{by} carries what processes {low} and {high} send each other: {why}"
         for (low, high), (by, why) in found.items()
     ]
-    groups: dict[tuple[int, int], dist.ProcessGroup] = {}
-    # in one order in all processes, so that no two wait for each other
-    for low, high in sorted(pair for pair, (by, _) in found.items() if by == "nccl" and dist.get_rank() in pair):
-        for direction in ((low, high), (high, low)):
-            made = dist.new_group([low, high], timeout=timeout, backend=BACKEND, use_local_synchronization=True)
-            assert isinstance(made, dist.ProcessGroup), "this process is a member"
-            groups[direction] = made
-    return CardLinks(groups, notes)
+    return CardLinks(_communicators(wanted, where, seats, timeout), notes)
+
+
+def _communicators(
+    wanted: str, where: Placement, seats: Sequence[Seat], timeout: timedelta
+) -> dict[tuple[int, ChannelName], dist.ProcessGroup]:
+    """Those of this process. Every process makes all of all replicas in one order: torch counts groups to name them."""
+    mine: dict[tuple[int, ChannelName], dist.ProcessGroup] = {}
+    size, pipeline = where.num_processes, min(where.process_of.values())
+    for first, boundary, name in product(range(0, len(seats), size), range(where.num_stages - 1), CHANNELS):
+        low, high = sorted(where.process_of[stage] - pipeline + first for stage in (boundary, boundary + 1))
+        if low != high and carrying(wanted, (low, high), seats)[0] == "nccl":
+            made = dist.new_group([low, high], timeout=timeout, backend=BACKEND)
+            if isinstance(made, dist.ProcessGroup):  # else this process is no member
+                mine[boundary, name] = made
+    return mine
 
 
 class CardSender:
