@@ -13,6 +13,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import telling
+from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire outline"
 
@@ -26,7 +27,10 @@ def main(argv: Sequence[str]) -> int:
 
     with telling("reading the data"):
         data = load(wanted.data, seed=wanted.training.seed)
-    write_outline(data, options.to, labels=options.labels)
+    try:
+        write_outline(data, options.to, labels=options.labels)
+    except OSError as error:
+        raise OptionsError(f"--to must be a file that can be written, got {options.to}: {error.strerror}") from error
     held_out = f" and {len(data.held_out)}" if data.held_out else ""
     told = "their labels, " if options.labels else "no label, "
     print(

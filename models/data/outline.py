@@ -37,6 +37,13 @@ class PartOutline:
     labels: list[int] | None = None
     """The label of each sample, if the one who reads the outline is to have the labels."""
 
+    def __post_init__(self) -> None:
+        whole = [self.count, *self.shape, *(self.labels or [])]
+        if not all(type(number) is int and number >= 0 for number in whole) or not isinstance(self.digest, str):
+            raise TypeError("count, shape and labels must be whole numbers, and digest a text")
+        if self.labels is not None and len(self.labels) != self.count:
+            raise TypeError(f"there are {len(self.labels)} labels for {self.count} samples")
+
 
 class OutlinedSamples:
     """Samples that are elsewhere. They have ids, and labels if the outline has them; they have no inputs."""
@@ -66,6 +73,11 @@ class OutlinedSamples:
     def side(self, ids: Tensor) -> dict[str, Tensor]:
         """Nothing: data with side inputs has no outline."""
         return {}
+
+    def check_labels(self, num_labels: int | None) -> None:
+        """Raise TypeError if there is a label that is not below `num_labels`."""
+        if self._labels is not None and int(self._labels.max()) >= (num_labels or 0):
+            raise TypeError(f"a label must be below {num_labels}, got {int(self._labels.max())}")
 
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: a meta tensor."""
@@ -122,13 +134,13 @@ def read_outline(path: str, *, labels: bool) -> Data:
         raise ModelError(f"{rule}: {error}") from error
     require((isinstance(values, dict) and values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
     data = _read(values, lambda told: ModelError(f"{rule}: {told}"))
+    written = "write it with thinwire outline --labels, or " if data.num_labels is not None else ""
     lacking = any(isinstance(part, OutlinedSamples) and not part.has_labels for part in (data.training, data.held_out))
     require(
         (
             not (labels and lacking),
-            f"data.outline must have labels for the process of the last stage, and {path} has none; write it with "
-            "thinwire outline --labels, or take a schedule that brings the last stage back to the first process, such "
-            "as zbv-zero-bubble",
+            f"data.outline must have labels for the process of the last stage, and {path} has none; {written}take a "
+            "schedule that brings the last stage back to the first process, such as zbv-zero-bubble",
         )
     )
     return data
@@ -139,7 +151,10 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
         training = OutlinedSamples(PartOutline(**values["training"]))
         held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))
         num_labels, vocab_size = values["num_labels"], values["vocab_size"]
-        training.example(1)
+        for part in (training, held_out):
+            if part is not None:
+                part.example(1)
+                part.check_labels(num_labels)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise wrong(f"it is damaged ({error})") from error
     task = LanguageModeling() if num_labels is None else Classification(num_labels)

@@ -87,6 +87,14 @@ def test_the_server_never_opens_the_data(recipe, labels, machines, capsys):
         assert ours[field] == alone[field]
 
 
+def test_a_place_that_cannot_be_written_is_a_sentence(machines, capsys):
+    client, _ = machines
+    (client / "split.yaml").write_text(LABELS_AT_SERVER)
+    assert cli.main(["outline", "split.yaml", "--to", "nowhere/outline.json"]) == 2
+    said = "--to must be a file that can be written, got nowhere/outline.json: No such file or directory"
+    assert said in capsys.readouterr().err
+
+
 def test_a_server_without_labels_may_not_have_the_last_stage(machines, monkeypatch):
     client, _ = machines
     (client / "split.yaml").write_text(LABELS_AT_SERVER)

@@ -40,6 +40,9 @@ def test_it_has_labels_only_on_demand_and_never_an_input(tmp_path):
 
 
 def test_text_has_no_labels_apart_from_itself(tmp_path):
+    write_outline(load(TEXT), tmp_path / "text.json", labels=False)
+    with pytest.raises(ModelError, match=r"has none; take a schedule that brings the last stage back"):
+        read_outline(str(tmp_path / "text.json"), labels=True)
     with pytest.raises(ModelError, match="of text, the targets are the text itself"):
         write_outline(load(TEXT), tmp_path / "outline.json", labels=True)
 
@@ -48,6 +51,26 @@ def test_pairs_have_no_outline(tmp_path):
     data = load(DataOptions(name="pydoc", kind="pairs", limit=50, block_size=32))
     with pytest.raises(ModelError, match="every stage reads masks that come with the texts"):
         write_outline(data, tmp_path / "outline.json", labels=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"count": "45"}, "count, shape and labels must be whole numbers, and digest a text"),
+        ({"shape": [-1, 8, 8]}, "count, shape and labels must be whole numbers"),
+        ({"labels": [1, 2]}, "there are 2 labels for 45 samples"),
+        ({"labels": [10] * 45}, "a label must be below 10, got 10"),
+    ],
+    ids=["count", "shape", "number of labels", "label"],
+)
+def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sentence, tmp_path):
+    path = tmp_path / "outline.json"
+    write_outline(load(DIGITS), path, labels=True)
+    values = json.loads(path.read_text())
+    values["training"] |= wrong
+    path.write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=f"it is damaged .{sentence}"):
+        read_outline(str(path), labels=True)
 
 
 @pytest.mark.parametrize(
