@@ -10,6 +10,7 @@ on from its newest checkpoint. Any option of a recipe may follow: it is for all 
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,7 @@ def _run(argv: Sequence[str]) -> int:
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
     if study.prediction:
-        return _predict(study, scale_name, scale, folder, given)
+        return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
     checked = check_apart(_chosen(cells_of(study, scale, folder, given), options.row), PROG)
     cells = [_progress(one, any_code=options.any_code) for one in checked]
     jobs = options.jobs or max(1, cores() // max(_cores(one, processes=options.processes) for one in checked))
@@ -90,11 +91,23 @@ def _run(argv: Sequence[str]) -> int:
 def _predict(study: Study, scale_name: str, scale: Scale, folder: Path, given: Sequence[str]) -> int:
     """Write the report of a study of predictions, whose cells take no time."""
     if given:
-        raise OptionsError(f"the study {study.name} predicts, and has no recipe that {given[0]} could change")
+        raise OptionsError(f"the study {study.name} predicts and trains nothing; leave out {given[0]}")
     from thinwire.launch.study.report import make, write_and_show
 
     write_and_show(make(study, scale_name, scale, folder), folder)
     return OK
+
+
+def _of_trainings(options: argparse.Namespace) -> list[str]:
+    """The options that say how cells are trained."""
+    given = {
+        "--row": options.row,
+        "--jobs": options.jobs,
+        "--processes": options.processes,
+        "--any-code": options.any_code,
+        "--check": options.check,
+    }
+    return [name for name, value in given.items() if value]
 
 
 def make_parser() -> Parser:

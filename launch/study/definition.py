@@ -217,8 +217,7 @@ def _mistakes(study: Study) -> list[str]:
     mistakes += [
         f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values
     ]
-    if bool(study.recipe) == (study.prediction is not None):
-        mistakes.append("one of recipe and prediction must say what the cells are, but not both")
+    mistakes += _mistakes_of_kind(study)
     mistakes += _repeated("seeds", study.seeds)
     sides = [
         (f"claims.{i}.{name}", side)
@@ -245,6 +244,36 @@ def _mistakes(study: Study) -> list[str]:
     for name, scale in study.scales.items():
         mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
     return mistakes
+
+
+def _mistakes_of_kind(study: Study) -> list[str]:
+    """A sentence for each field that only a study of the other kind has: of trained cells, or of predictions."""
+    if bool(study.recipe) == (study.prediction is not None):
+        return ["one of recipe and prediction must say what the cells are, but not both"]
+    if study.prediction is None:
+        return [
+            f"rows.{name}.score must be left out, because trained cells have all scores; got {row.score!r}"
+            for name, row in study.rows.items()
+            if row.score
+        ]
+    given = {
+        **{
+            f"scales.{name}.{part}": getattr(scale, part)
+            for name, scale in study.scales.items()
+            for part in ("recipe", "options", "row_options", "seeds")
+        },
+        **{f"rows.{name}.published.off": "off" in row.published for name, row in study.rows.items()},
+        **{
+            f"claims.{index}.{name}.mode off": side is not None and side.mode == "off"
+            for index, claim in enumerate(study.claims)
+            for name, side in (("of", claim.of), ("minus", claim.minus), ("over", claim.over))
+        },
+    }
+    return [
+        f"{where} must be left out of predictions: nothing is trained, so only a row's options count"
+        for where, there in given.items()
+        if there
+    ]
 
 
 def _repeated(where: str, seeds: list[int]) -> list[str]:

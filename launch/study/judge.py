@@ -41,7 +41,7 @@ class Judged:
     claim: Claim
     verdict: Ruling
     seeds: tuple[int, ...]
-    """The seeds for which both sides have a score."""
+    """The seeds for which both sides have a score, and a ratio is not one to 0."""
     mean: float | None
     """The mean difference or ratio; None if there is none."""
     error: float | None
@@ -53,7 +53,8 @@ class Judged:
 def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row], *, exact: bool = False) -> Judged:
     """Judge a claim by the scores of the cells; `exact` ones have no spread."""
     of, other = _by_seed(claim.of, results), _by_seed(claim.other, results)
-    seeds = tuple(sorted(of.keys() & other.keys()))
+    # a ratio to 0 is none
+    seeds = tuple(seed for seed in sorted(of.keys() & other.keys()) if claim.minus or other[seed])
     differences = [claim.compare(of[seed], other[seed]) for seed in seeds]
     mean = fmean(differences) if differences else None
     error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
@@ -90,4 +91,4 @@ def _by_seed(side: Side, results: Sequence[Result]) -> dict[int, float]:
 
 def _published(claim: Claim, rows: Mapping[str, Row]) -> float | None:
     of, other = (rows[side.row].published.get(side.mode) for side in (claim.of, claim.other))
-    return None if of is None or other is None else claim.compare(of, other)
+    return None if of is None or other is None or (claim.over and not other) else claim.compare(of, other)

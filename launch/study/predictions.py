@@ -110,7 +110,20 @@ def _workload(pipeline: PredictedPipeline) -> Workload:
     count, weights = pipeline.num_stages, pipeline.weights
     OptionsError.require(
         (count >= 2, f"prediction.num_stages must be at least 2, because a prediction needs links; got {count}"),
-        (len(pipeline.shape) > 0, "prediction.shape must be that of a stage's output, samples first; got none"),
+        (
+            len(pipeline.shape) > 0 and min(pipeline.shape) > 0,
+            f"prediction.shape must be that of a stage's output, samples first; got {pipeline.shape}",
+        ),
+        (
+            min(pipeline.forward_ms, pipeline.backward_ms) > 0,
+            f"prediction.forward_ms and backward_ms must be above 0, got {pipeline.forward_ms} and "
+            f"{pipeline.backward_ms}",
+        ),
+        (pipeline.replicas >= 1, f"prediction.replicas must be at least 1, got {pipeline.replicas}"),
+        (
+            min(weights, default=0) >= 0,
+            f"prediction.weights must be numbers of weights, at least 0, got {min(weights, default=0)}",
+        ),
         (
             pipeline.replicas == 1 or len(weights) == count,
             f"prediction.weights must have the number of weights of each of {count} stages beside replicas, "

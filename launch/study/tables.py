@@ -85,7 +85,7 @@ def predictions_table(study: Study, rows: Mapping[str, Row], results: Sequence[R
     lines: list[list[Value]] = []
     for name, row in rows.items():
         published = row.published.get("on")
-        deviation = None if published is None else round(100 * (found[name] / published - 1), 1)
+        deviation = round(100 * (found[name] / published - 1), 1) if published else None
         lines.append([name, row.score or study.score, published, float(f"{found[name]:.3g}"), deviation])
     notes = " ".join(f"{name}: {row.note}." for name, row in rows.items() if row.note)
     return Table(

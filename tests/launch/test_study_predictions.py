@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from dataclasses import replace
 from textwrap import dedent
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from support.pages import DOCS
 from thinwire.launch import cli
 from thinwire.launch.study.definition import parse_study, read_study
+from thinwire.launch.study.judge import judge
 from thinwire.launch.study.predictions import predicted
 from thinwire.launch.timing import published
 from thinwire.pipeline.errors import OptionsError
@@ -97,6 +99,16 @@ def test_a_report_has_deviations_and_judges_without_a_spread(tmp_path, monkeypat
         ("shape: [1, 1000]", "shape: [1, 1000], replicas: 2", "prediction.weights must have the number of weights of"),
         ("num_stages: 2", "num_stages: 1", "prediction.num_stages must be at least 2"),
         ("shape: [1, 1000]", "shape: [1, 1000], schedule: never", "pipeline.schedule must be one of gpipe"),
+        (
+            "forward_ms: 10",
+            "forward_ms: -1",
+            "prediction.forward_ms and backward_ms must be above 0, got -1.0 and 20.0",
+        ),
+        ("shape: [1, 1000]", "shape: [0, 1000]", "prediction.shape must be that of a stage's output"),
+        ("shape: [1, 1000]", "shape: [1, 1000], replicas: 0", "prediction.replicas must be at least 1, got 0"),
+        ("claims:", "scales: {small: {options: {latency: 9ms}}}\nclaims:", "scales.small.options must be left out"),
+        ("of: {row: fast}", "of: {row: fast, mode: off}", "claims.0.of.mode off must be left out of predictions"),
+        ("published: {on: 5.0}", "published: {off: 5.0}", "rows.slow.published.off must be left out of predictions"),
     ],
 )
 def test_a_mistake_is_a_sentence(old, new, sentence, tmp_path, monkeypatch, capsys):
@@ -111,5 +123,24 @@ def test_a_study_either_trains_or_predicts(tmp_path, monkeypatch, capsys):
         parse_study(f"{STUDY}\nrecipe: quickstart", "mine.yaml", "mine")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(STUDY)
-    assert cli.main(["study", "mine.yaml", "--training.steps", "3"]) == 2
-    assert "predicts, and has no recipe that --training.steps could change" in capsys.readouterr().err
+    for options in (["--training.steps", "3"], ["--row", "fast"], ["--jobs", "2"]):
+        assert cli.main(["study", "mine.yaml", *options]) == 2
+        assert f"predicts and trains nothing; leave out {options[0]}" in capsys.readouterr().err
+    with pytest.raises(OptionsError, match=r"rows\.one\.score must be left out, because trained cells have all scores"):
+        parse_study("recipe: quickstart\nrows: {one: {score: samples/s}}", "mine.yaml", "mine")
+
+
+def test_nothing_is_divided_by_a_published_0(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STUDY.replace("on: 5.0", "on: 0"))
+    assert cli.main(["study", "mine.yaml"]) == 0
+    report = json.loads((tmp_path / "studies/mine/all/report.json").read_text())
+    assert report["tables"][0]["rows"][0] == ["slow", "samples/s", 0.0, 8.0, None]
+    assert [claim["published"] for claim in report["claims"]] == [None, None]
+
+
+def test_a_ratio_to_0_is_no_score():
+    study = parse_study(STUDY, "s", "s")
+    slow, fast = predicted(study, study.all_rows)
+    judged = judge(study.claims[0], [replace(slow, scores={"on": 0.0}), fast], study.all_rows, exact=True)
+    assert (judged.verdict, judged.seeds, judged.mean) == ("cannot tell", (), None)
