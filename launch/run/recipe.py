@@ -149,7 +149,7 @@ class Recipe:
         ]
 
     def _mistakes_of_computing(self) -> list[str]:
-        gradients = self.compression.methods(self.num_boundaries, "gradients")
+        gradients = self.compression.possible(self.num_boundaries, "gradients")
         return misfits(self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients)
 
     def check_freezing(self, steps_per_epoch: int) -> None:

@@ -146,6 +146,12 @@ class CompressionOptions:
         read = cache(_method)
         return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
 
+    def possible(self, num_boundaries: int, channel: ChannelName) -> list[compress.Method]:
+        """The methods that one channel may get at the boundaries: for auto, those of all candidates."""
+        chosen_later = any(self.is_automatic(boundary, channel) for boundary in range(num_boundaries))
+        candidates = [_method(candidate) for candidate in self.candidates] if chosen_later else []
+        return self.methods(num_boundaries, channel) + candidates
+
     def ranks(self, num_boundaries: int) -> dict[int, int]:
         """The ranks of autoencoders, by boundary."""
         from thinwire.compress.autoencoder import Autoencoder
