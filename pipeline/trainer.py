@@ -19,11 +19,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
+from thinwire.compress.transfer import put
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
-from thinwire.pipeline.devices.device import put, put_all
+from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.meters import SECTIONS, Section, Traffic
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm

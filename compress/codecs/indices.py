@@ -182,7 +182,7 @@ def _unpack_elias_fano(payload: Tensor, total: int, count: int) -> Tensor:
     indices = _unpack_ones(payload[size:], count + ((total - 1) >> width), count)
     indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
     if not _may_look(payload):
-        return indices.clamp_(max=total - 1)
+        return indices.clamp_(0, total - 1)  # a card that is asked for another index computes nothing more
     if int(indices.max()) >= total:
         raise CodecError(f"a payload's indices must be below {total}, got {int(indices.max())}")
     return indices

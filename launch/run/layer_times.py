@@ -13,12 +13,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.summary import module_of
 from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
 from thinwire.models.partition import partition
-from thinwire.pipeline.devices.device import put, put_all
+from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.stage import CompressedStage
 
 WORSE_THAN_BEST_CUT = 1.5

@@ -194,6 +194,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     Replicas with processes of their own have parts of their own.
     """
     recipe = asdict(prepared.recipe)
+    if not prepared.recipe.replicas.overrides:
+        del recipe["replicas"]["overrides"]  # so a checkpoint of before there were any agrees
     if prepared.recipe.replicas.count == 1:
         del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
     elif not prepared.recipe.replicas.step_alone:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Key, Method, parse
+from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.layers import build_layers, build_stage
-from thinwire.pipeline.devices.device import CPU, choose, put, put_all, seconds_now
+from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.powersgd import read_powersgd

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from thinwire.compress.transfer import put
 from thinwire.pipeline.errors import OptionsError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -67,13 +68,8 @@ def seconds_now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def put(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device. Nobody waits for the copy: it goes through pinned memory."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
 def put_all(tensors: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same, with every tensor on the device."""
+    """The same, with every tensor of the host on the device."""
     return {name: put(value, device) if isinstance(value, Tensor) else value for name, value in tensors.items()}
 
 

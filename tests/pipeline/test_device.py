@@ -3,9 +3,10 @@ import time
 import pytest
 import torch
 
+from thinwire.compress.transfer import put
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.devices import device
-from thinwire.pipeline.devices.device import CPU, choose, copy_to_host, described, put, put_all, seconds_now, use
+from thinwire.pipeline.devices.device import CPU, choose, copy_to_host, described, put_all, seconds_now, use
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import TrainingOptions
 
