@@ -364,13 +364,14 @@ class Run:
         stages = where.gather({report["stage"]: report for report in reports})
         if self._log is None or stages is None:
             return None
+        here = self.trainer.replicas.here
         return summarize(
             self.recipe,
             stages,
             done=done,
             codec_of=codecs_in_words(self.recipe, self._wire.compression),
             times=self._times,
-            apart=where.num_replicas > 1 or self.recipe.replicas.elastic,
+            timed=f"replica {here.start}" if len(here) < self.recipe.replicas.count else "all",
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choices,

@@ -65,7 +65,7 @@ def summarize(
     done: int,
     codec_of: Callable[[int, ChannelName], str],
     times: Times,
-    apart: bool,
+    timed: str,
     train_loss: float | None,
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
@@ -79,7 +79,7 @@ def summarize(
         done: the number of steps done.
         codec_of: (boundary, channel) -> the expression of its codec.
         times: the seconds of the run so far.
-        apart: whether the replicas have processes of their own, so that seconds and memory are those of the first.
+        timed: whose seconds and memory these are: all, or a replica with processes of its own.
         train_loss: the training loss of the last step.
         evaluations: (steps done, scores by compression).
         choices: the choices of auto.
@@ -100,7 +100,7 @@ def summarize(
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
         "replicas": replica_rows(stages, str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
-        "timed": "replica 0" if apart else "all",
+        "timed": timed,
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
         "loss_scale": loss_scale,

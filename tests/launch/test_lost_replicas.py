@@ -3,17 +3,20 @@
 import os
 import re
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from support.commands import THINWIRE, completed, started
+from support.commands import THINWIRE, TIMEOUT, completed, started
 from support.recipe_runs import simulate
 from support.run_files import digest, losses, metrics, summary
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
+from thinwire.launch.run.crews.place import MeetingPlace
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.replicas.membership.messages import HEAD
 
 ALONE = ["--replicas.count", "2", "--replicas.sync.every", "3", "--replicas.sync.sums", "all"]
 OPTIONS = [*ALONE, "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
@@ -100,12 +103,32 @@ def test_all_start_again_if_their_meeting_place_is_lost(folder):
         command.wait_until(lambda: len(steps(folder / "run")) > 8, 120)
         [place] = [pid for pid in command.processes() if b"crews.hub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(place, signal.SIGKILL)
-        told(command, "the meeting place of the replicas was killed\nstarting again from the newest checkpoint")
+        told(
+            command,
+            "the meeting place of the replicas was killed or stopped\nstarting again from the newest checkpoint",
+        )
         last = max(steps(folder / "run"))
         command.wait_until(lambda: max(steps(folder / "run"), default=0) > last + 3, 120)
         command.process.send_signal(signal.SIGINT)
         assert command.wait() == 130, command.stderr
     assert "lost" not in command.stderr
+
+
+def test_a_meeting_place_that_is_stopped_is_lost(folder):
+    """All replicas waited for it for ever."""
+    with closing(MeetingPlace(recipe.parse(["tiny.yaml", *ALONE, *ELASTIC]))) as place:
+        assert not place.is_gone
+        os.kill(place._process.pid, signal.SIGSTOP)
+        os.waitpid(place._process.pid, os.WUNTRACED)
+        assert place.is_gone
+
+
+def test_a_meeting_place_that_cannot_read_a_message_ends(folder):
+    """It went on without an answer, and who had asked waited for ever."""
+    meeting = MeetingPlace(recipe.parse(["tiny.yaml", *ALONE, *ELASTIC]))
+    with closing(meeting) as place, place.coming(0) as [descriptor, _]:
+        os.write(descriptor, HEAD.pack(1, 0) + b"?")
+        assert place._process.wait(TIMEOUT) == 1
 
 
 def endless(*options):

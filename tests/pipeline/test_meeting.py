@@ -200,6 +200,20 @@ def test_who_comes_after_the_last_exchange_takes_the_weights_of_the_end(place):
     assert place.heard(1) == "take"
 
 
+def test_who_is_lost_after_the_last_exchange_takes_the_weights_of_the_end(place):
+    """It went on from its checkpoint alone, and its last weights differed from those of the others."""
+    for act in (place.deliver, place.apply):
+        for replica in range(2):
+            act(replica, 3, last=True)
+    place.meeting.loses(0, for_good=False)
+    place.meeting.loses(1, for_good=True)
+    place.meeting.comes(0)
+    place.forget()
+    place.begin(0)
+    words, blobs = place.answers[0, 1]
+    assert (words["kind"], words["step"], blobs) == ("take", 3, [b"weights of 0.1"])
+
+
 def test_if_nobody_trains_the_newest_weights_go_on(place):
     place.exchange(3, 0, 1)
     place.exchange(6, 0, 1)

@@ -80,13 +80,14 @@ class Crews:
 
     def _meet(self, *, again: bool) -> bool:
         """Run all replicas with one meeting place; whether it was lost, and they start again with another."""
+        self._ended = _Ended(reports=self._ended.reports)  # those who have ended start again too
         with closing(MeetingPlace(self._recipe)) as place:
             try:
                 for replica in range(self._recipe.replicas.count):
                     self._start(place, replica, again=again)
                 while self._running:
                     if place.is_gone:
-                        self._spend_restart("the meeting place of the replicas was killed")
+                        self._spend_restart("the meeting place of the replicas was killed or stopped")
                         return True
                     if not self._heed_signals(place):
                         return False

@@ -48,6 +48,9 @@ class Hub:
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._heed)
         while not self._launcher_is_gone:
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()  # a mistake of ours ends this process, so that nobody waits for its answer
             self._meeting.settle()
             await asyncio.sleep(_POLL)
 

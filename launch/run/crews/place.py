@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from thinwire.launch.run.crews.hub import MOST_SOCKETS
+from thinwire.launch.run.heartbeat.silence import is_stopped
 from thinwire.launch.run.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 
@@ -47,8 +48,8 @@ class MeetingPlace:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended."""
-        return self._process.poll() is not None
+        """Whether it has ended, or was stopped, and answers no more."""
+        return self._process.poll() is not None or is_stopped(self._process.pid)
 
     @contextmanager
     def coming(self, replica: int) -> Iterator[list[int]]:

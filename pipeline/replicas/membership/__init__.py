@@ -23,6 +23,7 @@ the exchange; a difference stops the run.
 | after the exchange was decided | Its frames count for all who took part, so they hold the same bits |
 | while it gives its weights to another | The other one waits for the next exchange, and another replica gives |
 | while it takes weights | It is lost, and returns once more |
+| after the last exchange | It takes the weights of the end, which the meeting place keeps |
 
 **Who returns** says which common weights its checkpoint has: the step of their exchange, and their digest. If they are
 the current ones, it goes on from its checkpoint, exactly. Otherwise it waits for the next exchange, and takes the

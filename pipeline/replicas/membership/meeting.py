@@ -249,8 +249,8 @@ class Meeting:
             return False
         [step] = steps
         first = asked[members[0]][0][0]
-        may_come = self._in("away", "starting", "late", "training")
-        giver = members[0] if self._in("waiting") or (first["last"] and may_come) else None
+        # at the end also for one who takes part, is lost before its weights are saved, and comes back
+        giver = members[0] if self._in("waiting") or first["last"] else None
         for replica in self._in("training"):
             self._seats[replica].state = "late"
         self._current = Held(step, None)
