@@ -13,13 +13,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from thinwire.compress.transfer import put
 from thinwire.errors import ThinwireError
 from thinwire.launch.shared.progress import telling
 from thinwire.models.compiled import compile_layers
 from thinwire.models.data.samples import Samples
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
-from thinwire.pipeline.devices.device import put, put_all
+from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.stage import CompressedStage
 
