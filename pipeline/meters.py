@@ -144,6 +144,10 @@ class Meter:
         if self._exchange_left is None:
             self._exchange_left = time.perf_counter()
 
+    def drop_exchange(self) -> None:
+        """Say that the exchange went on elsewhere: the next one has not begun."""
+        self._exchange_begun, self._exchange_left, self._left = None, None, []
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Do not count the seconds inside, such as those of an evaluation. Traffic counts, in its own phase."""

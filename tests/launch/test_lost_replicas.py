@@ -131,6 +131,14 @@ def test_a_meeting_place_that_cannot_read_a_message_ends(folder):
         assert place._process.wait(TIMEOUT) == 1
 
 
+def test_a_folder_of_a_replica_that_cannot_be_written_is_a_sentence(folder, capsys):
+    """It was a traceback of a stage process."""
+    (folder / "run").mkdir()
+    (folder / "run/replica-1").touch()
+    assert cli.main(["train", "tiny.yaml", "--output", "run", *OPTIONS, *ELASTIC]) == 2
+    assert "output must name a folder that can be written, got run/replica-1: File exists" in capsys.readouterr().err
+
+
 def endless(*options):
     """The command of a run that ends only when it is stopped."""
     long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps"]

@@ -18,6 +18,7 @@ from thinwire.launch.run import failures, forks, host_data, local
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.crews.own import REPLICA_VARIABLE, of_replica
 from thinwire.launch.run.crews.place import MeetingPlace
+from thinwire.launch.run.folders import check_folders
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 
@@ -67,10 +68,13 @@ class Crews:
         """Start all replicas, and wait until all have ended.
 
         Raises:
+            OptionsError: a replica cannot write to its folder.
             FailedError: a replica failed in a way that a restart does not mend; or none is left; or the first, whose
                 folder is that of the run, is lost for good.
             StoppedError: a signal came.
         """
+        for replica in range(self._recipe.replicas.count):
+            check_folders(of_replica(self._prepared, replica).recipe)
         again = False
         while self._meet(again=again):
             again = True

@@ -160,6 +160,8 @@ class PresentSteps(LocalSteps):
         if isinstance(answer, Taken):
             self._mail.discard()
             self._flight = None
+            for stage in self._stages:
+                stage.meter.drop_exchange()
             self._take(answer)
             self._taken_after = answer.step
             return
