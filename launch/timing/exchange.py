@@ -61,6 +61,11 @@ class ReplicaWork:
         """What the gradients go through."""
         return read_powersgd(self.gradients) or parse(self.gradients)
 
+    @property
+    def waits(self) -> int:
+        """Waits for frames in an exchange: for parts and for sums, or all at once; of PowerSGD for P, then for Q."""
+        return (1 if self.to_all else 2) * (2 if isinstance(self.method, PowerSGD) else 1)
+
     def rounds(self, process: int) -> list[tuple[BucketLoad, ...]]:
         """The loads of a process, by bucket: of one exchange, or of PowerSGD's two, which follow each other."""
         method = self.method

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from thinwire.launch.timing.exchange import ExchangeTime, time_exchange
 from thinwire.launch.timing.network import Link, Network
@@ -81,12 +82,17 @@ class Step:
     """Groups of layers that are exchanged in turn, if replicas exchange after several steps."""
     overlap: int = 0
     """Steps that hide the exchange of a group then."""
+    waits: int = 1
+    """Waits for frames in an exchange, equally long; the steps that hide it are shared out among them."""
 
     def every(self, count: int) -> float:
         """Seconds of an average step if replicas exchange everything once in `count` steps."""
         adds = self.exchange.adds if self.exchange else 0.0
         alone = self.seconds - adds
-        of_group = max(0.0, adds / self.groups - self.overlap * alone)
+        wait = adds / self.groups / self.waits
+        # as in training: a wait ends after the first step at which its share of the steps is over
+        ends = [math.ceil(self.overlap * index / self.waits) for index in range(self.waits + 1)]
+        of_group = sum(max(0.0, wait - (end - begin) * alone) for begin, end in pairwise(ends))
         return alone + self.groups * of_group / count
 
 
@@ -105,7 +111,14 @@ def step(workload: Workload, schedule: str, compression: CompressionOptions, net
         return Step(course=course, exchange=None, seconds=course.seconds)
     exchange = time_exchange(replicas, course, network)
     seconds = replicas.passes * course.seconds + exchange.adds
-    return Step(course=course, exchange=exchange, seconds=seconds, groups=replicas.groups, overlap=replicas.overlap)
+    return Step(
+        course=course,
+        exchange=exchange,
+        seconds=seconds,
+        groups=replicas.groups,
+        overlap=replicas.overlap,
+        waits=replicas.waits,
+    )
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:

@@ -165,6 +165,14 @@ def test_groups_and_steps_hide_a_rare_exchange():
     assert plain.every(30) == pytest.approx(alone + adds / 30)
     assert streaming.every(30) == pytest.approx(alone + 2 * (adds / 2 - 5 * alone) / 30)
     assert replace(streaming, overlap=10**6).every(30) == pytest.approx(alone)
+    short = replace(streaming, groups=100, overlap=1)
+    assert short.every(30) == pytest.approx(alone + adds / 2 / 30), "one step hides the parts, and no sums"
+    assert replace(short, waits=1).every(30) == pytest.approx(alone), "without sums it hides all"
+    assert [each.waits for each in (work, replace(work, to_all=True), replace(work, gradients="powersgd(2)"))] == [
+        2,
+        1,
+        4,
+    ]
 
 
 def test_a_step_has_the_samples_of_all_passes_of_all_replicas():
