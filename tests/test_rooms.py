@@ -1,6 +1,7 @@
 """The rooms of the house: imports go down, no command imports another, and no test imports another."""
 
 import ast
+import configparser
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,13 @@ def test_no_test_imports_another(path):
 def test_no_folder_is_crowded():
     folders = {path.parent for path in MODULES}
     assert all(len(list(folder.glob("*.py"))) <= 25 for folder in folders)
+
+
+def test_every_room_is_installed():
+    """A room that is not listed works where the repository is installed in place, and is missing everywhere else."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    rooms = {path.parent.relative_to(ROOT) for path in MODULES if path.name == "__init__.py"} - {Path("launch/module")}
+    assert set(config["options"]["packages"].split()) - {"thinwire"} == {
+        ".".join(["thinwire", *r.parts]) for r in rooms
+    }
