@@ -35,6 +35,6 @@ dropped.
 **If no replica trains**, as at the start, the newest common weights that any of them has become the current ones, once
 all have said theirs or `wire.timeout` is over. So a run of which all replicas died goes on as one that was stopped.
 
-**The meeting place** keeps nothing on a disk and counts on nothing that a replica could not say again. If it dies, the
-launcher starts all replicas again, and this rule applies.
+**The meeting place** keeps nothing on a disk and counts on nothing that a replica could not say again. If it dies or
+is stopped, the launcher starts all replicas again, and this rule applies.
 """
