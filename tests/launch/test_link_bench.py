@@ -111,6 +111,8 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     told = capsys.readouterr().err.splitlines()
     assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
     assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
+    assert cli.main(["bench", *SMALL, "--training.compile", "true"]) == 2
+    assert "plain torch, whose layers are not compiled; set training.compile to false" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
     assert "must give at least 2 processes, got 1" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit,2gbit"]) == 2

@@ -68,6 +68,10 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             f"training.device to cpu, got {wanted.training.device}",
         ),
         (
+            not wanted.training.compile,
+            "a bench compares with plain torch, whose layers are not compiled; set training.compile to false",
+        ),
+        (
             not wanted.replicas.step_alone,
             f"a bench measures an exchange between replicas in each step; set replicas.sync.every to 1, got "
             f"{wanted.replicas.sync.every}",
