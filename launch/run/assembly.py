@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import SlotCounts
 from thinwire.errors import attempt
 from thinwire.launch.run.compiling.stages import compile_stages
 from thinwire.launch.run.host_data import load_once, outlined
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
+from thinwire.launch.run.wiring.wire import agreed, make_wire
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.models.autoencoder import with_autoencoders
 from thinwire.models.compiled import check_compiler
@@ -274,39 +272,18 @@ def assemble(
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
     use(device := choose(training.device))
-    compression = recipe.replicas.codecs(where.replica_of(rank), recipe.compression)
-    wire = Wire(
-        replace(compression.before_choice(), store_folder=_store_folder(recipe)),
-        recipe.wire,
-        seed=training.seed,
-        agreement=_agreement(prepared),
-        slots=SlotCounts(
-            positions=pipeline.batch_size if attendance else recipe.batch_size // where.num_replicas,
-            samples=len(data.training),
-            evaluation_samples=len(data.held_out or ()),
-        ),
+    agreement = agreed(recipe, data)
+    wire = make_wire(
+        recipe,
+        data,
+        where.replica_of(rank),
+        positions=pipeline.batch_size if attendance else recipe.batch_size // where.num_replicas,
+        agreement=agreement,
         observer=observer,
         group=where.pipeline,
         cards=nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout)),
     )
-    outputs = prepared.outputs
-    inputs = [(prepared.inputs,), *outputs[:-1]]
-    with counting(rank == where.reporter):
-        modules = build_modules(prepared, where, rank, device)
-    stages = [
-        CompressedStage(
-            module,
-            index,
-            pipeline.num_stages,
-            device,
-            input_args=inputs[index],
-            output_args=outputs[index],
-            group=where.pipeline,
-            wire=wire,
-            first_layer=prepared.first_layers[index],
-        )
-        for index, module in modules.items()
-    ]
+    stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter)
     trainer = Trainer(
         stages=stages,
@@ -320,14 +297,36 @@ def assemble(
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=meet(stages, where, recipe.replicas, _agreement(prepared), recipe.optimizer.sends_in_full, attendance),
+        replicas=meet(stages, where, recipe.replicas, agreement, recipe.optimizer.sends_in_full, attendance),
         trace=recipe.debug.trace,
     )
     for stage in stages:
         stage.connect()
     if training.compile:
-        compile_stages(stages, outputs, data.training, where)
+        compile_stages(stages, prepared.outputs, data.training, where)
     return Assembly(trainer, prepared, where)
+
+
+def _stages(prepared: Prepared, where: Placement, rank: int, device: torch.device, wire: Wire) -> list[CompressedStage]:
+    """The stages of process `rank` with their first weights, not connected yet."""
+    outputs = prepared.outputs
+    inputs = [(prepared.inputs,), *outputs[:-1]]
+    with counting(rank == where.reporter):
+        modules = build_modules(prepared, where, rank, device)
+    return [
+        CompressedStage(
+            module,
+            index,
+            prepared.recipe.pipeline.num_stages,
+            device,
+            input_args=inputs[index],
+            output_args=outputs[index],
+            group=where.pipeline,
+            wire=wire,
+            first_layer=prepared.first_layers[index],
+        )
+        for index, module in modules.items()
+    ]
 
 
 def make_sampler(prepared: Prepared) -> Sampler:
@@ -380,31 +379,3 @@ def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage
         return build(pipeline.schedule, stages, pipeline.num_microbatches, loss)
     order = actions(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
     return build_merged(merge(order), stages, pipeline.num_microbatches, loss)
-
-
-def _store_folder(recipe: Recipe) -> str:
-    """The folder for the stores of this run. No other run shares it."""
-    chosen = recipe.compression.store_folder
-    return str(Path(chosen, recipe.name) if chosen else recipe.folder / "stores")
-
-
-def _agreement(prepared: Prepared) -> dict[str, Any]:
-    """The values that all stages must agree on beside codecs and shapes, by dotted name."""
-    recipe = prepared.recipe
-    groups: dict[str, Any] = {
-        "model": recipe.model,
-        "data": recipe.data,
-        "pipeline": recipe.pipeline,
-        "replicas": recipe.replicas,
-        "optimizer": recipe.optimizer,
-        "training": recipe.training,
-        "debug": recipe.debug,
-    }
-    dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
-    del dotted["training.device"]  # stages on cards and on CPUs understand each other
-    del dotted["data.outline"]  # only processes without the data need one
-    dotted["optimizer.betas"] = list(recipe.optimizer.betas)
-    dotted["checkpoint.every"] = recipe.checkpoint.every
-    automatic = {"automatic": recipe.compression.automatic, "samples": prepared.data.training.digest}
-    agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic}))  # keys as text, as others read them
-    return agreement

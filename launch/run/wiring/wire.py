@@ -1,0 +1,79 @@
+"""The wire of a process as its recipe wants it, and what all processes must agree on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.compress import SlotCounts
+from thinwire.launch.run.recipe import Recipe
+from thinwire.models.data.samples import Data
+from thinwire.pipeline.boundary import Observer
+from thinwire.pipeline.devices.nccl import CardLinks
+from thinwire.pipeline.wire import Wire
+
+
+def make_wire(
+    recipe: Recipe,
+    data: Data,
+    replica: int | None,
+    *,
+    positions: int,
+    agreement: Mapping[str, Any],
+    observer: Observer | None,
+    group: dist.ProcessGroup | None,
+    cards: CardLinks,
+) -> Wire:
+    """The wire of one process; collective over its pipeline.
+
+    Args:
+        recipe: that of the run.
+        data: the samples, which may have slots.
+        replica: the replica of this process; None without replicas, or in a simulation of all.
+        positions: slots by position.
+        agreement: what `agreed` returns.
+        observer, group, cards: as for `Wire`.
+    """
+    compression = recipe.replicas.codecs(replica, recipe.compression)
+    return Wire(
+        replace(compression.before_choice(), store_folder=_store_folder(recipe)),
+        recipe.wire,
+        seed=recipe.training.seed,
+        agreement=agreement,
+        slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=len(data.held_out or ())),
+        observer=observer,
+        group=group,
+        cards=cards,
+    )
+
+
+def _store_folder(recipe: Recipe) -> str:
+    """The folder for the stores of this run. No other run shares it."""
+    chosen = recipe.compression.store_folder
+    return str(Path(chosen, recipe.name) if chosen else recipe.folder / "stores")
+
+
+def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
+    """The values that all stages must agree on beside codecs and shapes, by dotted name."""
+    groups: dict[str, Any] = {
+        "model": recipe.model,
+        "data": recipe.data,
+        "pipeline": recipe.pipeline,
+        "replicas": recipe.replicas,
+        "optimizer": recipe.optimizer,
+        "training": recipe.training,
+        "debug": recipe.debug,
+    }
+    dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
+    del dotted["training.device"]  # stages on cards and on CPUs understand each other
+    del dotted["data.outline"]  # only processes without the data need one
+    dotted["optimizer.betas"] = list(recipe.optimizer.betas)
+    dotted["checkpoint.every"] = recipe.checkpoint.every
+    automatic = {"automatic": recipe.compression.automatic, "samples": data.training.digest}
+    agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic}))  # keys as text, as others read them
+    return agreement
