@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.compress import Method
+from thinwire import compress
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.options.pipeline import PipelineOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions
@@ -17,7 +17,7 @@ def misfits(
     pipeline: PipelineOptions,
     optimizer: OptimizerOptions,
     replicas: ReplicaOptions,
-    gradients: Sequence[Method] = (),
+    gradients: Sequence[compress.Method] = (),
 ) -> list[str]:
     """A sentence for each way in which a stage cannot compute as these options say.
 
@@ -31,10 +31,11 @@ def misfits(
 
 
 def _of_recompute(training: TrainingOptions, pipeline: PipelineOptions) -> list[str]:
-    from thinwire.pipeline.schedules import splits_backward
+    if training.recompute == "none":
+        return []
+    from thinwire.pipeline.schedules import splits_backward  # it imports torch
 
-    numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches
-    if training.recompute == "none" or not splits_backward(pipeline.schedule, *numbers):
+    if not splits_backward(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches):
         return []
     return [
         f"training.recompute must be none for {pipeline.schedule}, which splits the backward: each weight would "
@@ -43,7 +44,10 @@ def _of_recompute(training: TrainingOptions, pipeline: PipelineOptions) -> list[
 
 
 def _of_fp16(
-    training: TrainingOptions, optimizer: OptimizerOptions, replicas: ReplicaOptions, gradients: Sequence[Method]
+    training: TrainingOptions,
+    optimizer: OptimizerOptions,
+    replicas: ReplicaOptions,
+    gradients: Sequence[compress.Method],
 ) -> list[str]:
     """The scale of fp16 changes between steps, and its gradients are not always finite: nothing may remember them."""
     if training.precision != "fp16":

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -206,7 +207,7 @@ def test_a_disk_that_is_full_while_training_holds_up_neither_steps_nor_their_num
         step(log, record)
 
     monkeypatch.setattr(MetricsLog, "step", filling)
-    monkeypatch.setattr(room.time, "sleep", lambda seconds: ballast[0].unlink(missing_ok=True))
+    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda seconds: ballast[0].unlink(missing_ok=True)))
     with mounted(tmp_path / "disk", "size=32m") as disk:
         assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 0
         said = capsys.readouterr()

@@ -21,7 +21,7 @@ from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
 def prepared(num_processes, **replicas):
     wire = WireOptions(timeout=10)
     return SimpleNamespace(
-        recipe=SimpleNamespace(num_processes=num_processes, wire=wire, replicas=ReplicaOptions(**replicas))
+        recipe=SimpleNamespace(group_processes=num_processes, wire=wire, replicas=ReplicaOptions(**replicas))
     )
 
 

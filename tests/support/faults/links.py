@@ -39,7 +39,7 @@ class Network:
         self._links = []
         self.frames = 0
 
-    def link(self, capacity):
+    def link(self, capacity, *, pinned=False):
         """A link for one channel, in place of `MemoryEnd`."""
         self._links.append(Link(self, capacity))
         return self._links[-1]
