@@ -104,15 +104,20 @@ def table(pairs: list[Pair]) -> str:
 
 
 def draw(axes: Axes, title: str, pairs: list[Pair]) -> None:
-    """Loss over bits: a point a pair, a line through the frontier."""
+    """Loss over bits: a point a pair, a line through the frontier, whose pairs are named."""
     best = frontier(pairs)
     axes.step([pair.bits for pair in best], [pair.on for pair in best], where="post", color="#d95f02", lw=1)
     for pair in pairs:
         colour = "#d95f02" if pair in best else "#7a7a7a"
         axes.errorbar(pair.bits, pair.on, pair.spread, fmt="o", ms=4, color=colour, capsize=3)
         axes.plot(pair.bits, pair.off, "x", ms=4, color=colour)
-        axes.annotate(pair.name, (pair.bits, pair.on), fontsize=5, xytext=(4, 2), textcoords="offset points")
-    axes.set(title=title, xlabel="bits an element, mean of both directions", ylabel="held-out loss", xscale="log")
+        if pair in best:
+            axes.annotate(pair.name, (pair.bits, pair.on), fontsize=5, xytext=(4, 2), textcoords="offset points")
+    axes.set(title=title, xlabel="bits an element, mean of both directions", ylabel="held-out loss")
+    axes.set(xscale="log", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize=6)
     axes.set_xticks([1, 2, 3, 4, 6, 8, 16, 32], ["1", "2", "3", "4", "6", "8", "16", "32"])
     axes.grid(alpha=0.3)
 

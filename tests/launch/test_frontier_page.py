@@ -4,19 +4,20 @@ import json
 import runpy
 from dataclasses import replace
 
+import pytest
+
 from support.pages import DOCS
 
 MEASURED = DOCS / "measured"
 SCRIPT = runpy.run_path(str(MEASURED / "frontier.py"))
 
 
-def test_the_table_on_the_page_is_that_of_the_report():
-    _, pairs = SCRIPT["pairs_of"](str(MEASURED / "frontier.json"))
-    page = (MEASURED / "frontier.md").read_text()
-    assert len(pairs) == len(
-        [row for row in json.loads((MEASURED / "frontier.json").read_text())["tables"][0]["rows"] if row[-1]]
-    )
-    assert SCRIPT["table"](pairs) in page
+@pytest.mark.parametrize("study", ["frontier", "frontier-resnet"])
+def test_the_table_on_the_page_is_that_of_the_report(study):
+    report = MEASURED / f"{study}.json"
+    _, pairs = SCRIPT["pairs_of"](str(report))
+    assert len(pairs) == len([row for row in json.loads(report.read_text())["tables"][0]["rows"] if row[-1]])
+    assert SCRIPT["table"](pairs) in (MEASURED / "frontier.md").read_text()
 
 
 def test_a_pair_is_on_the_frontier_if_no_pair_with_fewer_bits_has_a_lower_loss():
