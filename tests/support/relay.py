@@ -11,7 +11,7 @@ SEEN_BYTES = 1 << 16
 class Relay:
     """Listens on loopback and passes every connection on to `endpoint` (tcp://host:port), after `delay` seconds.
 
-    `seen` are the first bytes that it passed on.
+    `seen` are the first bytes that it passed on, `passed` is the number of all.
     """
 
     def __init__(self, endpoint, delay=0.0):
@@ -21,7 +21,7 @@ class Relay:
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets, self._lock, self._flowing = [], threading.Lock(), threading.Event()
         self._flowing.set()
-        self.accepted, self.seen = 0, bytearray()
+        self.accepted, self.passed, self.seen = 0, 0, bytearray()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def point_at(self, endpoint):
@@ -79,6 +79,7 @@ class Relay:
                 if self._delay:
                     time.sleep(self._delay)
                 sink.sendall(data)
+                self.passed += len(data)
                 self.seen += data[: max(0, SEEN_BYTES - len(self.seen))]
         for one in (source, sink):
             with suppress(OSError):
