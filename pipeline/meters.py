@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
@@ -200,6 +201,49 @@ class Meter:
     def total(self) -> Traffic:
         """Everything sent and received."""
         return sum([*self.sent.values(), *self.received.values()], Traffic())
+
+    @property
+    def exchanged(self) -> int:
+        """Bytes of the frames to and from other replicas."""
+        routes = [*self.sent.items(), *self.received.items()]
+        return sum(traffic.bytes for (_, channel, _), traffic in routes if channel in EXCHANGE)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What stages spent together, in seconds and in bytes."""
+
+    sections: dict[Section, float]
+    """Seconds in each section."""
+    bytes: int
+    """Bytes of the frames sent and received."""
+    uncompressed: int
+    """Bytes of the tensors in those frames, uncompressed."""
+    exchanged: int
+    """Of `bytes`, those of frames to and from other replicas."""
+    exchange_seconds: float
+    """Seconds of the exchange with other replicas."""
+
+    def __sub__(self, before: Spending) -> Spending:
+        return Spending(
+            {name: seconds - before.sections[name] for name, seconds in self.sections.items()},
+            self.bytes - before.bytes,
+            self.uncompressed - before.uncompressed,
+            self.exchanged - before.exchanged,
+            self.exchange_seconds - before.exchange_seconds,
+        )
+
+
+def spending(meters: Sequence[Meter]) -> Spending:
+    """What the stages of these meters spent so far."""
+    traffic = sum((meter.total for meter in meters), Traffic())
+    return Spending(
+        {name: sum(meter.seconds[name] for meter in meters) for name in SECTIONS},
+        traffic.bytes,
+        traffic.uncompressed,
+        sum(meter.exchanged for meter in meters),
+        sum(sum(meter.exchange.values()) for meter in meters),
+    )
 
 
 def count(into: dict[Route, Traffic], route: Route, traffic: Traffic) -> None:

@@ -25,8 +25,7 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.devices.device import put_all
-from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.meters import SECTIONS, Section, Traffic
+from thinwire.pipeline.meters import Section, spending
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.passes import Pass
@@ -166,8 +165,8 @@ class Trainer:
         """Take one optimizer step, counted from 0."""
         self.done = step
         skipped = self.scale.skipped
-        started, spent, traffic, exchanged = time.perf_counter(), self._sections(), self._traffic(), self._exchanged()
-        exchanging = self._exchanging()
+        meters = [stage.meter for stage in self.stages]
+        started, before = time.perf_counter(), spending(meters)
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
         for stage in self.stages:
@@ -178,19 +177,20 @@ class Trainer:
         self.skip(kind, self.replicas.before * self._pipeline.accumulation)
         losses, grad_norm = self._passes_and_update(step, kind, batch, targets)
         self.done = step + 1 if self._local is None else self._local.step_after(step)
+        seconds, spent = time.perf_counter() - started, spending(meters) - before
         return StepRecord(
             step=step,
             epoch=batch.epoch,
             loss=math.fsum(losses) if self.reports else None,
             lr=self._options.lr * lr_factor(step, self._training.steps, self._options),
             grad_norm=grad_norm,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             samples=len(batch.ids),
-            sections={name: now - spent[name] for name, now in self._sections().items()},
-            bytes=self._traffic().bytes - traffic.bytes,
-            uncompressed=self._traffic().uncompressed - traffic.uncompressed,
-            exchanged=self._exchanged() - exchanged,
-            exchange_seconds=self._exchanging() - exchanging,
+            sections=spent.sections,
+            bytes=spent.bytes,
+            uncompressed=spent.uncompressed,
+            exchanged=spent.exchanged,
+            exchange_seconds=spent.exchange_seconds,
             skipped=self.scale.skipped > skipped,
         )
 
@@ -393,19 +393,3 @@ class Trainer:
         copies = shared.parameters.get(index, ()) if shared is not None and index != shared.holders[0] else ()
         left_out = {id(copy) for copy in copies}
         return [parameter for parameter in stage.submod.parameters() if id(parameter) not in left_out]
-
-    def _traffic(self) -> Traffic:
-        return sum((stage.meter.total for stage in self.stages), Traffic())
-
-    def _exchanged(self) -> int:
-        """Bytes of the frames to and from other replicas."""
-        meters = [stage.meter for stage in self.stages]
-        routes = [route for meter in meters for route in (*meter.sent.items(), *meter.received.items())]
-        return sum(traffic.bytes for (_, channel, _), traffic in routes if channel in EXCHANGE)
-
-    def _exchanging(self) -> float:
-        """Seconds of the exchange with other replicas."""
-        return sum(sum(stage.meter.exchange.values()) for stage in self.stages)
-
-    def _sections(self) -> dict[Section, float]:
-        return {name: sum(stage.meter.seconds[name] for stage in self.stages) for name in SECTIONS}

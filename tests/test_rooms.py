@@ -67,6 +67,11 @@ def test_no_folder_is_crowded():
     assert all(len(list(folder.glob("*.py"))) <= 25 for folder in folders)
 
 
+@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_long(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
 def test_every_room_is_installed():
     """A room that is not listed works where the repository is installed in place, and is missing everywhere else."""
     config = configparser.ConfigParser()

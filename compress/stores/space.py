@@ -49,6 +49,14 @@ ADVICE = {
 """What to change beside freeing space, by what lacks it."""
 
 
+def by_medium(stores: Iterable[tuple[StoreLayout, Path | None]]) -> dict[str, int]:
+    """The bytes of full stores, in memory and on disk."""
+    taken = {"memory": 0, "disk": 0}
+    for layout, path in stores:
+        taken["memory" if path is None else "disk"] += layout.nbytes
+    return taken
+
+
 def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
     """The space these stores still need until they are full, one entry a file system."""
     return needs_of("stores", ((layout.nbytes, path) for layout, path in stores))

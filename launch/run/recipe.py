@@ -41,11 +41,11 @@ from thinwire.pipeline.options import (
     ReplicaOptions,
     TrainingOptions,
     WireOptions,
+    computing,
+    replicating,
     split_pair,
 )
-from thinwire.pipeline.options.computing import misfits
 from thinwire.pipeline.options.durations import in_steps, is_over
-from thinwire.pipeline.options.overrides import check_overrides
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
@@ -105,52 +105,13 @@ class Recipe:
                 f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
                 f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
             )
-        mistakes += self._mistakes_of_replicas() + self._mistakes_of_computing()
+        mistakes += replicating.misfits(self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries)
+        gradients = self.compression.possible(self.num_boundaries, "gradients")
+        mistakes += computing.misfits(
+            self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients
+        )
         if mistakes:
             raise OptionsError(mistakes)
-
-    def _mistakes_of_replicas(self) -> list[str]:
-        """Mistakes of replicas beside other parts."""
-        if self.replicas.count == 1:
-            return []
-        mistakes = []
-        if self.compression.automatic:
-            mistakes.append(
-                f"replicas need the names of codecs, because auto measures the links of one pipeline only; got auto "
-                f"for {', '.join(self.compression.automatic)}"
-            )
-        if self.wire.transport not in ("gloo", "auto"):
-            mistakes.append(f"replicas need wire.transport gloo, got {self.wire.transport}")
-        if self.optimizer.name == "quantized-adam" and self.replicas.sync.every > 1:
-            mistakes.append(
-                f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, "
-                f"got {self.replicas.sync.every}; adamw steps alone"
-            )
-        mistakes += self._mistakes_of_overrides()
-        if self.replicas.shuffle == "across" and (by_sample := self.compression.by_sample):
-            mistakes.append(
-                f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
-                f"with one replica; got across beside {', '.join(by_sample)}"
-            )
-        return mistakes
-
-    def _mistakes_of_overrides(self) -> list[str]:
-        """Mistakes of replicas with codecs of their own."""
-        overrides = self.replicas.overrides
-        mistakes = check_overrides(overrides, self.compression, self.replicas.count, self.num_boundaries)
-        if mistakes or self.replicas.shuffle == "within":
-            return mistakes
-        return [
-            f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
-            f"with one replica; got across beside replicas.overrides.{replica}.{name}"
-            for replica in overrides
-            for name in self.replicas.codecs(replica, self.compression).by_sample
-            if name not in self.compression.by_sample
-        ]
-
-    def _mistakes_of_computing(self) -> list[str]:
-        gradients = self.compression.possible(self.num_boundaries, "gradients")
-        return misfits(self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients)
 
     def check_freezing(self, steps_per_epoch: int) -> None:
         """Raise OptionsError if quantized-adam freezes before the weights of a learned codec have a gradient."""

@@ -12,8 +12,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from thinwire.compress.stores.space import SpaceNeed, check_space, in_words, needs_of, shortages, space_needs
+from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages, space_needs
+from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.summary import module_of
@@ -23,7 +25,7 @@ from thinwire.models.errors import ModelError
 from thinwire.models.size import count_parameters
 from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.durations import read_duration
+from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
@@ -85,6 +87,11 @@ class Room:
         self._rounds = math.ceil(recipe.wait_for_space / POLL_SECONDS)
         self._told: str | None = None
 
+    @property
+    def stores(self) -> list[tuple[StoreLayout, Path | None]]:
+        """The layout of each store of this process, with its file if it is on disk."""
+        return [store for wire, _ in self._trainer.stages[0].all_ends for store in wire.stores]
+
     def check(self) -> None:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
         check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
@@ -125,8 +132,7 @@ class Room:
         return [[SpaceNeed.from_json(need) for need in needs] for needs in everyone]
 
     def _stores(self) -> list[SpaceNeed]:
-        stores = [store for wire, _ in self._trainer.stages[0].all_ends for store in wire.stores]
-        return space_needs((layout, path) for layout, path in stores if path is not None)
+        return space_needs((layout, path) for layout, path in self.stores if path is not None)
 
     def _sets(self) -> int:
         """New sets of weights that are on the disk at the same time: a set is removed after the next one is whole."""
@@ -147,11 +153,10 @@ class Room:
         options, folder = self._recipe.checkpoint, checkpoint_folder(self._recipe)
         if not options.wanted:
             return []
-        number, in_epochs = read_duration(options.every)
         # and one at the end, where none is due there
-        written = -(-self._recipe.training.steps // (number * (self._steps_per_epoch if in_epochs else 1)))
+        written = -(-self._recipe.training.steps // in_steps(options.every, self._steps_per_epoch))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
-        rows = sum(layout.nbytes for wire, _ in self._trainer.stages[0].all_ends for layout, _ in wire.stores)
+        rows = sum(by_medium(self.stores).values())
         nbytes = count * (COPIES[self._recipe.optimizer.name] + self._of_replicas()) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
 

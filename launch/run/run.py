@@ -16,6 +16,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from thinwire.compress import parse
+from thinwire.compress.stores.space import by_medium
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.console import ProgressLine, show_notes, show_stores, show_summary
 from thinwire.launch.run.layer_times import uneven_cut
@@ -44,7 +45,7 @@ from thinwire.models.precision import tf32_note
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
-from thinwire.pipeline.options.durations import read_duration
+from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.drain import exchange_report
 from thinwire.pipeline.replicas.membership.attendance import Attendance
@@ -232,8 +233,7 @@ class Run:
     @property
     def _steps_of_weights(self) -> dict[str, int]:
         """By option, the number of steps after which the weights are used, again and again."""
-        number, in_epochs = read_duration(self.recipe.training.evaluate_every)
-        evaluated = number * (self._steps_per_epoch if in_epochs else 1)
+        evaluated = in_steps(self.recipe.training.evaluate_every, self._steps_per_epoch)
         return {"save_every": self.recipe.save_every, "training.evaluate_every": evaluated}
 
     def _show_notes(self) -> None:
@@ -242,37 +242,26 @@ class Run:
             {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self.trainer.stages}
         )
         cut = None if self._resumption.first else uneven_cut(self.assembly)
+        steps, compression = self.recipe.training.steps, self.recipe.compression
         if gathered is not None and self._log is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
             notes = [
                 self._resumption.note,
                 *self.assembly.prepared.data.notes,
                 *self._wire.cards.notes,
-                *self._notes_on_auto(),
+                compression.note_on_auto(steps, self._steps_per_epoch) if self._automatic else None,
                 self.recipe.replicas.note_on_steps(self._steps_of_weights),
-                self.recipe.optimizer.note_on_freezing(self.recipe.training.steps, self._steps_per_epoch),
+                self.recipe.optimizer.note_on_freezing(steps, self._steps_per_epoch),
                 tf32_note(self.recipe.training.precision, self.trainer.stages[0].device.type),
                 warning,
                 cut,
             ]
             show_notes([note for note in notes if note])
 
-    def _notes_on_auto(self) -> list[str]:
-        steps = self.recipe.training.steps
-        if self._automatic is None or self._steps_measured < steps:
-            return []
-        measure = self.recipe.compression.measure
-        return [f"auto compresses nothing: compression.measure of {measure} is as long as all {steps} steps"]
-
     def _show_stores(self) -> None:
         """Print the final size of the feedback stores before training fills them."""
         here = tuple(stage.stage_index for stage in self.trainer.stages)
-        stores = [store for wire, _ in self.trainer.stages[0].all_ends for store in wire.stores]
-        mine = {
-            medium: sum(layout.nbytes for layout, path in stores if (path is not None) == (medium == "disk"))
-            for medium in ("memory", "disk")
-        }
-        gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, mine)))
+        gathered = self.assembly.placement.gather(dict.fromkeys(here, (here, by_medium(self._room.stores))))
         if gathered is not None and self._log is not None:
             show_stores({tuple(stages): taken for stages, taken in gathered})
 

@@ -10,7 +10,7 @@ from typing import Self
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options.durations import misspelt, read_duration
+from thinwire.pipeline.options.durations import in_steps, misspelt, read_duration
 
 AUTO = "auto"
 """A word in place of a codec: the run chooses one of `candidates` after it has measured compute and links."""
@@ -183,8 +183,13 @@ class CompressionOptions:
 
     def steps_measured(self, steps_per_epoch: int) -> int:
         """The number of steps after which auto chooses."""
-        number, in_epochs = read_duration(self.measure)
-        return number * steps_per_epoch if in_epochs else number
+        return in_steps(self.measure, steps_per_epoch)
+
+    def note_on_auto(self, steps: int, steps_per_epoch: int) -> str | None:
+        """A sentence if auto measures in all of so many steps, and so never chooses."""
+        if self.steps_measured(steps_per_epoch) < steps:
+            return None
+        return f"auto compresses nothing: compression.measure of {self.measure} is as long as all {steps} steps"
 
     def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
         """The same options with the chosen codec in place of each auto, by boundary and channel."""

@@ -1,7 +1,7 @@
 import pytest
 
 from thinwire.pipeline import meters
-from thinwire.pipeline.meters import SECTIONS, Meter, Traffic, count
+from thinwire.pipeline.meters import SECTIONS, Meter, Spending, Traffic, count, spending
 from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
 
 NOTHING = dict.fromkeys(SECTIONS, 0.0)
@@ -107,6 +107,18 @@ def test_traffic_adds_up_by_boundary_channel_and_phase():
     assert meter.total == Traffic(4, 400, 1600, 400, 16, 4)
     assert meter.sent[train].bits_per_element == 8.0
     assert Traffic().bits_per_element == 0.0
+
+
+def test_spending_is_that_of_all_stages_since_the_last_reading(clock):
+    stages = [Meter(), Meter()]
+    count(stages[0].sent, (0, "parts", "train"), Traffic(frames=1, bytes=50, uncompressed=60))
+    before = spending(stages)
+    for meter in stages:
+        with meter.exchanging(), meter.section("encode"):
+            clock.now += 2.0
+        count(meter.sent, (0, "activations", "train"), Traffic(frames=1, bytes=100, uncompressed=400))
+        count(meter.received, (0, "sums", "train"), Traffic(frames=1, bytes=30, uncompressed=40))
+    assert spending(stages) - before == Spending({**NOTHING, "encode": 4.0}, 260, 880, 60, 4.0)
 
 
 @pytest.mark.parametrize(

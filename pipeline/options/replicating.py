@@ -1,0 +1,76 @@
+"""Replicas, beside the other parts of a recipe: what does not fit together."""
+
+from __future__ import annotations
+
+from thinwire.pipeline.options.compression import CompressionOptions
+from thinwire.pipeline.options.overrides import check_overrides
+from thinwire.pipeline.options.pipeline import WireOptions
+from thinwire.pipeline.options.replicas import ReplicaOptions
+from thinwire.pipeline.options.training import OptimizerOptions
+
+
+def misfits(
+    replicas: ReplicaOptions,
+    compression: CompressionOptions,
+    wire: WireOptions,
+    optimizer: OptimizerOptions,
+    num_boundaries: int,
+) -> list[str]:
+    """A sentence for each way in which replicas cannot train as these options say."""
+    if replicas.count == 1:
+        return []
+    return [
+        *_of_auto(compression),
+        *_of_transport(wire),
+        *_of_optimizer(replicas, optimizer),
+        *_of_overrides(replicas, compression, num_boundaries),
+        *_of_samples(compression.by_sample if replicas.shuffle == "across" else []),
+    ]
+
+
+def _of_auto(compression: CompressionOptions) -> list[str]:
+    if not compression.automatic:
+        return []
+    return [
+        f"replicas need the names of codecs, because auto measures the links of one pipeline only; got auto for "
+        f"{', '.join(compression.automatic)}"
+    ]
+
+
+def _of_transport(wire: WireOptions) -> list[str]:
+    if wire.transport in ("gloo", "auto"):
+        return []
+    return [f"replicas need wire.transport gloo, got {wire.transport}"]
+
+
+def _of_optimizer(replicas: ReplicaOptions, optimizer: OptimizerOptions) -> list[str]:
+    if optimizer.name != "quantized-adam" or replicas.sync.every == 1:
+        return []
+    return [
+        f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
+        f"{replicas.sync.every}; adamw steps alone"
+    ]
+
+
+def _of_overrides(replicas: ReplicaOptions, compression: CompressionOptions, num_boundaries: int) -> list[str]:
+    """Mistakes of replicas with codecs of their own."""
+    mistakes = check_overrides(replicas.overrides, compression, replicas.count, num_boundaries)
+    if mistakes or replicas.shuffle == "within":
+        return mistakes
+    return [
+        mistake
+        for replica in replicas.overrides
+        for name in replicas.codecs(replica, compression).by_sample
+        if name not in compression.by_sample
+        for mistake in _of_samples([f"replicas.overrides.{replica}.{name}"])
+    ]
+
+
+def _of_samples(fields: list[str]) -> list[str]:
+    """A sentence if these fields keep a buffer for each sample, where another replica may have it next."""
+    if not fields:
+        return []
+    return [
+        f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
+        f"one replica; got across beside {', '.join(fields)}"
+    ]
