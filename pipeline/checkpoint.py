@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -60,6 +61,8 @@ from thinwire.pipeline.checkpoint_folder import (
 from thinwire.pipeline.errors import CheckpointError
 
 _POLL_SECONDS = 0.02
+_NICENESS = 10
+"""How far behind training the thread that writes stands in the system's scheduler."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +202,7 @@ class Checkpoints:
             shutil.rmtree(self.folder / "base", ignore_errors=True)
 
     def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None]) -> None:
+        _let_training_go_first()
         try:
             logged()
             self._write(step, states)
@@ -317,6 +321,12 @@ class Checkpoints:
                 shutil.rmtree(part, ignore_errors=True)
         if not _parts_of(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _let_training_go_first() -> None:
+    """Lower the priority of the calling thread. Only Linux has one for each thread."""
+    if sys.platform == "linux":
+        os.nice(_NICENESS)
 
 
 def _parts_of(path: Path) -> list[Path]:

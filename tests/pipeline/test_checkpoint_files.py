@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import shutil
+import sys
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
@@ -287,6 +288,15 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
         assert str(folder) in str(error)
         return
     assert again.content() == wanted[again.step]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_training_goes_before_the_thread_that_writes(tmp_path):
+    process, found = Process(tmp_path / "run", dist.HashStore()), []
+    process.train()
+    process.checkpoints.save(process.step, process.state, logged=lambda: found.append(os.nice(0)))
+    process.checkpoints.wait()
+    assert found == [min(os.nice(0) + 10, 19)]
 
 
 @pytest.mark.parametrize("posted", ["", "[]", "3", "{}", '"failed"', '{"files": []}', "[" * 100_000])
