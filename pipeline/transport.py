@@ -96,8 +96,8 @@ class MemoryEnd:
         self._pool.give(buffer)
 
 
-class ProcessGroupSender:
-    """The sending end of a channel over a process group: `isend`, and one wait per step."""
+class _ProcessGroupEnd:
+    """An end of a channel over a process group: its buffers, and the frames under way."""
 
     def __init__(
         self,
@@ -112,6 +112,10 @@ class ProcessGroupSender:
         self._pool = Pool(capacity, pinned=pinned)
         self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
+
+
+class ProcessGroupSender(_ProcessGroupEnd):
+    """The sending end of a channel over a process group: `isend`, and one wait per step."""
 
     def take(self) -> Tensor:
         """A buffer to write the next frame into."""
@@ -134,22 +138,8 @@ class ProcessGroupSender:
             self._pool.give(buffer)
 
 
-class ProcessGroupReceiver:
+class ProcessGroupReceiver(_ProcessGroupEnd):
     """The receiving end of a channel over a process group: receives posted ahead, matched in order."""
-
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        peer: int,
-        group: dist.ProcessGroup,
-        tag: int,
-        timeout: timedelta,
-        pinned: bool = False,
-    ) -> None:
-        self._pool = Pool(capacity, pinned=pinned)
-        self._posted: deque[tuple[dist.Work, Tensor]] = deque()
-        self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
     def post(self, count: int, what: str) -> None:
         """Post `count` receives; gloo moves bytes only once the receiver has posted."""
@@ -158,12 +148,12 @@ class ProcessGroupReceiver:
             with reaching(what):
                 work = dist.irecv(buffer, group=self._group, tag=self._tag, group_src=self._peer)
             assert work is not None, "this process is no member of the boundary's process group"
-            self._posted.append((work, buffer))
+            self._pending.append((work, buffer, what))
 
     def receive(self, what: str) -> Tensor:
         """Wait for the oldest posted receive."""
-        assert self._posted, f"no receive was posted for {what}"
-        work, buffer = self._posted.popleft()
+        assert self._pending, f"no receive was posted for {what}"
+        work, buffer, _ = self._pending.popleft()
         with reaching(what):
             work.wait(self._timeout)
         return buffer
