@@ -25,13 +25,12 @@ from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
 from thinwire.pipeline.channel import Channel, frame_bytes, place_of
 from thinwire.pipeline.devices.finite import FiniteFlags
-from thinwire.pipeline.devices.staging import Arriving, Departing, StraightReceiver, StraightSender
+from thinwire.pipeline.devices.staging import Arriving, Departing
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.passes import phase_of
-from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,23 +127,20 @@ class ChannelEnd:
 
 
 class Sender(ChannelEnd):
-    """The sending end of a channel; its `observers` get the tensors first, `way` leads from a card."""
+    """The sending end of a channel; its `observers` get the tensors first, `way` leads to the other end."""
 
     def __init__(
         self,
         channel: Channel,
         encoders: Sequence[Encoder],
-        transport: SendingEnd | None,
+        way: Departing,
         options: WireOptions,
         meter: Meter,
         observer: Observer | None = None,
         copies: int = 1,
-        way: Departing | None = None,
     ) -> None:
         super().__init__(channel, encoders, meter, copies)
-        self._encoders, self._options = tuple(encoders), options
-        assert transport is not None or way is not None, "frames leave over a transport"
-        self._way: Departing = way or StraightSender(transport)  # type: ignore[arg-type]
+        self._encoders, self._way, self._options = tuple(encoders), way, options
         self.observers = [] if observer is None else [observer]
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
@@ -242,29 +238,27 @@ def same_clock(theirs: float) -> float:
 
 
 class Receiver(ChannelEnd):
-    """The receiving end of a channel; `local_time` converts times of the sender's clock, `way` leads to a card."""
+    """The receiving end of a channel; `way` leads from the other end, `local_time` converts times of its clock."""
 
     def __init__(
         self,
         channel: Channel,
         decoders: Sequence[Decoder],
-        transport: ReceivingEnd,
+        way: Arriving,
         options: WireOptions,
         meter: Meter,
         local_time: LocalTime = same_clock,
         copies: int = 1,
-        way: Arriving | None = None,
     ) -> None:
         super().__init__(channel, decoders, meter, copies)
-        self._decoders, self._transport, self._options = tuple(decoders), transport, options
-        self._way = StraightReceiver(transport) if way is None else way
+        self._decoders, self._way, self._options = tuple(decoders), way, options
         self._local_time = local_time
 
     def post(self, count: int) -> None:
         """Expect `count` more micro-batches; their frames may arrive from now on."""
         channel = self.channel
         what = f"{channel.receiver} was making room for {channel.name} from {channel.sender}"
-        self._transport.post(count, what)
+        self._way.post(count, what)
 
     def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors.
@@ -275,7 +269,7 @@ class Receiver(ChannelEnd):
         waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
         # 1. Wait; the time of departure counts for measurements only, so the frame need not be checked yet.
         with self._meter.waiting(waiting, work) as wait:
-            frame = self._transport.receive(waiting)
+            frame = self._way.receive(waiting)
             wait.departed = self._local_time(departure(frame))
         with self._meter.section("decode", work=work), torch.no_grad():
             # 2. Plan before a buffer changes, as the sender did.

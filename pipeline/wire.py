@@ -218,10 +218,10 @@ class Wire:
             if (group := self._to_card(channel, holder, encoders)) is not None:
                 to_card = CardSender(capacity, holder.device, group, self._rank(holder.peer))
                 header_only = replace(self.options, checksum=False)
-                return Sender(channel, encoders, None, header_only, holder.meter, self._observer, way=to_card)
+                return Sender(channel, encoders, to_card, header_only, holder.meter, self._observer)
             sending = self._sending(channel, capacity, holder)
-            way = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
-            return Sender(channel, encoders, sending, self.options, holder.meter, self._observer, way=way)
+            departing = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
+            return Sender(channel, encoders, departing, self.options, holder.meter, self._observer)
         decoders = [
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
@@ -230,9 +230,9 @@ class Wire:
             arrivals = CardArrivals(capacity, holder.device, group, self._rank(holder.peer))
             return CardReceiver(channel, decoders, arrivals, self.options, holder.meter)
         receiving = self._receiving(channel, capacity, holder)
-        inwards = self._ways.arriving(receiving, capacity, holder.device)
+        arriving = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
-        return Receiver(channel, decoders, receiving, self.options, holder.meter, local_time, way=inwards)
+        return Receiver(channel, decoders, arriving, self.options, holder.meter, local_time)
 
     def _coder(
         self, kind: type[AnyCoder], channel: Channel, index: int, holder: Holder, activation: Coder | None

@@ -22,8 +22,8 @@ from torch import Tensor
 from thinwire.compress import CodecError, Decoder, Microbatch
 from thinwire.pipeline.boundary import FramePlan, Receiver
 from thinwire.pipeline.channel import Channel
-from thinwire.pipeline.devices.staging import Seal
-from thinwire.pipeline.devices.transports import Seat, carrying
+from thinwire.pipeline.devices.staging import Seal, StraightReceiver
+from thinwire.pipeline.devices.transports import Location, carrying
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName, Header, check
 from thinwire.pipeline.meters import Meter
@@ -52,24 +52,24 @@ def connect(wanted: str, where: Placement, device: torch.device, timeout: timede
     """
     if wanted not in ("auto", "nccl") or dist.get_world_size() == 1:
         return CardLinks()
-    seats = [Seat(**told) for told in where.everyone(Seat.of(device).to_json())]
-    found = {pair: carrying(wanted, pair, seats) for pair in where.neighbours}
+    locations = [Location(**told) for told in where.everyone(Location.of(device).to_json())]
+    found = {pair: carrying(wanted, pair, locations) for pair in where.neighbours}
     notes = [
         f"{by} carries what processes {low} and {high} send each other: {why}"
         for (low, high), (by, why) in found.items()
     ]
-    return CardLinks(_communicators(wanted, where, seats, timeout), notes)
+    return CardLinks(_communicators(wanted, where, locations, timeout), notes)
 
 
 def _communicators(
-    wanted: str, where: Placement, seats: Sequence[Seat], timeout: timedelta
+    wanted: str, where: Placement, locations: Sequence[Location], timeout: timedelta
 ) -> dict[tuple[int, ChannelName], dist.ProcessGroup]:
     """Those of this process. Every process makes all of all replicas in one order: torch counts groups to name them."""
     mine: dict[tuple[int, ChannelName], dist.ProcessGroup] = {}
     size, pipeline = where.num_processes, min(where.process_of.values())
-    for first, boundary, name in product(range(0, len(seats), size), range(where.num_stages - 1), CHANNELS):
+    for first, boundary, name in product(range(0, len(locations), size), range(where.num_stages - 1), CHANNELS):
         low, high = sorted(where.process_of[stage] - pipeline + first for stage in (boundary, boundary + 1))
-        if low != high and carrying(wanted, (low, high), seats)[0] == "nccl":
+        if low != high and carrying(wanted, (low, high), locations)[0] == "nccl":
             made = dist.new_group([low, high], timeout=timeout, backend=BACKEND)
             if isinstance(made, dist.ProcessGroup):  # else this process is no member
                 mine[boundary, name] = made
@@ -153,7 +153,7 @@ class CardReceiver(Receiver):
         options: WireOptions,
         meter: Meter,
     ) -> None:
-        super().__init__(channel, decoders, arrivals, options, meter)
+        super().__init__(channel, decoders, StraightReceiver(arrivals), options, meter)
         self._arrivals = arrivals
         self._heads: list[tuple[str, Header, Tensor]] = []
 

@@ -41,6 +41,12 @@ class Departing(Protocol):
 class Arriving(Protocol):
     """The way of frames from the transport to the device."""
 
+    def post(self, count: int, what: str) -> None:
+        """Make room for `count` more frames, which may arrive from now on. A PeerError names `what`."""
+
+    def receive(self, what: str) -> Tensor:
+        """Wait for the next frame of the transport; `what` is named in the PeerError if none comes."""
+
     def bring(self, frame: Tensor, nbytes: int) -> Tensor:
         """A frame of the transport on the device; the first `nbytes` are copied."""
 
@@ -68,11 +74,23 @@ class StraightSender:
         self._transport.flush()
 
 
-class StraightReceiver:
-    """The way on the CPU: the frame of the transport is the frame of the device."""
+class _FromTransport:
+    """The part of a way that is the transport's."""
 
     def __init__(self, transport: ReceivingEnd) -> None:
         self._transport = transport
+
+    def post(self, count: int, what: str) -> None:
+        """Make room for `count` more frames in the transport."""
+        self._transport.post(count, what)
+
+    def receive(self, what: str) -> Tensor:
+        """Wait for the next frame of the transport."""
+        return self._transport.receive(what)
+
+
+class StraightReceiver(_FromTransport):
+    """The way on the CPU: the frame of the transport is the frame of the device."""
 
     def bring(self, frame: Tensor, nbytes: int) -> Tensor:
         """The frame itself."""
@@ -124,7 +142,7 @@ class StagedSender:
         self._transport.flush()
 
 
-class StagedReceiver:
+class StagedReceiver(_FromTransport):
     """The way to a card.
 
     Args:
@@ -134,7 +152,8 @@ class StagedReceiver:
     """
 
     def __init__(self, transport: ReceivingEnd, capacity: int, stream: CopyStream) -> None:
-        self._transport, self._stream, self._capacity = transport, stream, capacity
+        super().__init__(transport)
+        self._stream, self._capacity = stream, capacity
         self._free: deque[tuple[Tensor, torch.Event]] = deque()
         self._read: deque[tuple[Tensor, torch.Event]] = deque()
 

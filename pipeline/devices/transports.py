@@ -16,7 +16,7 @@ Carrying = Literal["gloo", "nccl"]
 
 
 @dataclass(frozen=True)
-class Seat:
+class Location:
     """Where a process computes."""
 
     host: str
@@ -24,7 +24,7 @@ class Seat:
     """The identity of its card; None on the CPU."""
 
     @classmethod
-    def of(cls, device: torch.device) -> Seat:
+    def of(cls, device: torch.device) -> Location:
         """That of this process. NCCL_HOSTID names the host in place of its own name, as it does for NCCL."""
         host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
         if device.type == "cpu":
@@ -36,21 +36,21 @@ class Seat:
         return asdict(self)
 
 
-def carrying(wanted: str, pair: tuple[int, int], seats: Sequence[Seat]) -> tuple[Carrying, str]:
+def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) -> tuple[Carrying, str]:
     """The transport of two processes, and why.
 
     Args:
         wanted: auto, gloo or nccl.
         pair: the two processes.
-        seats: where each process computes.
+        locations: where each process computes.
 
     Raises:
         OptionsError: nccl is wanted, and cannot be.
     """
     if wanted == "gloo":
         return "gloo", "as wished"
-    one, other = (seats[process] for process in pair)
-    on_cpu = [process for process in pair if seats[process].card is None]
+    one, other = (locations[process] for process in pair)
+    on_cpu = [process for process in pair if locations[process].card is None]
     shared = one.card is not None and one == other
     if wanted == "nccl" and on_cpu:
         raise OptionsError(

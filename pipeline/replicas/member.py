@@ -24,6 +24,7 @@ from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store, StoreLayout
 from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
@@ -91,19 +92,19 @@ class Lanes:
         lane = self._lane(name, rows, self.replica, to[0] if len(to) == 1 else None, to_all=len(to) > 1)
         encoder = _coder(Encoder, lane)
         capacity = ChannelEnd(lane, [encoder], self.setting.meter).capacity
-        sending = self._links.sending(lane, to, capacity)
+        way = StraightSender(self._links.sending(lane, to, capacity))
         copies = sum(receiver != self.replica for receiver in to)
-        return Sender(lane, [encoder], sending, self.setting.options, self.setting.meter, copies=copies)
+        return Sender(lane, [encoder], way, self.setting.options, self.setting.meter, copies=copies)
 
     def receiver(self, name: ChannelName, rows: int, source: int, to: Sequence[int]) -> Receiver:
         """The end where this replica receives what `source` sends to all of `to`."""
         lane = self._lane(name, rows, source, self.replica, to_all=len(to) > 1)
         decoder = _coder(Decoder, lane)
         capacity = ChannelEnd(lane, [decoder], self.setting.meter).capacity
-        receiving = self._links.receiving(lane, self.replica, capacity)
+        way = StraightReceiver(self._links.receiving(lane, self.replica, capacity))
         copies = int(source != self.replica)
         time = self._links.local_time(source)
-        return Receiver(lane, [decoder], receiving, self.setting.options, self.setting.meter, time, copies)
+        return Receiver(lane, [decoder], way, self.setting.options, self.setting.meter, time, copies)
 
     def _lane(self, name: ChannelName, rows: int, source: int, to: int | None, *, to_all: bool) -> Lane:
         setting = self.setting

@@ -11,6 +11,7 @@ from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline import boundary, frames, meters
 from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
 from thinwire.pipeline.channel import Channel, frame_bytes, frame_length, place_of
+from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
 from thinwire.pipeline.meters import Meter
@@ -46,8 +47,8 @@ def ends(described, options=None):
     meter = Meter()
     leaving, arriving = coders(described, True), coders(described, False)
     link = MemoryEnd(ChannelEnd(described, leaving, meter).capacity)
-    sender = Sender(described, leaving, link, options or WireOptions(), meter)
-    return sender, Receiver(described, arriving, link, options or WireOptions(), meter), meter, link
+    sender = Sender(described, leaving, StraightSender(link), options or WireOptions(), meter)
+    return sender, Receiver(described, arriving, StraightReceiver(link), options or WireOptions(), meter), meter, link
 
 
 def carry(described, tensors, *args, **kwargs):
@@ -225,8 +226,8 @@ def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypat
     monkeypatch.setattr(boundary, "time", SimpleNamespace(perf_counter_ns=lambda: int(1e9 * (5.0 + AHEAD))))
     described, meter = channel(example(8, 8)), Meter()
     link = Crossing(ChannelEnd(described, coders(described, True), Meter()).capacity, clock)
-    sender = Sender(described, coders(described, True), link, WireOptions(), Meter())
-    receiver = Receiver(described, coders(described, False), link, WireOptions(), meter, local_time)
+    sender = Sender(described, coders(described, True), StraightSender(link), WireOptions(), Meter())
+    receiver = Receiver(described, coders(described, False), StraightReceiver(link), WireOptions(), meter, local_time)
     sender.send(which(), (torch.randn(8, 8),))
     clock.now = 2.0
     receiver.receive(which())

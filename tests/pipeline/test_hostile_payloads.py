@@ -13,6 +13,7 @@ from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
 from thinwire.pipeline.channel import Channel
+from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import HEADER_BYTES, Header, seal
 from thinwire.pipeline.meters import Meter
@@ -91,8 +92,8 @@ class Ends:
             for kind, activation in zip((Encoder, Decoder), around, strict=True)
         )
         self.link = MemoryEnd(ChannelEnd(described, leaving, meter).capacity)
-        self.sender = Sender(described, leaving, self.link, options, meter)
-        self.receiver = Receiver(described, arriving, self.link, options, meter)
+        self.sender = Sender(described, leaving, StraightSender(self.link), options, meter)
+        self.receiver = Receiver(described, arriving, StraightReceiver(self.link), options, meter)
 
     def store(self, layout, purpose):
         self.stores.append(MemoryStore(layout))

@@ -5,15 +5,15 @@ from support.processes import run
 from support.toy import Setting, train
 from thinwire.pipeline import wire
 from thinwire.pipeline.devices import nccl
-from thinwire.pipeline.devices.transports import Seat, advice, carrying
+from thinwire.pipeline.devices.transports import Location, advice, carrying
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.process import Placement
 
-CPU_A, ONE, TWO, FAR = Seat("a", None), Seat("a", "GPU-1"), Seat("a", "GPU-2"), Seat("b", "GPU-3")
+CPU_A, ONE, TWO, FAR = Location("a", None), Location("a", "GPU-1"), Location("a", "GPU-2"), Location("b", "GPU-3")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seats", "by", "why"),
+    ("wanted", "locations", "by", "why"),
     [
         ("gloo", (ONE, TWO), "gloo", "as wished"),
         ("auto", (ONE, TWO), "nccl", "two cards of one host"),
@@ -25,27 +25,27 @@ CPU_A, ONE, TWO, FAR = Seat("a", None), Seat("a", "GPU-1"), Seat("a", "GPU-2"), 
         ("nccl", (ONE, FAR), "nccl", "as wished"),
     ],
 )
-def test_nccl_is_for_two_cards_of_a_host_unless_wished_for(wanted, seats, by, why):
-    assert carrying(wanted, (0, 1), seats) == (by, why)
+def test_nccl_is_for_two_cards_of_a_host_unless_wished_for(wanted, locations, by, why):
+    assert carrying(wanted, (0, 1), locations) == (by, why)
 
 
 @pytest.mark.parametrize(
-    ("seats", "said"),
+    ("locations", "said"),
     [
         ((ONE, CPU_A), "needs a card in every process, and process 1 computes on the CPU; add --training.device cuda"),
         ((ONE, ONE), "processes 0 and 1 share one of a; start fewer processes there, or add --wire.transport gloo"),
     ],
 )
-def test_a_wish_for_nccl_that_cannot_be_is_one_sentence(seats, said):
+def test_a_wish_for_nccl_that_cannot_be_is_one_sentence(locations, said):
     with pytest.raises(OptionsError) as refused:
-        carrying("nccl", (0, 1), seats)
+        carrying("nccl", (0, 1), locations)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_two_processes_on_one_card_may_say_that_they_are_on_two_hosts(monkeypatch):
     monkeypatch.setenv("NCCL_HOSTID", "another")
-    assert Seat.of(torch.device("cpu")) == Seat("another", None)
+    assert Location.of(torch.device("cpu")) == Location("another", None)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_without_a_wish_no_process_is_asked():
 def from_card_to_card(rank, options):
     """Train with the ends of NCCL; gloo carries their messages, which are tensors of the CPU."""
     made = wire.Wire.__init__
-    seats = iter([Seat("a", f"GPU-{rank}")])
+    locations = iter([Location("a", f"GPU-{rank}")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nccl, "BACKEND", "gloo")
-        patch.setattr(nccl.Seat, "of", lambda device: next(seats))
+        patch.setattr(nccl.Location, "of", lambda device: next(locations))
 
         def with_links(self, *arguments, **more):
             where = Setting(**options).placement(rank)
