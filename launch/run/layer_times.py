@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor
 
-from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.summary import module_of
+from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
 from thinwire.models.partition import partition
@@ -67,23 +66,9 @@ def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
     prepared = assembly.prepared
     ids, samples = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data.training
     try:
-        inputs: tuple[Tensor, ...]
-        if stage.is_first:
-            inputs = (samples.inputs(ids, 0),)
-        else:
-            inputs = tuple(_values(example) for example in prepared.outputs[stage.stage_index - 1])
         module, device = module_of(stage), stage.device
-        # a moved tensor is no leaf, and needs its gradient asked for again
-        inputs = tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in inputs)
+        inputs = stage_inputs(stage.stage_index, prepared.outputs, samples, ids, device)
         times = time_layers(module, inputs, put_all(samples.side(ids), device))
         return [spent for spent, layer in zip(times, module.layers, strict=True) if not isinstance(layer, Half)]
     except Exception:  # of the user's code: training runs it again, and tells
         return []
-
-
-def _values(example: Tensor) -> Tensor:
-    """A tensor like the example: Gaussian values for a floating-point tensor, else zeros."""
-    if not example.is_floating_point():
-        return torch.zeros(example.shape, dtype=example.dtype)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(example.shape, generator=generator).to(example.dtype).requires_grad_(example.requires_grad)

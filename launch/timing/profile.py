@@ -16,6 +16,7 @@ from thinwire.compress import Key, Method, parse
 from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
@@ -70,11 +71,7 @@ def from_recipe(
     torch.set_num_threads(recipe.training.threads)
     try:
         with telling("timing the stages and codecs"):
-            inputs = prepared.data.training.inputs(torch.arange(rows), 0)
-            times = [
-                time_stage(prepared, index, (inputs,) if index == 0 else _values(outputs[index - 1]))
-                for index in range(len(prepared.cuts))
-            ]
+            times = [time_stage(prepared, index) for index in range(len(prepared.cuts))]
             return replace(
                 workload,
                 forward=tuple(spent if forward is None else forward for spent, _ in times),
@@ -86,7 +83,7 @@ def from_recipe(
         torch.set_num_threads(before)
 
 
-def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
+def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
     """Median seconds of one micro-batch forward and back through one stage; the last stage includes the loss."""
     training = prepared.recipe.training
     device = choose(training.device)
@@ -98,8 +95,8 @@ def time_stage(prepared: Prepared, index: int, inputs: tuple[Tensor, ...]) -> tu
         recompute=training.recompute,
         device=device,
     )
-    inputs = tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in inputs)
     ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
+    inputs = stage_inputs(index, prepared.outputs, data.training, ids, device)
     targets, side = put(data.training.targets(ids), device), put_all(data.training.side(ids), device)
     last = index == len(prepared.cuts) - 1
     forwards, backwards = [], []
@@ -191,20 +188,6 @@ def _median_seconds(act: Callable[[], object], device: torch.device) -> float:
         act()
         times.append(seconds_now(device) - begun)
     return statistics.median(times)
-
-
-def _values(examples: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Tensors like the examples: Gaussian values for floating-point tensors, zeros for the others."""
-    return tuple(
-        (
-            torch.randn(example.shape).to(example.dtype) if example.is_floating_point() else _zeros(example)
-        ).requires_grad_(example.requires_grad)
-        for example in examples
-    )
-
-
-def _zeros(example: Tensor) -> Tensor:
-    return torch.zeros(example.shape, dtype=example.dtype)
 
 
 def _tuple(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

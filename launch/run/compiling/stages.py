@@ -13,8 +13,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from thinwire.compress.transfer import put
 from thinwire.errors import ThinwireError
+from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.models.compiled import compile_layers
 from thinwire.models.data.samples import Samples
@@ -64,8 +64,7 @@ def _compile(stage: CompressedStage, outputs: Sequence[tuple[Tensor, ...]], samp
     module, index = stage.submod, stage.stage_index
     assert isinstance(module, Stage)
     ids = torch.arange(outputs[index][0].shape[0])
-    given = (samples.inputs(ids, 0),) if stage.is_first else tuple(map(_values, outputs[index - 1]))
-    inputs = tuple(put(x, stage.device).detach().requires_grad_(x.requires_grad) for x in given)
+    inputs = stage_inputs(index, outputs, samples, ids, stage.device)
     try:
         compile_layers(module, inputs, put_all(samples.side(ids), stage.device))
     except Exception as error:
@@ -73,8 +72,3 @@ def _compile(stage: CompressedStage, outputs: Sequence[tuple[Tensor, ...]], samp
         raise ModelError(
             f"training.compile must be false, because torch cannot compile stage {index}: {reason}"
         ) from error
-
-
-def _values(example: Tensor) -> Tensor:
-    """A tensor like the example: ones, because what the values are does not matter."""
-    return torch.ones(example.shape, dtype=example.dtype).requires_grad_(example.requires_grad)
