@@ -171,7 +171,7 @@ class Trainer:
         targets = self.samples.targets(batch.ids) if self.has_last else None
         for stage in self.stages:
             stage.submod.train()
-        warms_up = self.stages[0].wire.compression.warms_up(step, batch.epoch)
+        warms_up = self.stages[0].wire.compression.warms_up(step, self.sampler.steps_per_epoch)
         kind: PassKind = "warmup" if warms_up else "train"
         # pass numbers are those of the whole batch: dropout and codecs draw by them, so not by replica
         self.skip(kind, self.replicas.before * self._pipeline.accumulation)

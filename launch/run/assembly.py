@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,7 @@ from thinwire.launch.shared.progress import counting, telling
 from thinwire.models.autoencoder import with_autoencoders
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
+from thinwire.models.data.clients import Turns, divide
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
@@ -47,6 +49,7 @@ from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.fit import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
@@ -70,10 +73,10 @@ class Prepared:
     outputs: tuple[tuple[Tensor, ...], ...]
     """The output of each stage for a micro-batch, as meta tensors."""
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass through the training data."""
-        return len(self.data.training) // self.recipe.batch_size
+        """Optimizer steps in one pass through the training data, of all clients."""
+        return make_sampler(self).steps_per_epoch
 
     @property
     def first_layers(self) -> list[int]:
@@ -329,14 +332,22 @@ def _stages(prepared: Prepared, where: Placement, rank: int, device: torch.devic
     ]
 
 
-def make_sampler(prepared: Prepared) -> Sampler:
-    """The order of the samples of all replicas."""
-    recipe = prepared.recipe
+def make_sampler(prepared: Prepared) -> Sampler | Turns:
+    """The order of the samples of all replicas, or of all clients."""
+    recipe, seed = prepared.recipe, prepared.recipe.training.seed
+    if (clients := recipe.clients).count > 1:
+        return Turns(
+            divide(prepared.data, clients.count, clients.division, seed),
+            recipe.batch_size,
+            seed,
+            shuffle=recipe.data.shuffle,
+            turn=partial(in_steps, clients.turn),
+        )
     parts = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
     return Sampler(
         len(prepared.data.training),
         recipe.batch_size,
-        recipe.training.seed,
+        seed,
         shuffle=recipe.data.shuffle,
         parts=parts,
     )

@@ -34,6 +34,7 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import (
     CheckpointOptions,
+    ClientOptions,
     CompressionOptions,
     DebugOptions,
     OptimizerOptions,
@@ -41,6 +42,7 @@ from thinwire.pipeline.options import (
     ReplicaOptions,
     TrainingOptions,
     WireOptions,
+    clients,
     computing,
     replicating,
     split_pair,
@@ -75,6 +77,7 @@ class Recipe:
     limit. Older lines stay in metrics-00001.jsonl and so on."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
+    clients: ClientOptions = field(default_factory=ClientOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
     compression: CompressionOptions = field(default_factory=CompressionOptions)
@@ -106,6 +109,7 @@ class Recipe:
                 f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
             )
         mistakes += replicating.misfits(self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries)
+        mistakes += clients.misfits(self.clients, self.replicas)
         gradients = self.compression.possible(self.num_boundaries, "gradients")
         mistakes += computing.misfits(
             self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients

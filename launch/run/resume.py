@@ -209,6 +209,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         del recipe["replicas"]["membership"]  # likewise: earlier releases have no other
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
+    if prepared.recipe.clients.count == 1:
+        del recipe["clients"]  # likewise
     del recipe["data"]["outline"]  # it changes no sample, and earlier releases have none
     if prepared.recipe.model.dtype == "fp32":
         del recipe["model"]["dtype"]

@@ -27,6 +27,7 @@ def smoke(recipe: Recipe) -> Recipe:
         output=recipe.output and _marked(recipe.output.rstrip("/")),
         save_every=0,
         data=_little(recipe),
+        clients=replace(recipe.clients, turn="1 step"),
         compression=replace(compression, measure="1 step", warmup=warmup),
         training=replace(recipe.training, steps=STEPS, epochs=None, evaluate_every="0 steps"),
         checkpoint=replace(recipe.checkpoint, every=f"{STEPS} steps", folder="", resume="never"),
@@ -42,7 +43,7 @@ def _little(recipe: Recipe) -> DataOptions:
     """As much of the data as three different batches and one evaluation need."""
     data, pipeline = recipe.data, recipe.pipeline
     shared = data.held_out if data.evaluation is None else 0.0
-    training = STEPS * recipe.batch_size / (1 - shared)
+    training = max(STEPS, recipe.clients.count) * recipe.batch_size / (1 - shared)
     one_pass = pipeline.num_microbatches * pipeline.microbatch_size
     # one sample more than the held-out share, because shares are rounded
     held_out = (one_pass + 1) / shared if shared else one_pass

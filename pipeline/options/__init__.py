@@ -3,6 +3,7 @@
 Large libraries are imported inside the checks, so `thinwire train --help` needs no torch.
 """
 
+from thinwire.pipeline.options.clients import ClientOptions
 from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions, split_pair
 from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
@@ -11,6 +12,7 @@ from thinwire.pipeline.options.training import CheckpointOptions, DebugOptions, 
 __all__ = [
     "BoundaryOptions",
     "CheckpointOptions",
+    "ClientOptions",
     "CompressionOptions",
     "DebugOptions",
     "OptimizerOptions",

@@ -10,7 +10,7 @@ from typing import Self
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options.durations import in_steps, misspelt, read_duration
+from thinwire.pipeline.options.durations import in_steps, is_over, misspelt, read_duration
 
 AUTO = "auto"
 """A word in place of a codec: the run chooses one of `candidates` after it has measured compute and links."""
@@ -132,10 +132,9 @@ class CompressionOptions:
             if (expression := getattr(group, channel)) is not None
         ]
 
-    def warms_up(self, step: int, epoch: int) -> bool:
+    def warms_up(self, step: int, steps_per_epoch: int) -> bool:
         """Whether an optimizer step, counted from 0, belongs to the warm-up."""
-        number, in_epochs = read_duration(self.warmup)
-        return (epoch if in_epochs else step) < number
+        return not is_over(self.warmup, step, steps_per_epoch)
 
     def method(self, boundary: int, channel: ChannelName) -> compress.Method:
         """The method of one channel of one boundary; `none` while auto has not chosen."""

@@ -63,6 +63,7 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     groups: dict[str, Any] = {
         "model": recipe.model,
         "data": recipe.data,
+        "clients": recipe.clients,
         "pipeline": recipe.pipeline,
         "replicas": recipe.replicas,
         "optimizer": recipe.optimizer,

@@ -1,0 +1,48 @@
+"""Several clients of split learning, which train in turn: fields of a recipe, with their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.durations import misspelt, read_duration
+from thinwire.pipeline.options.replicas import ReplicaOptions
+
+MOST_CLIENTS = 10000
+"""The most clients of a run."""
+Division = Literal["random", "label", "order"]
+"""How the samples of one data set are divided among clients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """Clients that hold the samples and train in turn: the first one, the second one, and after the last the first."""
+
+    count: int = 1
+    """Number of clients."""
+    division: Division = "random"
+    """Whose samples are whose, in pieces of one size: "random"; "label" (sorted by label, so each client has few
+    classes); or "order" (the first piece of the data is the first client's)."""
+    turn: str = "1 epoch"
+    """How long a client trains before the next one does, as in "50 steps" or "1 epoch"; an epoch here is one pass
+    through the samples of that client."""
+
+    def __post_init__(self) -> None:
+        mistakes = misspelt("clients.turn", self.turn)
+        if not mistakes and read_duration(self.turn)[0] == 0:
+            mistakes = [f"clients.turn must be at least a step, got {self.turn!r}"]
+        if not 1 <= self.count <= MOST_CLIENTS:
+            mistakes.append(f"clients.count must be from 1 to {MOST_CLIENTS}, got {self.count}")
+        if mistakes:
+            raise OptionsError(mistakes)
+
+
+def misfits(clients: ClientOptions, replicas: ReplicaOptions) -> list[str]:
+    """A sentence if clients cannot train beside these replicas."""
+    if clients.count == 1 or replicas.count == 1:
+        return []
+    return [
+        f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
+        f"clients.count to 1"
+    ]

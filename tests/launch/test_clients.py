@@ -1,0 +1,104 @@
+"""Clients that train in turn, as a user runs them."""
+
+from itertools import chain
+
+import pytest
+
+from support.commands import THINWIRE, completed
+from support.recipe_runs import simulate
+from support.run_files import losses, summary
+from support.tiny_run import prepared, write_recipe
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import make_sampler, real_placement
+from thinwire.launch.run.resume import header
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import OptionsError
+
+THREE = [
+    "--clients.count",
+    "3",
+    "--clients.turn",
+    "2 steps",
+    "--codec",
+    "aqsgd(q(4))/q(8)",
+    "--optimizer.schedule",
+    "constant",
+]
+TO_27 = ["--training.steps", "27", "--checkpoint.every", "27 steps"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with the recipe `tiny.yaml`, where the test is."""
+    write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.processes
+def test_clients_in_processes_train_as_in_a_simulation_that_stopped_within_a_turn(here):
+    """99 samples make three clients with 8 steps an epoch each; behind step 24, AQ-SGD sends differences."""
+    first = simulate("tiny.yaml", here / "simulated", *THREE, *TO_27)
+    assert recipe.parse(["--resume", str(first)]).clients.count == 3
+    simulate(str(first / "recipe.yaml"), first, "--checkpoint.resume", "always", "--training.steps", "30")
+    run = completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *THREE, "--training.steps", "30"], here)
+    assert run.status == 0, run.stderr
+    wanted, got = summary(first), summary(here / "real")
+    for name in ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps"):
+        assert got[name] == wanted[name]
+    assert losses(here / "real") == losses(first)
+    assert max(row["full_share"] for row in got["channels"]) < 1, "no sample came a second time"
+
+
+def test_clients_in_turn_are_another_training():
+    def order(*options):
+        ready = prepared(*options)
+        sampler = make_sampler(ready)
+        return [sampler.batch(step).ids.tolist() for step in range(ready.steps_per_epoch)]
+
+    assert order("--clients.count", "1") == order()
+    random, in_order = (order("--clients.count", "3", "--clients.division", name) for name in ("random", "order"))
+    assert order() != random != in_order
+    assert max(chain(*in_order[:8])) < min(chain(*in_order[8:16]))
+
+
+def test_a_checkpoint_of_before_there_were_clients_agrees():
+    ready = prepared()
+    assert not [name for name in header(ready, real_placement(ready.recipe))["fields"] if name.startswith("clients")]
+    ready = prepared("--clients.count", "2")
+    fields = header(ready, real_placement(ready.recipe))["fields"]
+    assert {name: fields[f"clients.{name}"] for name in ("count", "division", "turn")} == {
+        "count": 2,
+        "division": "random",
+        "turn": "1 epoch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--clients.count", "0"], "clients.count must be from 1 to 10000, got 0"),
+        (["--clients.turn", "0 steps"], "clients.turn must be at least a step, got '0 steps'"),
+        (["--clients.turn", "soon"], """clients.turn must be like "20 epochs" or "500 steps", got 'soon'"""),
+        (
+            ["--clients.count", "2", "--replicas.count", "2"],
+            "clients that train in turn need one pipeline, and replicas.count is 2; lower it to 1, or clients.count "
+            "to 1",
+        ),
+    ],
+)
+def test_a_mistake_is_a_sentence(options, sentence):
+    with pytest.raises(OptionsError) as caught:
+        recipe.parse(["tiny.yaml", *options])
+    assert list(caught.value.mistakes) == [sentence]
+
+
+def test_each_client_needs_the_samples_of_a_step():
+    with pytest.raises(ModelError, match=r"which are 4, and one of 30 has 3; lower clients\.count"):
+        prepared("--clients.count", "30")
+
+
+def test_a_smoke_run_lets_clients_take_turns():
+    short = recipe.parse(["tiny.yaml", "--smoke", "--data.name", "pydoc", "--clients.count", "5"])
+    assert (short.clients.count, short.clients.turn) == (5, "1 step")
+    assert prepared("--smoke", "--data.name", "pydoc", "--clients.count", "5").steps_per_epoch >= 5
