@@ -112,12 +112,8 @@ def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
     return indices.view(samples, k)
 
 
-def _for_numpy(x: Tensor) -> bool:
-    return x.device.type == "cpu"
-
-
-def _may_look(x: Tensor) -> bool:
-    """Whether the host may look at values: of a card, it would have to wait for them."""
+def _on_host(x: Tensor) -> bool:
+    """Whether NumPy may do the work, and the host look at values: for those of a card, it would have to wait."""
     return x.device.type == "cpu"
 
 
@@ -131,7 +127,7 @@ def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
     samples, n = integers.shape
     if samples == 0 or k in (0, n):
         return torch.arange(samples * k, device=integers.device).view(samples, k)
-    if _for_numpy(integers):
+    if _on_host(integers):
         return torch.from_numpy(places_of_largest(integers.numpy(), mask, k))
     order = (integers & mask).sort(dim=1, descending=True, stable=True).indices
     first = torch.arange(0, samples * n, n, device=integers.device).unsqueeze(1)
@@ -181,7 +177,7 @@ def _unpack_elias_fano(payload: Tensor, total: int, count: int) -> Tensor:
     low = unpack_low_bits(payload, width, count)
     indices = _unpack_ones(payload[size:], count + ((total - 1) >> width), count)
     indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
-    if not _may_look(payload):
+    if not _on_host(payload):
         return indices.clamp_(0, total - 1)  # a card that is asked for another index computes nothing more
     if int(indices.max()) >= total:
         raise CodecError(f"a payload's indices must be below {total}, got {int(indices.max())}")
@@ -216,7 +212,7 @@ def unpack_low_bits(payload: Tensor, width: int, count: int) -> Tensor:
 
 def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
     """Write `length` bits, those at `indices` 1, into `out`."""
-    if _for_numpy(indices):
+    if _on_host(indices):
         bits = np.zeros(length, np.bool_)
         bits[indices.numpy()] = True
         out.copy_(torch.from_numpy(np.packbits(bits, bitorder="little")))
@@ -227,7 +223,7 @@ def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
 
 def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
     """The places of the ones among the first `length` bits of `payload`: int64 [count]."""
-    if _for_numpy(payload):
+    if _on_host(payload):
         bits = np.unpackbits(payload.numpy(), count=length, bitorder="little").view(np.bool_)
         indices = torch.from_numpy(np.flatnonzero(bits))
     else:
@@ -238,7 +234,7 @@ def _unpack_ones(payload: Tensor, length: int, count: int) -> Tensor:
 
 def _places_of(marks: Tensor, count: int) -> Tensor:
     """The places of the marks that are not zero, ascending; there should be `count`."""
-    if _may_look(marks):
+    if _on_host(marks):
         return marks.nonzero().squeeze(1)
     places: Tensor = torch.nonzero_static(marks, size=count, fill_value=0)
     return places.squeeze(1)

@@ -34,7 +34,7 @@ def path(request, monkeypatch):
 
 def take(path, monkeypatch):
     if path == "torch":
-        monkeypatch.setattr(indices, "_for_numpy", lambda x: False)
+        monkeypatch.setattr(indices, "_on_host", lambda x: False)
 
 
 def subset(samples, n, k, seed=0):
@@ -174,14 +174,14 @@ def log2_binomial(n, k):
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 
-def test_a_payload_with_another_number_of_ones_is_noticed(path):
+def test_a_payload_with_another_number_of_ones_is_noticed():
     payload = packed(subset(1, 100, 40), 100)
     payload[0] ^= 1
     with pytest.raises(CodecError, match="a payload must hold 40 indices, got 41"):
         unpack_indices(payload, 1, 100, 40)
 
 
-def test_a_payload_that_lists_an_element_twice_is_noticed(path):
+def test_a_payload_that_lists_an_element_twice_is_noticed():
     """Of 100 elements 97 are sent. The payload lists the other three, here with one of them twice."""
     listing = packed(torch.tensor([[8, 9, 50]]), 100)  # 5 low bits each: 8 and 9 differ in the lowest
     listing[0] |= 1

@@ -41,7 +41,7 @@ def test_mixed_indices_are_those_of_the_definition(data, samples, n, levels, dty
     rows = enumerate(zip(x.tolist(), error.tolist(), strict=True))
     expected = [[i * n + place for place in mixed_by_definition(*row, k)] for i, row in rows]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(indices, "_for_numpy", lambda x: path == "numpy")
+        monkeypatch.setattr(indices, "_on_host", lambda x: path == "numpy")
         assert mixed_indices(x, error, k).tolist() == expected
 
 
