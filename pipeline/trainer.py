@@ -35,6 +35,7 @@ from thinwire.pipeline.replicas.exchange import ALONE, Replicas
 from thinwire.pipeline.replicas.local import LocalSteps
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
+from thinwire.pipeline.replicas.shares import Shares, by_pass
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
@@ -117,8 +118,8 @@ class Trainer:
     ) -> None:
         self.stages, self.schedule, self.loss, self.placement = list(stages), schedule, loss, placement
         self.samples, self.sampler, self.task = samples, sampler, task
-        self._pipeline, self._options, self._training, self._shared = pipeline, optimizer, training, shared
-        self.replicas = replicas
+        self._options, self._training, self._shared = optimizer, training, shared
+        self.replicas, self._shares = replicas, Shares(replicas.options.passes(pipeline.accumulation))
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self.reports = self.has_last and placement.replica == 0
@@ -127,7 +128,7 @@ class Trainer:
         self._optimizers: list[Optimizer]
         if replicas.options.step_alone:
             make = partial(make_optimizer, options=optimizer)
-            self._local = steps_of(replicas, samples=pipeline.batch_size)(stages, replicas, make, shared)
+            self._local = steps_of(replicas, self._shares, pipeline.batch_size)(stages, replicas, make, shared)
             self._optimizers = self._local.outer
         else:
             self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer, self._parts) for stage in stages]
@@ -174,7 +175,7 @@ class Trainer:
         warms_up = self.stages[0].wire.compression.warms_up(step, self.sampler.steps_per_epoch)
         kind: PassKind = "warmup" if warms_up else "train"
         # pass numbers are those of the whole batch: dropout and codecs draw by them, so not by replica
-        self.skip(kind, self.replicas.before * self._pipeline.accumulation)
+        self.skip(kind, self._shares.before(self.replicas.here.start))
         losses, grad_norm = self._passes_and_update(step, kind, batch, targets)
         self.done = step + 1 if self._local is None else self._local.step_after(step)
         seconds, spent = time.perf_counter() - started, spending(meters) - before
@@ -208,10 +209,11 @@ class Trainer:
             losses += self._run_replica(replica, kind, batch, targets)
             self._to_momentum()
             self.replicas.submit(replica, self.progress)
-        self.skip(kind, self.replicas.after * self._pipeline.accumulation)
+        self.skip(kind, self._shares.behind(self.replicas.here.stop))
         self.replicas.finish(self.progress)
         norm = self._update(step, self._optimizers)
-        return (self.placement.gather_across([float(loss) for loss in losses]) if self.has_last else []), norm
+        told = self._shares.padded([float(loss) for loss in losses], self.replicas.here)
+        return (self.placement.gather_across(told) if self.has_last else []), norm
 
     def _step_alone(
         self, local: LocalSteps, step: int, kind: PassKind, batch: Any, targets: Tensor | None
@@ -224,18 +226,18 @@ class Trainer:
         for replica in self.replicas.here:
             local.use(replica)
             if targets is not None:
-                self.loss.begin(self.task.num_valid(targets.chunk(self.replicas.count)[replica]))
+                self.loss.begin(self.task.num_valid(self._shares.part(targets, replica)))
             losses = self._run_replica(replica, kind, batch, targets)
             norm = self._update(step, local.optimizers(replica))
             found.append(([float(loss) for loss in losses], norm))
         local.use(None)
-        self.skip(kind, self.replicas.after * self._pipeline.accumulation)
+        self.skip(kind, self._shares.behind(self.replicas.here.stop))
         local.after_step(step + 1, self._training.steps, self.progress)
         return found[0]
 
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
-        return (replica - self.replicas.here.start) * self._pipeline.accumulation
+        return self._shares.before(replica) - self._shares.before(self.replicas.here.start)
 
     def use_ends_of(self, replica: int) -> None:
         """Let the next passes go through the codecs of a replica."""
@@ -325,24 +327,16 @@ class Trainer:
             targets: those of the whole batch; None except in the process of the last stage.
         """
         self.use_ends_of(replica)
-        count = self.replicas.count
-        ids = batch.ids.chunk(count)[replica]
+        ids, count = self._shares.part(batch.ids, replica), self._shares.passes[replica]
         inputs = self.samples.inputs(ids, batch.epoch) if self.has_first else None
-        own_targets = None if targets is None else targets.chunk(count)[replica]
+        own_targets = None if targets is None else self._shares.part(targets, replica)
         first = self.first_pass(replica)
         losses: list[Tensor] = []
-        parts = zip(
-            ids.chunk(self._pipeline.accumulation), self._passes(inputs), self._passes(own_targets), strict=True
-        )
+        parts = zip(ids.chunk(count), by_pass(inputs, count), by_pass(own_targets, count), strict=True)
         for index, (part_ids, part_inputs, part_targets) in enumerate(parts):
             coming = Pass(kind=kind, accumulation=first + index, sample_ids=part_ids, progress=self.progress)
             losses += self.run(coming, self.samples, part_inputs, part_targets)
         return self.scale.undo(losses)
-
-    def _passes(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
-        """The tensor in one part for each pass of a replica; None for each part if there is no tensor."""
-        count = self._pipeline.accumulation
-        return [None] * count if tensor is None else tensor.chunk(count)
 
     def _parts(self, parameter: Parameter) -> int:
         """In how many parts the gradient of a parameter comes: of each replica, and of each stage that holds it."""

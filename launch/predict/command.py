@@ -18,6 +18,7 @@ from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import ReplicaOptions
+from thinwire.pipeline.options.overrides import ReplicaCodecs
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
@@ -68,7 +69,7 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     forward, backward = (value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms))
     between = list(dict.fromkeys(("none", wanted.replicas.gradients, *options.replica_codec)))
     between = between if wanted.replicas.count > 1 else []
-    workload = from_recipe(wanted, codecs, forward, backward, between)
+    workload = from_recipe(wanted, codecs, forward, backward, between).with_speeds(options.replica_speed)
     count = workload.num_stages * spec.stages_per_process
     if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
         raise OptionsError(mistakes)
@@ -106,11 +107,18 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
             told = [mistake.partition(": ")[2] for mistake in error.mistakes]
             raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
     alone = wanted.replicas.count == 1
+    own = [replica for replica, each in wanted.replicas.overrides.items() if each.compression != ReplicaCodecs()]
+    unknown = [replica for replica in options.replica_speed if replica >= wanted.replicas.count]
     OptionsError.require(
         (
-            not wanted.replicas.overrides,
-            "a prediction takes all replicas to be alike; remove replicas.overrides, or predict a recipe for each kind "
-            "of replica",
+            not own,
+            f"a prediction compares codecs that all replicas have; remove compression from replicas.overrides "
+            f"{', '.join(map(str, own))}, or predict a recipe for each kind of replica",
+        ),
+        (not alone or not options.replica_speed, "--replica-speed needs replicas; add --replicas.count, such as 2"),
+        (
+            alone or not unknown,
+            f"--replica-speed must name replicas in 0..{wanted.replicas.count - 1}, got {', '.join(map(str, unknown))}",
         ),
         (
             not alone or options.replica_link == Link(),
@@ -138,6 +146,7 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if (options.forward_ms is None) != (options.backward_ms is None):
         parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     options.link = {pair: link for group in options.link for pair, link in group.items()}
+    options.replica_speed = dict(options.replica_speed)
     return options, overrides
 
 
@@ -228,6 +237,15 @@ def _add_links(add: Callable[..., argparse.Action]) -> None:
         help="codecs of the gradients between replicas, beside none and that of the recipe, such as 'ef(q(4))'",
     )
     add(
+        "--replica-speed",
+        type=_replica_speed,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="REPLICA:SPEED",
+        help="replicas that compute faster or slower: 1:0.5 takes twice as long for a pass",
+    )
+    add(
         "--every",
         type=at_least_one,
         help="steps from one exchange between replicas to the next, to compare with every step (default: "
@@ -266,6 +284,13 @@ def _refusal() -> Iterator[None]:
 def _replica_link(text: str) -> Link:
     rate, comma, delay = text.partition(",")
     return Link(bandwidth=_bandwidth(rate), latency=_latency(delay) if comma else None)
+
+
+def _replica_speed(text: str) -> tuple[int, float]:
+    found = re.fullmatch(r"(\d+):(\d*\.?\d+)", text)
+    if found is None or not float(found[2]):
+        raise argparse.ArgumentTypeError(f"must be a replica and its speed, such as 1:0.5, got {text!r}")
+    return int(found[1]), float(found[2])
 
 
 def _link(text: str) -> dict[tuple[int, int], Link]:

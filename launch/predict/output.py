@@ -53,7 +53,7 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], replicas: Link, m
         console.print(f"{escape(codec)} {hides_in_words(bandwidth, links, replicas)}", highlight=False, soft_wrap=True)
     for sentence in found.verdicts:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
-    console.print(_stages_table(found.predictions, workload.replicas.passes if workload.replicas else 1))
+    console.print(_stages_table(found.predictions))
     console.print(_schedules_table(found.schedules))
     limit = "" if math.isinf(max_in_flight) else f" with at most {max_in_flight:g} micro-batches in memory"
     if found.best is None:
@@ -111,8 +111,8 @@ def _exchanged(one: Prediction) -> tuple[float, ...]:
     return exchange.nbytes / 1e6, exchange.seconds, exchange.adds, exchange.samples_per_second_every
 
 
-def _stages_table(predictions: Sequence[Prediction], passes: int) -> Table:
-    """Where the time of each stage goes in a step of so many passes, at the lowest bandwidth."""
+def _stages_table(predictions: Sequence[Prediction]) -> Table:
+    """Where the time of each stage goes in a step, at the lowest bandwidth."""
     slowest = min(one.bandwidth for one in predictions)
     adds = " / the exchange adds" if any(one.exchange for one in predictions) else ""
     title = f"% of the step that each stage is busy / waits for the wire / is idle{adds}, at {bandwidth_text(slowest)}"
@@ -122,13 +122,13 @@ def _stages_table(predictions: Sequence[Prediction], passes: int) -> Table:
     for one in shown:
         table.add_column(escape(one.codec), justify="right", overflow="fold")
     for stage in range(len(shown[0].busy)):
-        table.add_row(str(stage), *(_shares(one, stage, passes) for one in shown))
+        table.add_row(str(stage), *(_shares(one, stage) for one in shown))
     return table
 
 
-def _shares(one: Prediction, stage: int, passes: int) -> str:
+def _shares(one: Prediction, stage: int) -> str:
     """Percentages of a step: in all its passes busy, waiting and idle; with replicas, what the exchange adds."""
-    spent = [passes * part[stage] for part in (one.busy, one.wait, one.bubble)]
+    spent = [one.passes * part[stage] for part in (one.busy, one.wait, one.bubble)]
     spent += [one.exchange.adds] if one.exchange else []
     return "/".join(f"{100 * seconds / one.seconds:.0f}" for seconds in spent)
 

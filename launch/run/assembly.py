@@ -22,7 +22,7 @@ from thinwire.launch.run.compiling.stages import compile_stages
 from thinwire.launch.run.host_data import load_once, outlined
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
-from thinwire.launch.run.wiring.wire import agreed, make_wire
+from thinwire.launch.run.wiring.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.models.autoencoder import with_autoencoders
 from thinwire.models.compiled import check_compiler
@@ -226,7 +226,7 @@ def _costs(blueprint: Blueprint, recipe: Recipe, data: Data) -> Sequence[float]:
 def _check_samples(data: Data, recipe: Recipe) -> None:
     """Raise ModelError if training or evaluation has fewer samples than one batch needs."""
     pipeline = recipe.pipeline
-    one_pass = pipeline.num_microbatches * pipeline.microbatch_size
+    one_pass = pipeline.pass_size
     fewer = "lower pipeline.num_microbatches or microbatch_size"
     fewer_replicas = ", or replicas.count" if recipe.replicas.count > 1 else ""
     require(
@@ -276,11 +276,13 @@ def assemble(
     torch.set_num_threads(training.threads)
     use(device := choose(training.device))
     agreement = agreed(recipe, data)
+    of_all = agreement | agreed_by_replicas(recipe)
+    replica = attendance.replica if attendance else where.replica_of(rank)
     wire = make_wire(
         recipe,
         data,
-        where.replica_of(rank),
-        positions=pipeline.batch_size if attendance else recipe.batch_size // where.num_replicas,
+        replica,
+        positions=recipe.batch_size if replica is None else recipe.batch_sizes[replica],
         agreement=agreement,
         observer=observer,
         group=where.pipeline,
@@ -300,7 +302,7 @@ def assemble(
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=meet(stages, where, recipe.replicas, agreement, recipe.optimizer.sends_in_full, attendance),
+        replicas=meet(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, attendance),
         trace=recipe.debug.trace,
     )
     for stage in stages:
@@ -343,13 +345,13 @@ def make_sampler(prepared: Prepared) -> Sampler | Turns:
             shuffle=recipe.data.shuffle,
             turn=partial(in_steps, clients.turn),
         )
-    parts = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
+    shares = recipe.batch_sizes if recipe.replicas.shuffle == "within" else [recipe.batch_size]
     return Sampler(
         len(prepared.data.training),
         recipe.batch_size,
         seed,
         shuffle=recipe.data.shuffle,
-        parts=parts,
+        shares=shares,
     )
 
 

@@ -155,6 +155,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     if summary["replicas"]:
         console.print(_replicas_table(summary["replicas"]))
         console.print(_exchange_table(summary))
+        if summary["samples"]:
+            console.print(_samples(summary["samples"]), highlight=False, soft_wrap=True)
     console.print(_stages_table(summary))
     console.print(_devices(summary["stages"]), highlight=False, soft_wrap=True, markup=False)
     if note := uneven(summary):
@@ -198,6 +200,14 @@ def _scaled(summary: Mapping[str, Any]) -> str:
         f"fp16: {scale['skipped']} of {steps} steps were skipped, because a gradient was not finite; the loss scale is "
         f"{scale['factor']:g}"
     )
+
+
+def _samples(counts: Sequence[int]) -> str:
+    """The samples of each replica, in a sentence."""
+    if len(set(counts)) == 1:
+        return f"each of {len(counts)} replicas took {counts[0]} samples"
+    taken = [f"replica {replica} took {count} samples" for replica, count in enumerate(counts)]
+    return f"{', '.join(taken)}, of {sum(counts)}"
 
 
 def uneven(summary: Mapping[str, Any]) -> str:

@@ -142,7 +142,12 @@ class Recipe:
     @property
     def batch_size(self) -> int:
         """Samples per optimizer step, of all replicas."""
-        return self.replicas.count * self.pipeline.batch_size
+        return sum(self.batch_sizes)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Samples per optimizer step, of each replica."""
+        return [self.pipeline.pass_size * passes for passes in self.replicas.passes(self.pipeline.accumulation)]
 
     @property
     def num_processes(self) -> int:
@@ -322,6 +327,8 @@ def _words(kind: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if isinstance(kind, UnionType):
         return " or ".join(map(_words, get_args(kind)))
+    if get_origin(kind) is dict:
+        return "groups of fields by number, with values of the right kinds"
     said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
     return said.get(kind, str(kind))
 

@@ -27,6 +27,7 @@ from thinwire.pipeline.checkpoint_folder import (
 )
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import SyncOptions
+from thinwire.pipeline.options.overrides import ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 
@@ -196,6 +197,9 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     recipe = asdict(prepared.recipe)
     if not prepared.recipe.replicas.overrides:
         del recipe["replicas"]["overrides"]  # so a checkpoint of before there were any agrees
+    for override in recipe["replicas"].get("overrides", {}).values():
+        if override["pipeline"] == asdict(ReplicaPipeline()):
+            del override["pipeline"]  # likewise
     if prepared.recipe.replicas.count == 1:
         del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
     elif not prepared.recipe.replicas.step_alone:

@@ -44,7 +44,7 @@ def _little(recipe: Recipe) -> DataOptions:
     data, pipeline = recipe.data, recipe.pipeline
     shared = data.held_out if data.evaluation is None else 0.0
     training = max(STEPS, recipe.clients.count) * recipe.batch_size / (1 - shared)
-    one_pass = pipeline.num_microbatches * pipeline.microbatch_size
+    one_pass = pipeline.pass_size
     # one sample more than the held-out share, because shares are rounded
     held_out = (one_pass + 1) / shared if shared else one_pass
     samples = math.ceil(max(training, held_out)) + 1

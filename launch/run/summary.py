@@ -100,6 +100,7 @@ def summarize(
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
         "replicas": replica_rows(stages, str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
+        "samples": samples_of_replicas(recipe, done),
         "timed": timed,
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
@@ -109,6 +110,11 @@ def summarize(
         "bytes_sent": sum(carried.bytes for carried in traffic.values()),
         "torch": torch.__version__,
     }
+
+
+def samples_of_replicas(recipe: Recipe, done: int) -> list[int]:
+    """The samples that each replica has had after `done` steps; empty where that depends on who was lost."""
+    return [] if recipe.replicas.elastic else [done * size for size in recipe.batch_sizes]
 
 
 def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:

@@ -3,13 +3,13 @@
     process   | encode 0, 1, 2 | add up 0, encode | add up 1, encode | ... | decode 0 | decode 1 | ...
     wire        | parts 0 | parts 1 | parts 2 | sums 0 | sums 1 | sums 2 |
 
-All replicas of a stage begin at the same time, when its last backward is done, and do the same. So one of them stands
-for all. It sends and receives equally much at the same time.
+All replicas of a stage begin at the same time, when the last backward of the slowest is done, and do the same. So one
+of them stands for all. It sends and receives equally much at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, prod
@@ -43,8 +43,10 @@ class ReplicaWork:
     """The rows of an exchange."""
     to_all: bool = False
     """Whether each replica sends everything to all, and adds up for itself, so that no sums are sent."""
-    passes: int = 1
-    """Passes of the pipeline before each exchange."""
+    passes: tuple[int, ...] = ()
+    """Passes of each replica before each exchange; empty if all have one."""
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """The speed of replicas whose machines do not compute as fast as those of the workload, which have 1."""
     clips: bool = False
     """Whether all stages wait for the norm of all gradients before they go on."""
     groups: int = 1
@@ -60,6 +62,17 @@ class ReplicaWork:
     def method(self) -> Method | PowerSGD:
         """What the gradients go through."""
         return read_powersgd(self.gradients) or parse(self.gradients)
+
+    @property
+    def all_passes(self) -> int:
+        """Passes of all replicas in a step."""
+        return sum(self.passes) or self.count
+
+    @property
+    def kinds(self) -> list[tuple[int, float]]:
+        """The passes and the speed of a replica, once for all that are alike."""
+        passes = self.passes or (1,) * self.count
+        return sorted({(count, self.speeds.get(replica, 1.0)) for replica, count in enumerate(passes)})
 
     @property
     def waits(self) -> int:

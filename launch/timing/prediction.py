@@ -67,7 +67,9 @@ class Prediction:
     bubble: tuple[float, ...]
     """Seconds of each process idle otherwise."""
     exchange: ExchangePrediction | None = None
-    """The exchange between replicas; None for one pipeline. `busy`, `wait` and `bubble` are those of one pass."""
+    """The exchange between replicas; None for one pipeline."""
+    passes: int = 1
+    """Passes in the step of the replica that takes longest; `busy`, `wait` and `bubble` are those of one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,11 @@ class Step:
     """One optimizer step: a pass, or with replicas all passes and the exchange."""
 
     course: Course
-    """One pass."""
+    """One pass; with replicas, one of the replica that takes longest."""
     exchange: ExchangeTime | None
     seconds: float
+    passes: int = 1
+    """Those of that replica."""
     groups: int = 1
     """Groups of layers that are exchanged in turn, if replicas exchange after several steps."""
     overlap: int = 0
@@ -106,15 +110,19 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
 
 def step(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Step:
     """Simulate one optimizer step."""
-    course, replicas = run(workload, schedule, compression, network), workload.replicas
+    replicas = workload.replicas
     if replicas is None:
+        course = run(workload, schedule, compression, network)
         return Step(course=course, exchange=None, seconds=course.seconds)
+    # the exchange waits for the replica that takes longest, whatever the others do
+    courses = [(passes, run(workload.at(speed), schedule, compression, network)) for passes, speed in replicas.kinds]
+    passes, course = max(courses, key=lambda each: each[0] * each[1].seconds)
     exchange = time_exchange(replicas, course, network)
-    seconds = replicas.passes * course.seconds + exchange.adds
     return Step(
         course=course,
         exchange=exchange,
-        seconds=seconds,
+        seconds=passes * course.seconds + exchange.adds,
+        passes=passes,
         groups=replicas.groups,
         overlap=replicas.overlap,
         waits=replicas.waits,
@@ -156,6 +164,7 @@ def predict_each(
                 wait=tuple(course.wait.tolist()),
                 bubble=tuple(course.bubble.tolist()),
                 exchange=_of_exchange(workload, found, every),
+                passes=found.passes,
             )
         )
     return predictions

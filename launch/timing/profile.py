@@ -161,7 +161,7 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
         shapes=tuple(tuple(tuple(each.shape) for each in stage) for stage in stages),
         layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
         to_all=recipe.replicas.sync.every > 1 and recipe.replicas.sync.sums == "all",
-        passes=recipe.pipeline.accumulation,
+        passes=recipe.replicas.passes(recipe.pipeline.accumulation),
         clips=recipe.optimizer.max_grad_norm is not None,
         groups=recipe.replicas.groups,
         overlap=recipe.replicas.sync.overlap,

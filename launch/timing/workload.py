@@ -62,7 +62,7 @@ class Workload:
     @property
     def samples(self) -> int:
         """Samples of a step: of one pass, or of all passes of all replicas."""
-        passes = self.replicas.count * self.replicas.passes if self.replicas else 1
+        passes = self.replicas.all_passes if self.replicas else 1
         return passes * self.num_microbatches * self.microbatch_size
 
     @property
@@ -70,6 +70,15 @@ class Workload:
         """The same work with codecs that cost nothing."""
         replicas = self.replicas and replace(self.replicas, encode={}, decode={})
         return replace(self, costs={}, replicas=replicas)
+
+    def at(self, speed: float) -> Workload:
+        """The same work on machines that compute at `speed` times the speed of these; codecs take as long."""
+        forward, backward = (tuple(each / speed for each in seconds) for seconds in (self.forward, self.backward))
+        return replace(self, forward=forward, backward=backward)
+
+    def with_speeds(self, speeds: Mapping[int, float]) -> Workload:
+        """The same work, with the speed of single replicas, if there are replicas."""
+        return replace(self, replicas=self.replicas and replace(self.replicas, speeds=speeds))
 
     def exchanging(self, gradients: str) -> Workload:
         """The same work with another codec of the gradients between replicas, if there are replicas."""

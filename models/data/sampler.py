@@ -4,8 +4,9 @@ So stages know the sample ids of every micro-batch without a message, and a run 
 the sampler.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import get_args
 
 import torch
@@ -33,28 +34,30 @@ class Sampler:
 
     Args:
         num_samples: the ids are 0..num_samples - 1.
-        batch_size: samples of a batch, a multiple of `parts`.
+        batch_size: samples of a batch, a multiple of the sum of the shares.
         seed: that of the order.
         shuffle: when the order changes.
-        parts: each batch is `parts` equal pieces in a row. The samples with an id of the same remainder always come in
-            the same piece: of three, samples 1, 4, 7 and so on in the second. So a replica keeps its samples.
+        shares: each batch is pieces in a row, as long as the shares say. A sample always comes in the same piece, by
+            the remainder of its id: with shares 2 and 1, samples 0, 1, 3, 4, 6 and so on in the first one. So a replica
+            keeps its samples.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch", parts: int = 1
+        self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch", shares: Sequence[int] = (1,)
     ) -> None:
-        known = get_args(Shuffle)
+        known, whole = get_args(Shuffle), sum(shares)
         require(
             (shuffle in known, f"shuffle must be one of {', '.join(known)}, got {shuffle!r}"),
             (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
-            (batch_size % parts == 0, f"batch_size must be a multiple of the {parts} parts, got {batch_size}"),
+            (batch_size % whole == 0, f"batch_size must be a multiple of the {whole} shares, got {batch_size}"),
             (num_samples >= batch_size, f"batch_size must be at most the {num_samples} samples, got {batch_size}"),
         )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
-        self._parts = parts
+        common = gcd(*shares)
+        self._shares = [share // common for share in shares]
         self._order = (0, self._compute_order(0))
 
     @property
@@ -68,16 +71,22 @@ class Sampler:
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, self._compute_order(epoch))
-        size = self.batch_size // self._parts
-        ids = torch.cat([order[index * size : (index + 1) * size] for order in self._order[1]])
+        size = self.batch_size // sum(self._shares)
+        pieces = [
+            order[index * share * size : (index + 1) * share * size]
+            for share, order in zip(self._shares, self._order[1], strict=True)
+        ]
+        ids = torch.cat(pieces)
         return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
 
     def _compute_order(self, epoch: int) -> list[Tensor]:
-        """The ids of each part in their order."""
-        return [self._compute_part(epoch, part) for part in range(self._parts)]
+        """The ids of each piece in their order."""
+        return [self._compute_part(epoch, part) for part in range(len(self._shares))]
 
     def _compute_part(self, epoch: int, part: int) -> Tensor:
-        ids = torch.arange(part, self.num_samples, self._parts)
+        everyone = torch.arange(self.num_samples)
+        first, remainders = sum(self._shares[:part]), everyone % sum(self._shares)
+        ids = everyone[(first <= remainders) & (remainders < first + self._shares[part])]
         if self.shuffle == "never":
             return ids
         purpose = ("epoch", 0 if self.shuffle == "once" else epoch, *(("part", part) if part else ()))

@@ -23,11 +23,21 @@ class ReplicaCodecs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicaPipeline:
+    """The work of one replica in a step."""
+
+    accumulation: int | None = None
+    """Passes of this replica through its pipeline in each optimizer step; null takes pipeline.accumulation."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplicaOverride:
     """What one replica does differently from the others."""
 
     compression: ReplicaCodecs = field(default_factory=ReplicaCodecs)
     """Codecs of its boundaries: none where it has a fast network, for example."""
+    pipeline: ReplicaPipeline = field(default_factory=ReplicaPipeline)
+    """Its work in a step: fewer passes, so fewer samples, where it is slow, for example."""
 
 
 def overridden(common: CompressionOptions, codecs: ReplicaCodecs) -> CompressionOptions:
@@ -61,7 +71,12 @@ def check_overrides(
             f"got {', '.join(map(str, unknown))}"
         )
     for replica, override in overrides.items():
-        where = f"replicas.overrides.{replica}"
+        where, passes = f"replicas.overrides.{replica}", override.pipeline.accumulation
+        if passes is not None and passes < 1:
+            mistakes.append(
+                f"{where}.pipeline.accumulation must be at least 1, because each replica takes part in each step, "
+                f"got {passes}; for a slow replica, raise pipeline.accumulation of the others"
+            )
         if unknown := sorted(index for index in override.compression.boundaries if not 0 <= index < boundaries):
             mistakes.append(
                 f"{where}.compression.boundaries must lie in 0..{boundaries - 1}, got {', '.join(map(str, unknown))}"

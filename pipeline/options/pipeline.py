@@ -116,6 +116,11 @@ class PipelineOptions:
         return self.num_stages // self.per_process
 
     @property
+    def pass_size(self) -> int:
+        """Samples in one pass."""
+        return self.num_microbatches * self.microbatch_size
+
+    @property
     def batch_size(self) -> int:
         """Samples per optimizer step."""
-        return self.num_microbatches * self.microbatch_size * self.accumulation
+        return self.pass_size * self.accumulation

@@ -82,7 +82,7 @@ class ReplicaOptions:
     sync.every is above 1, these are outer gradients: what the weights moved since the last exchange."""
     sync: SyncOptions = field(default_factory=SyncOptions)
     overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
-    """What single replicas do differently, by their number: codecs of their boundaries."""
+    """What single replicas do differently, by their number: codecs of their boundaries, and passes in a step."""
     membership: Literal["fixed", "elastic"] = "fixed"
     """What the loss of a replica means: all start again (fixed), or the others go on, and it is taken in again when it
     comes back (elastic). Elastic needs sync.every above 1 and sync.sums all."""
@@ -102,6 +102,13 @@ class ReplicaOptions:
         """The codecs of a replica's boundaries, if `common` are those of the recipe; those if it is None."""
         override = None if replica is None else self.overrides.get(replica)
         return common if override is None else overridden(common, override.compression)
+
+    def passes(self, common: int) -> tuple[int, ...]:
+        """Of each replica, its passes in a step, if `common` are those of the recipe."""
+        if self.count == 1:
+            return (common,)
+        own = {replica: override.pipeline.accumulation for replica, override in self.overrides.items()}
+        return tuple(own.get(replica) or common for replica in range(self.count))
 
     @property
     def groups(self) -> int:

@@ -194,16 +194,6 @@ class Replicas:
         """What sums over all replicas are divided by to be means."""
         return self.count
 
-    @property
-    def before(self) -> int:
-        """Replicas before those of this process."""
-        return self.here.start
-
-    @property
-    def after(self) -> int:
-        """Replicas behind those of this process."""
-        return self.count - self.here.stop
-
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of what the exchanges of a stage remember."""
         exchanges = self.exchanges.get(stage, ())

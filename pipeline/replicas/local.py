@@ -3,7 +3,7 @@
     x        the common weights: those after the last exchange, equal in all replicas
     x_i      the weights of replica i; after H optimizer steps of its own:
     d_i      x - x_i, what it moved, is exchanged as its outer gradient
-    d        the mean of all d_i, as they arrived
+    d        the mean of all d_i, as they arrived, each weighted by the samples of its replica
     M        b M + d, the momentum of the outer optimizer
     x        x - lr (b M + d)
     x_i      a x_i + (1 - a) x
@@ -35,6 +35,7 @@ from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.groups import due
+from thinwire.pipeline.replicas.shares import evenly
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import beside, parameters_of
@@ -72,10 +73,10 @@ class StageCopies:
         ):
             parameter.data = weights
 
-    def put_moves(self, replica: int, group: Sequence[Parameter]) -> None:
-        """Set the gradients of a group to what a replica moved its weights by: common weights minus its own."""
+    def put_moves(self, replica: int, group: Sequence[Parameter], weight: float) -> None:
+        """Set the gradients of a group to `weight` times what a replica moved its weights by: common minus its own."""
         for place in self._places_of(group):
-            self._parameters[place].grad = self._common[place] - self._own[replica][place]
+            self._parameters[place].grad = (self._common[place] - self._own[replica][place]).mul_(weight)
 
     def take(self) -> dict[str, Tensor]:
         """The gradients by the names of parameters; they are cleared."""
@@ -183,6 +184,7 @@ class LocalSteps:
         replicas: those of the stages.
         make_optimizer: makes the optimizer of a replica of a stage.
         shared: weights that several stages hold, or None.
+        weigh: what the moves of a replica are multiplied by before they are sent, 1 on average.
     """
 
     def __init__(
@@ -191,8 +193,9 @@ class LocalSteps:
         replicas: Replicas,
         make_optimizer: MakeOptimizer,
         shared: SharedWeights | None,
+        weigh: Callable[[int], float] = evenly,
     ) -> None:
-        self._replicas, self._shared = replicas, shared
+        self._replicas, self._shared, self._weigh = replicas, shared, weigh
         self._sync = replicas.options.sync
         self._flight: Flight | None = None
         self._copies = {
@@ -248,7 +251,7 @@ class LocalSteps:
         """Send what all replicas moved the weights of a group by."""
         for replica in self._replicas.here:
             for stage, copies in self._copies.items():
-                copies.put_moves(replica, self._group(stage, group))
+                copies.put_moves(replica, self._group(stage, group), self._weigh(replica))
             self._replicas.submit(replica, progress, group)
         rounds = self._replicas.rounds(progress, group)
         self._flight = Flight(group, done, rounds, len(rounds))

@@ -176,11 +176,23 @@ def test_groups_and_steps_hide_a_rare_exchange():
 
 
 def test_a_step_has_the_samples_of_all_passes_of_all_replicas():
-    work = pipeline(2, 4, 0.01, 0.02, pair((0, 0), passes=3))
+    work = pipeline(2, 4, 0.01, 0.02, pair((0, 0), passes=(3, 3)))
     assert work.samples == 2 * 3 * 4
     assert step(work, "gpipe", NO_COMPRESSION, Network()).seconds == pytest.approx(
         3 * run(work, "gpipe", NO_COMPRESSION, Network()).seconds
     )
+
+
+def test_all_wait_for_the_replica_that_takes_longest():
+    """At half the speed, without a wire, a pass takes twice as long."""
+    work = pipeline(2, 4, 0.01, 0.02, pair((0, 0), passes=(3, 1)))
+    one_pass = run(work, "gpipe", NO_COMPRESSION, Network()).seconds
+    assert work.samples == 4 * 4
+    for speed, passes in ((1.0, 3), (0.5, 3), (0.25, 4)):
+        found = predict(work.with_speeds({1: speed}), "gpipe", NO_COMPRESSION, Network())
+        assert found.seconds == pytest.approx(passes * one_pass)
+        assert found.samples_per_second == pytest.approx(16 / (passes * one_pass))
+        assert found.passes == (1 if passes == 4 else 3)
 
 
 def test_it_is_compared_with_nothing_compressed_and_said_whether_rarely_pays():

@@ -15,14 +15,17 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.run.resume import header
 from thinwire.launch.run.summary import codecs_in_words
+from thinwire.launch.run.wiring.wire import agreed_by_replicas
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.handshake import differences
 
-SAME = ("train_loss", "held_out", "channels", "replicas", "weights_digest", "bytes_sent", "steps")
+SAME = ("train_loss", "held_out", "channels", "replicas", "samples", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
 EVERY_SIX = ["--replicas.sync.every", "6", "--replicas.sync.sums", "all"]
 OVERRIDE = ["--replicas.overrides.1.compression.activations", "none"]
+MORE = ["--replicas.overrides.1.pipeline.accumulation", "2"]
 OVERLAPPED = ["--replicas.sync.overlap", "5", "--replicas.sync.alpha", "0.25"]
 BY_SAMPLE = ["--codec", "aqsgd(q(4))/ef(q(8, round='stochastic'))", "--training.evaluate_every", "3 steps"]
 
@@ -36,12 +39,13 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("sync", [OVERRIDE, [*EVERY_SIX, *OVERLAPPED]], ids=["every step", "every 6 steps"])
+@pytest.mark.parametrize("sync", [[*OVERRIDE, *MORE], [*EVERY_SIX, *OVERLAPPED]], ids=["every step", "every 6 steps"])
 def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
-    """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first epoch left in the checkpoint.
+    """An epoch has 12 steps, or 8. Behind it, AQ-SGD sends differences to what the first one left in the checkpoint.
 
     With six steps from one exchange to the next, the run goes on from step 10, while the first one is still under way;
-    and every replica adds up for itself. With an exchange in each step, replica 1 has a codec of its own.
+    and every replica adds up for itself. With an exchange in each step, replica 1 has a codec of its own, and twice the
+    samples.
     """
     steps_alone = sync[:2] == EVERY_SIX[:2]
     options = [*TWO, *BY_SAMPLE, *sync]
@@ -107,6 +111,7 @@ def test_a_run_says_if_quantized_adam_never_freezes(folder, capsys, freeze_after
 def test_a_step_takes_the_samples_of_all_replicas(folder):
     # 99 samples in batches of 4 a replica
     assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
+    assert prepared("--replicas.count", "2", *MORE).steps_per_epoch == 99 // 12
     with pytest.raises(ModelError, match=r"a step needs 100 samples, and there are 99 .* or replicas.count"):
         prepared("--replicas.count", "25")
 
@@ -119,6 +124,27 @@ def test_a_run_goes_on_with_another_outer_optimizer_only_where_it_has_none(folde
     other, alone = ["--replicas.sync.lr", "1.0"], ["--replicas.sync.every", "2"]
     assert fields(*other) == fields()
     assert fields(*other, *alone) != fields(*alone) != fields()
+
+
+def test_replicas_agree_on_all_codecs_whoever_has_them(folder):
+    """Two ends of a boundary compare its codecs, and no boundary lies between two replicas."""
+
+    def differing(*options):
+        here, there = (recipe.parse(["tiny.yaml", "--replicas.count", "2", *given]) for given in ([], options))
+        return differences(agreed_by_replicas(here), agreed_by_replicas(there))
+
+    assert differing("--compression.activations", "none") == {
+        "compression.activations of boundary 0": ("q(4)", "none"),
+    }
+    assert differing(*OVERRIDE) == {"compression.activations of boundary 0": ("q(4)", "q(4), none in replica 1")}
+    assert differing("--compression.warmup", "1 epoch") == {"compression.warmup": ("0 steps", "1 epoch")}
+    assert not differing("--compression.activations", "q(4, round='nearest')", "--compression.store_folder", "/tmp")
+
+
+def test_an_override_of_codecs_alone_agrees_with_checkpoints_of_before_there_were_others(folder):
+    ready = prepared("--replicas.count", "2", *OVERRIDE)
+    [override] = header(ready, real_placement(ready.recipe))["fields"]["replicas.overrides"].values()
+    assert [*override] == ["compression"]
 
 
 def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
@@ -152,6 +178,14 @@ def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
             "replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got 9",
         ),
         (["--replicas.gradients", "reuse"], "replicas.gradients: reuse needs the indices of an activation"),
+        (
+            ["--replicas.overrides.1.pipeline.accumulation", "0"],
+            "accumulation must be at least 1, because each replica",
+        ),
+        (
+            ["--replicas.overrides.1.pipeline.accumulation", "x"],
+            "replicas.overrides must be groups of fields by number",
+        ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
     ],
 )
@@ -190,7 +224,8 @@ def test_a_batch_norm_is_refused():
             "quantized-adam compresses later ones",
         ),
         ("bench", OVERRIDE, "remove replicas.overrides"),
-        ("predict", OVERRIDE, "a prediction takes all replicas to be alike; remove replicas.overrides"),
+        ("predict", OVERRIDE, "a prediction compares codecs that all replicas have; remove compression from"),
+        ("predict", ["--replica-speed", "2:0.5"], "--replica-speed must name replicas in 0..1, got 2"),
         ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
         ("predict", ["--wires", "host", "--duplex", "0.9"], "--duplex is for --wires pair"),
     ],

@@ -103,7 +103,7 @@ def test_a_step_is_not_negative():
 @pytest.mark.parametrize("shuffle", ["epoch", "once", "never"])
 def test_a_replica_keeps_its_samples(shuffle):
     """11 samples in batches of two for each of three replicas: one step an epoch for each of 0..2 modulo 3."""
-    sampler = Sampler(11, 6, seed=3, shuffle=shuffle, parts=3)
+    sampler = Sampler(11, 6, seed=3, shuffle=shuffle, shares=[2, 2, 2])
     assert sampler.steps_per_epoch == 1
     seen = [sampler.batch(step).ids for step in range(6)]
     for ids in seen:
@@ -112,8 +112,20 @@ def test_a_replica_keeps_its_samples(shuffle):
     assert len({tuple(ids.tolist()) for ids in seen}) == (6 if shuffle == "epoch" else 1)
 
 
+@pytest.mark.parametrize("shuffle", ["epoch", "once", "never"])
+def test_a_replica_with_fewer_passes_has_fewer_samples(shuffle):
+    """23 samples in batches of four for one replica and of two for another: three steps an epoch, and 5 are left."""
+    sampler = Sampler(23, 6, seed=3, shuffle=shuffle, shares=[4, 2])
+    assert sampler.steps_per_epoch == 3
+    for epoch in range(3):
+        seen = torch.stack([sampler.batch(3 * epoch + step).ids for step in range(3)])
+        assert len(set(seen.flatten().tolist())) == 18
+        assert set((seen[:, :4] % 3).flatten().tolist()) == {0, 1}
+        assert set((seen[:, 4:] % 3).flatten().tolist()) == {2}
+
+
 def test_unshuffled_batches_hold_the_same_samples_however_many_replicas_there_are():
-    alone, three = (Sampler(24, 6, seed=0, shuffle="never", parts=parts) for parts in (1, 3))
+    alone, three = (Sampler(24, 6, seed=0, shuffle="never", shares=[1] * count) for count in (1, 3))
     for step in range(4):
         assert sorted(three.batch(step).ids.tolist()) == alone.batch(step).ids.tolist()
 

@@ -23,19 +23,22 @@ STATEFUL = {"activations": "aqsgd(q(4))", "gradients": 'ef(q(6, round="stochasti
 OPTIONS = {"microbatches": 2, "microbatch_size": 2, "simulated": True, "steps": STEPS}
 
 
-def diloco(replicas, outer, optimizer):
-    """DiLoCo restated: every replica an unsplit model; the common weights after all steps, and each step's loss."""
+def diloco(passes, outer, optimizer):
+    """DiLoCo restated: every replica an unsplit model; the common weights after all steps, and each step's loss.
+
+    `passes` are those of each replica in a step; the mean of what they moved counts all samples alike.
+    """
     common = [parameter.detach().clone() for parameter in unsplit(2).parameters()]
     momenta = [torch.zeros_like(weights) for weights in common]
-    models = [unsplit(2) for _ in range(replicas)]
+    models = [unsplit(2) for _ in passes]
     inner = [
         torch.optim.SGD(model.parameters(), lr=optimizer["lr"], momentum=optimizer["momentum"]) for model in models
     ]
     samples, size, losses = Samples(), 4, []
     for step in range(STEPS):
         for replica, model in enumerate(models):
-            first = (step * replicas + replica) * size
-            ids = torch.arange(first, first + size) % 16
+            first = (step * sum(passes) + sum(passes[:replica])) * size
+            ids = torch.arange(first, first + size * passes[replica]) % 16
             targets = samples.targets(ids)
             total = cross_entropy(
                 model(samples.inputs(ids, 0)).flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
@@ -49,7 +52,8 @@ def diloco(replicas, outer, optimizer):
         if (step + 1) % EVERY == 0 or step + 1 == STEPS:
             every = list(zip(*(model.parameters() for model in models), strict=True))
             for weights, momentum, theirs in zip(common, momenta, every, strict=True):
-                moved = sum(weights - own.detach() for own in theirs) / replicas
+                moves = [weights - own.detach() for own in theirs]
+                moved = sum(count * move for count, move in zip(passes, moves, strict=True)) / sum(passes)
                 momentum.mul_(outer["momentum"]).add_(moved)
                 weights -= outer["lr"] * (outer["momentum"] * momentum + moved)
                 for own in theirs:
@@ -57,13 +61,16 @@ def diloco(replicas, outer, optimizer):
     return common, losses
 
 
-@pytest.mark.parametrize("outer", [{"lr": 0.7, "momentum": 0.9}, {"lr": 1.0, "momentum": 0.0}])
-def test_it_is_diloco(alone, outer):
+@pytest.mark.parametrize(
+    ("outer", "passes"), [({"lr": 0.7, "momentum": 0.9}, (1, 1, 1)), ({"lr": 1.0, "momentum": 0.0}, (2, 1, 1))]
+)
+def test_it_is_diloco(alone, outer, passes):
     optimizer = {"name": "sgd", "lr": 0.2, "momentum": 0.9, "max_grad_norm": 0.5, "schedule": "constant"}
-    common, losses = diloco(3, outer, optimizer)
+    common, losses = diloco(passes, outer, optimizer)
     for sums in ("owner", "all"):
         sync = {"every": EVERY, "sums": sums, **outer}
-        trainer = make_trainer(0, **OPTIONS, replicas=3, sync=sync, compression=NONE, optimizer=optimizer)
+        exchanging = {"replicas": 3, "passes": passes, "sync": sync}
+        trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
         records = []
         trainer.train(records.append)
         assert [record.loss for record in records] == pytest.approx(losses, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Replicas with codecs of their own: a simulation equals the processes, stops change nothing, mistakes are named."""
+"""Replicas with codecs and passes of their own: a simulation equals processes, stops change nothing, mistakes."""
 
 import pytest
 import torch
@@ -9,7 +9,14 @@ from support.toy import make_trainer, train
 from thinwire.pipeline.checkpoint import Checkpoints
 from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions
-from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, check_overrides, in_words, overridden
+from thinwire.pipeline.options.overrides import (
+    ReplicaCodecs,
+    ReplicaOverride,
+    ReplicaPipeline,
+    check_overrides,
+    in_words,
+    overridden,
+)
 
 SLOW = {"activations": "aqsgd(q(4))", "gradients": 'ef(q(6, round="stochastic"))'}
 OVERRIDES = {1: {"activations": "none", "gradients": 'ef21(q(4, round="stochastic"))'}}
@@ -22,6 +29,7 @@ OPTIONS = {
     "steps": 5,
     "compression": SLOW,
     "overrides": OVERRIDES,
+    "passes": (2, 1),
 }
 
 
@@ -36,9 +44,10 @@ def test_a_simulation_equals_the_processes_bit_for_bit(alone):
     for stage in range(2):
         for route, carried in traffic[stage].items():
             assert sum(each[2][stage][route].bytes for each in real if route in each[2].get(stage, ())) == carried.bytes
-    # the first stage of each replica: after the first epoch of four steps, one of them sends differences in 4 bits
+    # the first stage of each replica: from the second visit of a sample on, one of them sends differences in 4 bits
     compressed, whole = (result[2][0][0, "activations", "train"] for result in real if 0 in result[2])
-    assert compressed.full_rows < compressed.rows and compressed.bytes < whole.bytes
+    assert compressed.frames == 2 * whole.frames == 5 * 2 * 2, "of five steps with two passes, and with one"
+    assert compressed.full_rows < compressed.rows and compressed.bytes < 2 * whole.bytes
     assert whole.full_rows == 0 and whole.bytes == whole.frames * 64 + whole.uncompressed
 
 
@@ -100,3 +109,9 @@ def test_what_cannot_work_is_one_sentence(replica, codecs, said):
     overrides = {replica: ReplicaOverride(compression=ReplicaCodecs(**codecs))}
     [mistake] = check_overrides(overrides, CompressionOptions(), replicas=2, boundaries=3)
     assert mistake.startswith(said)
+
+
+def test_every_replica_has_work_in_each_step():
+    overrides = {1: ReplicaOverride(pipeline=ReplicaPipeline(accumulation=0))}
+    [mistake] = check_overrides(overrides, CompressionOptions(), replicas=2, boundaries=3)
+    assert mistake.startswith("replicas.overrides.1.pipeline.accumulation must be at least 1, because each replica")

@@ -20,7 +20,7 @@ from thinwire.pipeline.options import (
     TrainingOptions,
     WireOptions,
 )
-from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride
+from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.schedules import SCHEDULES, actions, build, build_merged, merge, placement
@@ -138,15 +138,26 @@ class Setting:
     sync: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Codecs of single replicas, by channel."""
+    passes: tuple[int | None, ...] = ()
+    """Passes of each replica in a step; empty if all have as many."""
 
     @property
     def replica_options(self):
         overrides = {
-            replica: ReplicaOverride(compression=ReplicaCodecs(**codecs)) for replica, codecs in self.overrides.items()
+            replica: ReplicaOverride(
+                compression=ReplicaCodecs(**self.overrides.get(replica, {})),
+                pipeline=ReplicaPipeline(accumulation=dict(enumerate(self.passes)).get(replica)),
+            )
+            for replica in {*self.overrides, *range(len(self.passes))}
         }
         return ReplicaOptions(
             count=self.replicas, gradients=self.exchange, sync=SyncOptions(**self.sync), overrides=overrides
         )
+
+    def batch_size(self, replica=None):
+        """Samples of a replica in a step, or of all."""
+        passes = self.replica_options.passes(self.accumulation)
+        return self.pipeline.pass_size * (sum(passes) if replica is None else passes[replica])
 
     @property
     def pipeline(self):
@@ -175,7 +186,7 @@ def make_stages(setting, rank, where):
         seed=5,
         agreement={"automatic": compression.automatic},
         slots=SlotCounts(
-            positions=setting.pipeline.batch_size * (setting.replicas if setting.simulated else 1),
+            positions=setting.batch_size(where.replica_of(rank)),
             samples=64,
             evaluation_samples=64,
         ),
@@ -229,7 +240,7 @@ def make_trainer(rank, **options):
         loss=loss,
         placement=where,
         samples=setting.samples(),
-        sampler=Sampler(setting.pipeline.batch_size * setting.replicas),
+        sampler=Sampler(setting.batch_size()),
         task=task,
         pipeline=setting.pipeline,
         optimizer=optimizer,

@@ -15,6 +15,8 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.devices.nccl import CardLinks
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.options.overrides import in_words
 from thinwire.pipeline.wire import Wire
 
 
@@ -74,7 +76,24 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     del dotted["training.device"]  # stages on cards and on CPUs understand each other
     del dotted["data.outline"]  # only processes without the data need one
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
-    dotted["checkpoint.every"] = recipe.checkpoint.every
+    dotted |= {"checkpoint.every": recipe.checkpoint.every, "save_every": recipe.save_every}
     automatic = {"automatic": recipe.compression.automatic, "samples": data.training.digest}
     agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic}))  # keys as text, as others read them
     return agreement
+
+
+def agreed_by_replicas(recipe: Recipe) -> dict[str, Any]:
+    """The values that all replicas must agree on beside those of all stages, by name; none without replicas.
+
+    Two ends of a boundary compare its codecs. Replicas have no boundary between them, so they compare those of all
+    boundaries, as each of them takes all to have them.
+    """
+    if recipe.replicas.count == 1:
+        return {}
+    common = recipe.compression
+    codecs = {
+        f"compression.{channel} of boundary {boundary}": in_words(common, recipe.replicas.overrides, boundary, channel)
+        for boundary in range(recipe.num_boundaries)
+        for channel in CHANNELS
+    }
+    return {**codecs, "compression.warmup": common.warmup, "compression.warmup_fill": common.warmup_fill}

@@ -25,6 +25,7 @@ from thinwire.pipeline.replicas.local import LocalSteps, MakeOptimizer, trained
 from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, WeightedListener
+from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.tracing.spans import Work
@@ -225,8 +226,12 @@ def _passes(stage: CompressedStage, told: Mapping[str, int]) -> Any:
 MakeSteps = Callable[..., LocalSteps]
 
 
-def steps_of(replicas: Replicas, *, samples: int) -> MakeSteps:
-    """Makes the steps of replicas that step alone: of such as are always there, or of such as may be lost."""
+def steps_of(replicas: Replicas, shares: Shares, samples: int) -> MakeSteps:
+    """Makes the steps of replicas that step alone: of such as are always there, or of such as may be lost.
+
+    The mean over all samples knows the first kind by their `shares`. Each of the second kind has as many `samples` in a
+    step, and tells in each exchange how many it has had.
+    """
     if isinstance(replicas, PresentReplicas):
         return partial(PresentSteps, samples=samples)
-    return LocalSteps
+    return partial(LocalSteps, weigh=shares.weight)

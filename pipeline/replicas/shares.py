@@ -1,0 +1,56 @@
+"""Whose part of a step is whose: every pass has as many samples, and each replica runs some of them, in their order.
+
+passes    | 0  1  2  3 | 4  5 | 6  7  8  9 |     of replicas that run 4, 2 and 4 in each step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The passes of a step."""
+
+    passes: tuple[int, ...]
+    """Those of each replica."""
+
+    @property
+    def total(self) -> int:
+        """All passes of a step."""
+        return sum(self.passes)
+
+    def before(self, replica: int) -> int:
+        """The passes of the replicas before one."""
+        return sum(self.passes[:replica])
+
+    def behind(self, replica: int) -> int:
+        """The passes of a replica and of those behind it."""
+        return sum(self.passes[replica:])
+
+    def part(self, whole: Tensor, replica: int) -> Tensor:
+        """The part of one replica of a tensor with a row for each sample of the step."""
+        size, first = len(whole) // self.total, self.before(replica)
+        return whole[first * size : (first + self.passes[replica]) * size]
+
+    def padded(self, losses: list[float], here: range) -> list[float]:
+        """The losses of the replicas here, and zeros, so that every process has as many numbers to tell."""
+        own = sum(self.passes[replica] for replica in here)
+        return losses + [0.0] * (len(losses) // own * (max(self.passes) - own))
+
+    def weight(self, replica: int) -> float:
+        """What a replica counts in a mean over all samples; 1 on average, and exactly 1 if all have as many."""
+        return self.passes[replica] * len(self.passes) / self.total
+
+
+def by_pass(tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    """A tensor of one replica in a part for each of its passes; None for each part if there is no tensor."""
+    return [None] * count if tensor is None else tensor.chunk(count)
+
+
+def evenly(replica: int) -> float:
+    """Of replicas that all count the same."""
+    return 1.0
