@@ -11,7 +11,8 @@ import errno
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import zmq
@@ -38,7 +39,7 @@ class Patience:
     silence: float = 20.0
     """The longest silence. After it, a new connection replaces this one; so a piece must arrive within this time."""
     retry: float = 0.1
-    """The pause before a failed connection is tried again; it grows to at most twenty times this value."""
+    """The pause before a failed connection is tried again; if nothing answers, it grows to twenty times this value."""
     gone: float = 3.0
     """The time for which a host refuses connections before its process counts as ended: a living one listens."""
     farewell: float = 5.0
@@ -110,9 +111,10 @@ class Connection:
     ) -> None:
         self._context, self._loop, self._endpoint, self._hello = context, loop, endpoint, hello
         self._keys, self._patience, self._failed = keys, patience, failed
+        self._trouble = ""
         self._flow: Outflow[Packet] = Outflow()
         self._refused: float | None = None  # since when nothing listens there
-        self.reset()
+        self._begin()
 
     @property
     def is_empty(self) -> bool:
@@ -124,9 +126,10 @@ class Connection:
         """The state of the connection, in words."""
         return f"{self.state.value} to {self._endpoint}{self._trouble if self.state is Standing.CONNECTING else ''}"
 
-    def reset(self) -> None:
+    def _begin(self) -> None:
         """Begin the first connection, or another one."""
-        self.state, self._trouble = Standing.CONNECTING, ""
+        self.state, self._is_open = Standing.CONNECTING, True
+        self._hello = replace(self._hello, attempt=self._hello.attempt + 1)
         self._socket = bounded(self._context.socket(zmq.DEALER))
         self._patience.watch(self._socket)
         self._keys.prove(self._socket)
@@ -137,6 +140,9 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection, and drop the packets in its queue."""
+        if not self._is_open:
+            return
+        self._is_open, self.state = False, Standing.CONNECTING
         self._loop.forget(self._socket)
         self._loop.forget(self._monitor)
         self._socket.disable_monitor()
@@ -156,9 +162,13 @@ class Connection:
         self._flow = Outflow()
 
     def _transmit(self, sequence: int, packet: Packet) -> None:
-        self._socket.send(packet.piece.pack(sequence), zmq.SNDMORE | zmq.NOBLOCK)
         # without a copy: nobody writes these bytes before they are acknowledged
-        self._socket.send(packet.data, zmq.NOBLOCK, copy=False)
+        self._write(packet.piece.pack(sequence), packet.data)
+
+    def _write(self, *parts: bytes | memoryview) -> None:
+        # ZeroMQ takes nothing over a connection that ended with a wrong byte: the event that says so is on its way
+        with suppress(zmq.Again):
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
 
     def _notice(self) -> None:
         """Handle an event of the connection."""
@@ -166,17 +176,27 @@ class Connection:
             event = parse_monitor_message([part.bytes for part in parts])["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.state, self._refused = Standing.GREETING, None
-                self._socket.send(self._hello.pack(), zmq.NOBLOCK)
+                self._write(self._hello.pack())
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
-            elif self.state is Standing.CONNECTING:
-                # ZeroMQ tries again, later each time
-                self._trouble = ": what answers there is no process with the same keys"
             else:
-                self.close()
-                self.reset()
+                self._begin_again()
                 return
+
+    def _begin_again(self) -> None:
+        """Replace a connection that has ended.
+
+        ZeroMQ would not always: an answer that it does not understand, or a wrong byte, ends a socket's connection for
+        good.
+        """
+        self._refused, self._trouble = None, ""
+        pause = 0.0
+        if self.state is Standing.CONNECTING:
+            self._trouble = ": what answers there is no process with the same keys"
+            pause = self._patience.retry
+        self.close()
+        self._loop.later(pause, self._begin)
 
     def _look_for_an_end(self) -> None:
         """Give the process up if its host has refused connections for long enough. A host out of reach refuses none."""

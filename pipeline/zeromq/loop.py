@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
+from math import ceil
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,7 +26,7 @@ class Loop:
 
     Args:
         name: the name of the thread.
-        failed: called in the thread, if it must end because a handler raised.
+        failed: called in the thread, if it must end because a handler raised. Calls that were asked for come after it.
         ended: called in the thread when it ends for any reason.
     """
 
@@ -31,6 +34,7 @@ class Loop:
         self._failed, self._ended = failed, ended
         self._poller, self._handlers = zmq.Poller(), dict[Any, Handler]()
         self._asked: SimpleQueue[Handler] = SimpleQueue()
+        self._planned, self._order = list[tuple[float, int, Handler]](), count()
         self._woken, self._wake = os.pipe()
         for descriptor in (self._woken, self._wake):
             os.set_blocking(descriptor, False)
@@ -48,6 +52,10 @@ class Loop:
         self._asked.put(handler)
         with suppress(BlockingIOError):  # a full pipe wakes the thread too
             os.write(self._wake, b"\0")
+
+    def later(self, seconds: float, handler: Handler) -> None:
+        """Call `handler` after this time. Call this in the thread, or before it starts."""
+        heapq.heappush(self._planned, (time.monotonic() + seconds, next(self._order), handler))
 
     def catch_up(self, seconds: float) -> None:
         """Wait until all calls that were asked for are made, or the thread has ended, or for this time."""
@@ -77,14 +85,21 @@ class Loop:
     def _run(self) -> None:
         try:
             while self._running:
-                for source, _ in self._poller.poll():
+                for source, _ in self._poller.poll(self._pause()):
                     # a handler may have closed another one's socket
                     if (handler := self._handlers.get(source)) is not None:
                         handler()
+                while self._planned and self._planned[0][0] <= time.monotonic():
+                    heapq.heappop(self._planned)[2]()
         except BaseException as error:
             self._failed(error)
+            self._do_what_was_asked()
         finally:
             self._ended()
+
+    def _pause(self) -> int | None:
+        """Milliseconds until the next planned call; None if there is none."""
+        return max(0, ceil(1e3 * (self._planned[0][0] - time.monotonic()))) if self._planned else None
 
     def _do_what_was_asked(self) -> None:
         with suppress(BlockingIOError):

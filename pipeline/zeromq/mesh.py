@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -43,6 +43,8 @@ class _Peer:
     """Messages sent to it, by stream."""
     inflows: dict[int, Inflow] = field(default_factory=lambda: defaultdict(Inflow))
     """The packets from it, by the number of its connection."""
+    attempts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """The latest attempt of each of its connections."""
     mailbox: Mailbox = field(default_factory=Mailbox)
     failed: str | None = None
     """The reason why no message can be exchanged with it any more."""
@@ -96,14 +98,12 @@ class Mesh:
     def send(self, peer: int, stream: Stream, data: memoryview) -> Pending:
         """Send a message. It is done when the other process has it; do not change `data` before."""
         pending = Pending()
-        self._loop.ask(partial(self._send, peer, stream, data, pending))
-        return pending
+        return self._asked(partial(self._send, peer, stream, data, pending), pending)
 
     def receive(self, peer: int, stream: Stream, buffer: memoryview) -> Pending:
         """Receive the next message of a stream into `buffer`; it may be shorter."""
         pending = Pending()
-        self._loop.ask(partial(self._post, peer, stream, buffer, pending))
-        return pending
+        return self._asked(partial(self._post, peer, stream, buffer, pending), pending)
 
     def describe(self, peer: int) -> str:
         """The state of the connections with another process, in words."""
@@ -123,6 +123,13 @@ class Mesh:
             time.sleep(0.005)
         self._loop.ask(self._loop.stop)
         self._loop.join()
+
+    def _asked(self, transfer: Callable[[], None], pending: Pending) -> Pending:
+        """Ask for a transfer, and give it. A thread that has ended answers nothing; one that ends answers first."""
+        self._loop.ask(transfer)
+        if self._broken is not None:
+            pending.end(self._broken)
+        return pending
 
     def _open(self) -> list[Connection]:
         return [connection for peer in list(self._peers.values()) for connection in peer.connections]
@@ -153,7 +160,7 @@ class Mesh:
 
     def _connect(self, peer: int, number: int) -> Connection:
         there = self._addresses[peer]
-        hello = Hello(self.rank, peer, number, self.address.life, there.life)
+        hello = Hello(self.rank, peer, number, 0, self.address.life, there.life)
         return Connection(
             self._context, self._loop, there.endpoint, hello, self._keys, self._patience, partial(self._fail, peer)
         )
@@ -173,7 +180,8 @@ class Mesh:
     def _acknowledge(self, connections: Iterable[bytes | None]) -> None:
         """Send the next expected number over each of these connections, once."""
         for connection in dict.fromkeys(connections):
-            if connection is not None:
+            # one that broke may come with the one that takes its place
+            if connection is not None and connection in self._senders:
                 process, number = self._senders[connection]
                 self._answer(connection, pack_ack(self._peers[process].inflows[number].expected))
 
@@ -206,7 +214,10 @@ class Mesh:
         if hello.sender_life != there.life:
             self._answer(came, pack_refusal(f"process {hello.sender} of this run is another one"))
             return None
-        here = hello.sender, hello.connection
+        latest, here = self._peers[hello.sender].attempts, (hello.sender, hello.connection)
+        if hello.attempt < latest[hello.connection]:
+            return None  # it broke before it was read
+        latest[hello.connection] = hello.attempt
         self._senders = {old: way for old, way in self._senders.items() if way != here} | {came: here}
         return came
 

@@ -24,9 +24,9 @@ PIECE_BYTES = 1 << 18
 """The most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
-VERSION = 1
+VERSION = 2
 
-_HELLO = struct.Struct("<cBHII16s16s")
+_HELLO = struct.Struct("<cBHIII16s16s")
 _DATA = struct.Struct("<c7xQQqQQQ")
 _ACK = struct.Struct("<c7xQ")
 
@@ -45,18 +45,30 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first packet of a connection. `life` is the same as long as a process lives, and differs for any other."""
+    """The first packet of a connection.
+
+    `life` is the same as long as a process lives, and differs for any other. `attempt` counts the sockets of a
+    connection: what an old one sent may be read after what a newer one sent.
+    """
 
     sender: int
     receiver: int
     connection: int
+    attempt: int
     sender_life: bytes
     receiver_life: bytes
 
     def pack(self) -> bytes:
         """The packet as bytes."""
         return _HELLO.pack(
-            b"H", VERSION, self.connection, self.sender, self.receiver, self.sender_life, self.receiver_life
+            b"H",
+            VERSION,
+            self.connection,
+            self.attempt,
+            self.sender,
+            self.receiver,
+            self.sender_life,
+            self.receiver_life,
         )
 
     @classmethod
@@ -64,10 +76,10 @@ class Hello:
         """The packet in these bytes. WireError if they are not one."""
         if len(packet) != _HELLO.size or packet[:1] != b"H":
             raise WireError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
-        _, version, connection, sender, receiver, sender_life, receiver_life = _HELLO.unpack(packet)
+        _, version, connection, attempt, sender, receiver, sender_life, receiver_life = _HELLO.unpack(packet)
         if version != VERSION:
             raise WireError(f"packets of version {VERSION} are understood here, got version {version}")
-        return cls(sender, receiver, connection, sender_life, receiver_life)
+        return cls(sender, receiver, connection, attempt, sender_life, receiver_life)
 
 
 @dataclass(frozen=True)

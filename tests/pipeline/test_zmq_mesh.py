@@ -4,7 +4,9 @@ import os
 import socket
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from threading import Event
 
 import pytest
 
@@ -16,7 +18,7 @@ from support.relay import Relay  # noqa: E402
 from thinwire.pipeline.zeromq.connections import Patience  # noqa: E402
 from thinwire.pipeline.zeromq.keys import Keys  # noqa: E402
 from thinwire.pipeline.zeromq.mesh import Address, Mesh  # noqa: E402
-from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Stream  # noqa: E402
+from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Hello, Piece, Stream, unpack_answer  # noqa: E402
 
 STREAM = Stream(1, 0)
 QUICK = Patience(heartbeat=0.1, silence=0.5, retry=0.02, gone=0.5, farewell=2)
@@ -28,14 +30,18 @@ LONG = 60
 class Two:
     """Processes 0 and 1; all that 0 sends to 1 goes through `relay`."""
 
-    def __init__(self, keys=(KEYS, KEYS), connections=1, life=None):
+    def __init__(self, keys=(KEYS, KEYS), connections=1, life=None, acquainted=True):
         self.meshes = [
             Mesh(rank, keys[rank], interface="127.0.0.1", connections=connections, patience=QUICK) for rank in range(2)
         ]
-        first, second = (mesh.address for mesh in self.meshes)
+        second = self.meshes[1].address
         self.relay = Relay(second.endpoint)
         self.meshes[0].meet({1: Address(self.relay.endpoint, life or second.life)})
-        self.meshes[1].meet({0: first})
+        if acquainted:
+            self.acquaint()
+
+    def acquaint(self):
+        self.meshes[1].meet({0: self.meshes[0].address})
 
     def __enter__(self):
         return self
@@ -51,6 +57,14 @@ class Two:
     def receive(self, nbytes, stream=STREAM):
         buffer = bytearray(nbytes)
         return self.meshes[1].receive(0, stream, memoryview(buffer)), buffer
+
+
+def until(condition):
+    """Wait for something that happens in another thread."""
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
 
 
 def arrived(receive):
@@ -137,6 +151,65 @@ def test_a_process_may_be_reached_before_it_knows_of_the_others():
         assert send.error is None
 
 
+def test_connections_that_break_before_a_process_knows_of_the_others_change_nothing():
+    """It read the first packets of two connections of one process at once, and that ended all exchange."""
+    with Two(acquainted=False) as two:
+        send = two.send(b"hello")
+        until(lambda: len(two.meshes[1]._early) == 1)
+        two.relay.cut()
+        until(lambda: len(two.meshes[1]._early) == 2)
+        two.acquaint()
+        assert send.wait(LONG)
+        assert send.error is None
+
+
+@pytest.mark.parametrize("garbage", ["nothing", "http", "zeros", "plain ZeroMQ"])
+def test_a_port_that_answers_with_garbage_is_tried_again(garbage):
+    """ZeroMQ did not try again after an answer that it did not understand: the wait lasted until its time-out."""
+    with Two() as two, socket.create_server(("127.0.0.1", 0)) as wrong:
+        two.relay.point_at(f"tcp://127.0.0.1:{wrong.getsockname()[1]}")
+        send, receive = two.send(b"are you there?"), two.receive(14)
+        with wrong.accept()[0] as stranger:
+            stranger.sendall(GARBAGE[garbage])
+            until(lambda: "no process with the same keys" in two.meshes[0].describe(1))
+        two.relay.point_at(two.meshes[1].address.endpoint)
+        assert arrived(receive) == b"are you there?"
+        assert send.wait(LONG)
+
+
+def test_a_damaged_connection_is_replaced_even_if_something_is_sent_before_this_is_known():
+    """A byte from process 1 is damaged. ZeroMQ gives the connection up before the thread of process 0 hears of it."""
+    with Two() as two, ExitStack() as stack:
+        assert two.send(b"before").wait(LONG)
+        busy = Event()
+        stack.callback(busy.set)
+        two.meshes[0]._loop.ask(busy.wait)
+        send = two.send(b"after")
+        two.relay.damage()
+        until(lambda: two.relay.ended)
+        busy.set()
+        assert send.wait(LONG) and send.error is None
+        assert (arrived(two.receive(6)), arrived(two.receive(5))) == (b"before", b"after")
+
+
+def test_the_first_packet_of_an_old_connection_may_be_read_last():
+    """Then the newer connection counts: it was forgotten, so that its packets stayed without an answer."""
+    with Two() as two, ExitStack() as stack:
+        lives = (mesh.address.life for mesh in two.meshes)
+        hello = Hello(0, 1, 0, 2, *lives)
+        (new, _), (old, _) = (stack.enter_context(stranger_at(two, KEYS.public, KEYS.secret)) for _ in range(2))
+        new.send(hello.pack())
+        assert new.poll(1000 * LONG)
+        assert unpack_answer(new.recv()) == 0
+        old.send(replace(hello, attempt=1).pack())
+        assert not old.poll(500)
+        receive = two.receive(5)
+        new.send_multipart([Piece(STREAM, 0, 0, 5).pack(0), b"fine?"])
+        assert arrived(receive) == b"fine?"
+        assert new.poll(1000 * LONG)
+        assert unpack_answer(new.recv()) == 1
+
+
 def test_a_process_with_other_keys_gets_nothing_in_and_is_told():
     with Two(keys=(Keys.fresh(), KEYS)) as two:
         send, receive = two.send(b"let me in"), two.receive(9)
@@ -209,7 +282,7 @@ def test_garbage_on_the_port_changes_nothing(garbage):
         assert arrived(receive) == b"fine!"
 
 
-@pytest.mark.parametrize("parts", [[b"H"], [b"D" * 56, b"x"], [os.urandom(44)], [b"", b"", b""], [b"A" * 16]])
+@pytest.mark.parametrize("parts", [[b"H"], [b"D" * 56, b"x"], [os.urandom(48)], [b"", b"", b""], [b"A" * 16]])
 def test_packets_that_are_none_change_nothing_even_with_the_keys(parts):
     with Two() as two, stranger_at(two, KEYS.public, KEYS.secret) as (stranger, _):
         stranger.send_multipart(parts)
@@ -267,3 +340,20 @@ def test_a_process_that_has_ended_is_told_long_before_the_time_out():
 def test_nothing_listens_beyond_the_interface():
     with Two() as two:
         assert {mesh.address.endpoint.rpartition(":")[0] for mesh in two.meshes} == {"tcp://127.0.0.1"}
+
+
+def test_nothing_waits_for_a_thread_that_has_ended():
+    """A wait that began after a failure in the thread lasted until its time-out, and so the failure was not seen."""
+
+    def fail():
+        raise ValueError("a mistake")
+
+    with Two() as two:
+        before = two.receive(1)[0]
+        two.meshes[1]._loop.ask(fail)
+        among = two.receive(1)[0]
+        two.meshes[1]._loop.join()
+        after = two.receive(1)[0], two.meshes[1].send(0, STREAM, memoryview(b"hello"))
+        for pending in (before, among, *after):
+            assert pending.wait(LONG)
+            assert "ValueError: a mistake" in pending.error

@@ -46,7 +46,9 @@ class Disturbed(Mesh):
 
     def _disturb(self):
         while True:
-            self._let_pass(2048)
+            time.sleep(0.1)
+            if Disturbed.disturbances % 2:
+                self._let_pass(2048)
             Disturbed.relay.cut()
             if Disturbed.disturbances % 5 == 4:
                 Disturbed.relay.hush()
@@ -55,10 +57,9 @@ class Disturbed(Mesh):
             Disturbed.disturbances += 1
 
     def _let_pass(self, nbytes):
-        """Wait a tenth of a second, and on a busy machine until a handshake and something more is through."""
-        before, begun = Disturbed.relay.passed, time.monotonic()
-        time.sleep(0.1)
-        while Disturbed.relay.passed < before + nbytes and time.monotonic() < begun + 1:
+        """Wait until a handshake and something more is through, however busy the machine is."""
+        before = Disturbed.relay.passed
+        while Disturbed.relay.passed < before + nbytes:
             time.sleep(0.01)
 
 

@@ -11,7 +11,8 @@ SEEN_BYTES = 1 << 16
 class Relay:
     """Listens on loopback and passes every connection on to `endpoint` (tcp://host:port), after `delay` seconds.
 
-    `seen` are the first bytes that it passed on, `passed` is the number of all.
+    `seen` are the first bytes that it passed on, `passed` is the number of all; `accepted` and `ended` are numbers of
+    connections.
     """
 
     def __init__(self, endpoint, delay=0.0):
@@ -21,7 +22,8 @@ class Relay:
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets, self._lock, self._flowing = [], threading.Lock(), threading.Event()
         self._flowing.set()
-        self.accepted, self.passed, self.seen = 0, 0, bytearray()
+        self.accepted, self.ended, self.passed, self.seen = 0, 0, 0, bytearray()
+        self._damages = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def point_at(self, endpoint):
@@ -35,10 +37,10 @@ class Relay:
             sockets, self._sockets = self._sockets, []
         for one in sockets:
             with suppress(OSError):
-                # linger 0: the peer gets a reset
+                # linger 0: the peer gets a reset when the socket's own thread closes it; a thread that still reads
+                # from a socket that is closed here would read from the next one with this number
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 one.shutdown(socket.SHUT_RDWR)
-            one.close()
 
     def hush(self):
         """Pass nothing on, and keep all connections."""
@@ -47,6 +49,10 @@ class Relay:
     def go_on(self):
         """The opposite of `hush`."""
         self._flowing.set()
+
+    def damage(self):
+        """Change a byte of what comes back next."""
+        self._damages = True
 
     def close(self):
         """End it all."""
@@ -69,15 +75,25 @@ class Relay:
             else:
                 with self._lock:
                     self._sockets += [here, there]
-                for source, sink in ((here, there), (there, here)):
-                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._serve, args=(here, there), daemon=True).start()
 
-    def _pass(self, source, sink):
+    def _serve(self, here, there):
+        back = threading.Thread(target=self._pass, args=(there, here, True), daemon=True)
+        back.start()
+        self._pass(here, there)
+        back.join()
+        here.close()
+        there.close()
+        self.ended += 1
+
+    def _pass(self, source, sink, back=False):
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 self._flowing.wait()
                 if self._delay:
                     time.sleep(self._delay)
+                if back and self._damages:
+                    self._damages, data = False, data[:-1] + bytes([data[-1] ^ 1])
                 sink.sendall(data)
                 self.passed += len(data)
                 self.seen += data[: max(0, SEEN_BYTES - len(self.seen))]
