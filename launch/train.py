@@ -61,7 +61,7 @@ def _main(argv: Sequence[str]) -> int:
     else:
         check_unused(wanted)  # before the data is read
     with counting(not is_stage):
-        check_memory(wanted, wanted.replicas.count)  # before the model is built
+        check_memory(wanted, len(wanted.replicas.here))  # before the model is built
     prepared = prepare(wanted)
     check_folders(wanted)
     if not is_stage:
@@ -103,8 +103,9 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.pipeline.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
-    copies = f"{wanted.replicas.count} times " if wanted.replicas.count > 1 else ""
-    tell(f"building {copies}{wanted.pipeline.num_stages} stages in {wanted.num_processes} processes")
+    here = len(wanted.replicas.here)
+    copies = f"{here} times " if here > 1 else ""
+    tell(f"building {copies}{wanted.pipeline.num_stages} stages in {here * wanted.pipeline.num_processes} processes")
     start = _starting(prepared, arguments, descriptor)
     scratch.remove_orphans()
     with gathered_signals() as came:

@@ -26,6 +26,7 @@ WITHOUT_EFFECT = (
     "training.recompute",
     "compression.store_folder",
     "data.outline",
+    "replicas.meeting",
 )
 """Fields that change nothing in a run's numbers. A name with a dot at the end is a whole group."""
 

@@ -17,8 +17,8 @@ class WireOptions:
     encrypts them, lets nobody in without the keys, and goes on after a broken connection (needs pyzmq); nccl, which
     carries frames from card to card, and never ran so far; or auto: nccl between two cards of a host, else gloo."""
     keys: str | None = None
-    """For zmq: the file that `thinwire keys` made, the same on every machine; null is for `thinwire train`, which makes
-    fresh keys for each run on one machine."""
+    """For zmq, and for replicas.meeting: the file that `thinwire keys` made, the same on every machine; null is for
+    `thinwire train`, which makes fresh keys for each run on one machine."""
     connections: int = 1
     """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0

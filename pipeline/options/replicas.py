@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,6 +19,7 @@ MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
 DAY = 86400.0
 """Seconds of a day."""
+_PLACE = re.compile(r"[^\s:/]+:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +88,13 @@ class ReplicaOptions:
     membership: Literal["fixed", "elastic"] = "fixed"
     """What the loss of a replica means: all start again (fixed), or the others go on, and it is taken in again when it
     comes back (elastic). Elastic needs sync.every above 1 and sync.sums all."""
+    meeting: str | None = None
+    """For elastic replicas on several hosts: ADDRESS:PORT where `thinwire meet` listens; null if all are on one."""
+    number: int | None = None
+    """The replica that this host trains, counted from 0, if replicas.meeting is given."""
 
     def __post_init__(self) -> None:
-        mistakes = self._mistakes_of_membership()
+        mistakes = self._mistakes_of_membership() + self._mistakes_of_meeting()
         if not 1 <= self.count <= MOST_REPLICAS:
             mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         try:
@@ -142,6 +148,34 @@ class ReplicaOptions:
             (not self.overrides, "replicas.overrides must be empty for membership elastic, which does not know them"),
         ]
         return [sentence for holds, sentence in rules if not holds]
+
+    def _mistakes_of_meeting(self) -> list[str]:
+        """Mistakes of a replica that meets others on other hosts."""
+        if self.meeting is None and self.number is None:
+            return []
+        rules = [
+            (
+                self.elastic,
+                "replicas.membership must be elastic, and replicas.count above 1, beside replicas.meeting and number: "
+                "replicas on other hosts may be lost",
+            ),
+            (
+                self.meeting is not None and _PLACE.fullmatch(self.meeting) is not None,
+                f"replicas.meeting must be ADDRESS:PORT, where thinwire meet listens, beside replicas.number; got "
+                f"{self.meeting}",
+            ),
+            (
+                self.number is not None and 0 <= self.number < self.count,
+                f"replicas.number must be from 0 to {self.count - 1} beside replicas.meeting, because it says which "
+                f"replica this host trains; got {self.number}",
+            ),
+        ]
+        return [sentence for holds, sentence in rules if not holds]
+
+    @property
+    def here(self) -> list[int]:
+        """The replicas that a launcher starts: all, or the one of this host."""
+        return list(range(self.count)) if self.number is None else [self.number]
 
     @property
     def elastic(self) -> bool:

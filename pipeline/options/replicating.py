@@ -22,6 +22,7 @@ def misfits(
     return [
         *_of_auto(compression),
         *_of_transport(wire),
+        *_of_keys(replicas, wire),
         *_of_optimizer(replicas, optimizer),
         *_of_overrides(replicas, compression, num_boundaries),
         *_of_samples(compression.by_sample if replicas.shuffle == "across" else []),
@@ -41,6 +42,12 @@ def _of_transport(wire: WireOptions) -> list[str]:
     if wire.transport in ("gloo", "auto"):
         return []
     return [f"replicas need wire.transport gloo, got {wire.transport}"]
+
+
+def _of_keys(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
+    if replicas.meeting is None or wire.keys is not None:
+        return []
+    return ["wire.keys must name a file of keys for replicas.meeting; make one with thinwire keys FILE"]
 
 
 def _of_optimizer(replicas: ReplicaOptions, optimizer: OptimizerOptions) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -45,14 +46,17 @@ class Patience:
     farewell: float = 5.0
     """The time that a process waits at its end until its last packets are acknowledged."""
 
-    def watch(self, socket: Socket) -> None:
+    def watch(self, socket: zmq.Socket[Any]) -> None:
         """Let ZeroMQ watch the connections of a socket."""
         socket.heartbeat_ivl, socket.heartbeat_timeout = _milliseconds(self.heartbeat), _milliseconds(self.silence)
         socket.handshake_ivl = socket.connect_timeout = _milliseconds(self.silence)
         socket.reconnect_ivl, socket.reconnect_ivl_max = _milliseconds(self.retry), _milliseconds(20 * self.retry)
 
 
-def bounded(socket: Socket) -> Socket:
+AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
+
+
+def bounded(socket: AnySocket) -> AnySocket:
     """A socket that refuses parts longer than our longest, and drops nothing; the flow limits the number of packets."""
     socket.maxmsgsize = LARGEST_PART
     socket.sndhwm = socket.rcvhwm = 0

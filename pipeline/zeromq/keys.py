@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -60,14 +61,14 @@ class Keys:
         """A text that differs from pair to pair, and reveals nothing about the keys."""
         return sha256(self.public).hexdigest()[:16]
 
-    def serve(self, socket: zmq.Socket[bytes]) -> None:
+    def serve(self, socket: zmq.Socket[Any]) -> None:
         """Let a socket accept processes that prove they have this pair. ZAP decides who may connect (`admits`)."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.zap_domain = b"thinwire"
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
-    def prove(self, socket: zmq.Socket[bytes]) -> None:
+    def prove(self, socket: zmq.Socket[Any]) -> None:
         """Let a socket connect only to a process that proves it has this pair, and prove the same to it."""
         socket.curve_serverkey = self.public
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret

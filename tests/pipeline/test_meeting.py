@@ -266,6 +266,20 @@ def test_all_stop_after_the_same_exchange(place):
     assert place.heard(1) == "take" and place.answers[1, 0][0]["stop"]
 
 
+def test_one_stops_alone_and_may_come_again(place):
+    place.meeting.stop(1)
+    place.deliver(0, 3)
+    place.deliver(1, 3)
+    assert [place.answers[replica, 0][0]["stop"] for replica in range(2)] == [False, True]
+    place.meeting.loses(1, for_good=True)
+    place.exchange(6, 0)
+    place.meeting.comes(1)
+    place.begin(1, 3)
+    place.deliver(0, 9)
+    place.apply(0, 9)
+    assert place.heard(1) == "take" and not place.answers[1, 0][0]["stop"]
+
+
 def test_who_waits_for_weights_is_told_that_all_others_have_stopped(place):
     place.exchange(3, 0, 1)
     for replica in range(2):

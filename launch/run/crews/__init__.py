@@ -2,6 +2,8 @@
 
 own      what a stage process knows of its replica: its folder, its connection to the meeting place
 place    the meeting place, as the launcher has it
-hub      the meeting place itself: sockets around the rules of thinwire.pipeline.replicas.membership
-crews    the launcher: it starts all crews, and one again that is lost
+pairs    the sockets between a launcher, its stage processes and the process that is their meeting place
+hub      the meeting place itself: the rules of thinwire.pipeline.replicas.membership, behind such sockets
+distant  a meeting place for several hosts, and the gate through which a launcher reaches it
+crews    the launcher: it starts all crews of its host, and one again that is lost
 """

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from thinwire.launch.run import failures, forks, host_data, local
 from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.run.crews.distant.agreement import agreed_with_data
 from thinwire.launch.run.crews.own import REPLICA_VARIABLE, of_replica
 from thinwire.launch.run.crews.place import MeetingPlace
 from thinwire.launch.run.folders import check_folders
@@ -48,7 +49,7 @@ class _Ended:
 
 
 class Crews:
-    """All replicas of a run.
+    """All replicas of a run, or the one of this host.
 
     Args:
         prepared: the run.
@@ -59,6 +60,8 @@ class Crews:
     def __init__(self, prepared: Prepared, make_start: MakeStart, came: Sequence[signal.Signals]) -> None:
         self._prepared, self._recipe, self._make_start, self._came = prepared, prepared.recipe, make_start, came
         self._where = real_placement(prepared.recipe)
+        self._here = prepared.recipe.replicas.here
+        self._agreed = agreed_with_data(prepared.recipe, prepared.data.training.digest)
         self._left = prepared.recipe.checkpoint.restarts
         self._running: dict[int, _Running] = {}
         self._ended = _Ended()
@@ -73,25 +76,28 @@ class Crews:
                 folder is that of the run, is lost for good.
             StoppedError: a signal came.
         """
-        for replica in range(self._recipe.replicas.count):
+        for replica in self._here:
             check_folders(of_replica(self._prepared, replica).recipe)
         again = False
         while self._meet(again=again):
             again = True
-        if self._came and len(self._ended.well) < self._recipe.replicas.count:
+        if self._came and len(self._ended.well) < len(self._here):
             raise StoppedError(failures.tell_stopped(self._came[0], self._ended.reports))
         self._tell_end()
 
     def _meet(self, *, again: bool) -> bool:
         """Run all replicas with one meeting place; whether it was lost, and they start again with another."""
         self._ended = _Ended(reports=self._ended.reports)  # those who have ended start again too
-        with closing(MeetingPlace(self._recipe)) as place:
+        with closing(MeetingPlace(self._recipe, self._agreed)) as place:
             try:
-                for replica in range(self._recipe.replicas.count):
+                for replica in self._here:
                     self._start(place, replica, again=again)
                 while self._running:
                     if place.is_gone:
-                        self._spend_restart("the meeting place of the replicas was killed or stopped")
+                        told, lasting = place.ending()
+                        if lasting:
+                            raise FailedError(told)
+                        self._spend_restart(told)
                         return True
                     if not self._heed_signals(place):
                         return False

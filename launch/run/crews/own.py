@@ -37,9 +37,9 @@ def attend(recipe: Recipe) -> Attendance | None:
 
 
 def of_replica(prepared: Prepared, replica: int) -> Prepared:
-    """A run as one of its replicas has it: all but the first write to folders of their own within those of the run."""
+    """A run as one of its replicas has it: all but the first of a host write to folders of their own within the run."""
     recipe = prepared.recipe
-    if not replica:
+    if replica == recipe.replicas.here[0]:
         return prepared
     folder = f"replica-{replica}"
     checkpoint, compression = recipe.checkpoint, recipe.compression
@@ -54,11 +54,11 @@ def of_replica(prepared: Prepared, replica: int) -> Prepared:
 def enter(prepared: Prepared, replica: int) -> Prepared:
     """Become a process of a replica: the run as it has it. What this process prints goes to its folder.
 
-    The terminal shows the first replica alone.
+    The terminal shows the first replica of this host alone.
     """
     parent.name_process(f"thinwire {replica}/{os.environ['RANK']}")
     own = of_replica(prepared, replica)
-    if replica:
+    if own is not prepared:
         own.recipe.folder.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         descriptor = os.open(own.recipe.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -7,26 +7,31 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 
-from thinwire.launch.run.crews.hub import MOST_SOCKETS
+from thinwire.launch.run.crews.pairs import MOST_SOCKETS
 from thinwire.launch.run.heartbeat.silence import is_stopped
 from thinwire.launch.run.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 
+_GRACE = 10.0
+"""Seconds in which it ends by itself: a gate says the last words of its replica."""
+
 
 class MeetingPlace:
-    """A started meeting place; `close` ends it.
+    """A started meeting place, or the gate to one on another host; `close` ends it.
 
     Args:
         recipe: that of the run.
+        agreed: what replicas on several hosts must agree on.
 
     Raises:
         OptionsError: this system has no sockets of the kind that it needs, or a replica has too many processes.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, agreed: Mapping[str, str] = MappingProxyType({})) -> None:
         if not hasattr(socket, "SOCK_SEQPACKET") or sys.platform != "linux":
             raise OptionsError("replicas.membership elastic needs Linux; use fixed elsewhere")
         if recipe.group_processes > MOST_SOCKETS:
@@ -36,20 +41,31 @@ class MeetingPlace:
             )
         self._processes = recipe.group_processes
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        numbers = [theirs.fileno(), recipe.replicas.count, recipe.group_processes, recipe.wire.timeout]
+        module, words, given = _distant(recipe, agreed) if recipe.replicas.meeting else _beside(recipe)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.launch.run.crews.hub", *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", f"thinwire.launch.run.crews.{module}", str(theirs.fileno()), *words],
+                stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the launcher
                 env=dict(os.environ),
             )
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as stdin:
+            stdin.write(given.encode())
 
     @property
     def is_gone(self) -> bool:
         """Whether it has ended, or was stopped, and answers no more."""
         return self._process.poll() is not None or is_stopped(self._process.pid)
+
+    def ending(self) -> tuple[str, bool]:
+        """Why it is gone, in words; and whether starting again would not help."""
+        with suppress(OSError):
+            if told := self._control.recv(1 << 16, socket.MSG_DONTWAIT):
+                words = json.loads(told)
+                return words["text"], words["lasting"]
+        return "the meeting place of the replicas was killed or stopped", False
 
     @contextmanager
     def coming(self, replica: int) -> Iterator[list[int]]:
@@ -76,9 +92,27 @@ class MeetingPlace:
     def close(self) -> None:
         """End it."""
         self._control.close()
+        with suppress(subprocess.TimeoutExpired):
+            if not self.is_gone:
+                self._process.wait(_GRACE)
         self._process.kill()
         self._process.wait()
 
     def _say(self, words: dict[str, object], sockets: Sequence[socket.socket] = ()) -> None:
         with suppress(OSError):  # it is gone, which the launcher sees
             socket.send_fds(self._control, [json.dumps(words).encode()], [each.fileno() for each in sockets])
+
+
+def _beside(recipe: Recipe) -> tuple[str, list[str], str]:
+    """The module of a meeting place on this machine, its words, and what it reads."""
+    return "hub", [str(recipe.replicas.count), str(recipe.group_processes), str(recipe.wire.timeout)], ""
+
+
+def _distant(recipe: Recipe, agreed: Mapping[str, str]) -> tuple[str, list[str], str]:
+    """The same, of a gate to the meeting place that the recipe names."""
+    from thinwire.launch.run.crews.distant.settings import Settings
+
+    replicas, wire = recipe.replicas, recipe.wire
+    assert replicas.meeting is not None and replicas.number is not None and wire.keys is not None, "the recipe checks"
+    settings = Settings(replicas.meeting, wire.keys, replicas.number, wire.heartbeat, wire.timeout, dict(agreed))
+    return "distant.gate", [], settings.text()

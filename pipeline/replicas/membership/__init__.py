@@ -2,7 +2,8 @@
 
 Every replica is a run of its own: S processes with a process group, checkpoints, logs and saved weights of their own.
 Nothing that all processes must call spans two replicas. Between two exchanges they do not know of each other. At an
-exchange every process says one message to the meeting place, a process of the launcher, and waits for one answer.
+exchange every process says one message to the meeting place, and waits for one answer. The meeting place is a process
+of the launcher; or `thinwire meet`, if each replica has a launcher on a host of its own.
 
     process i of replica r     deliver: the frames of its stages; the samples since the last exchange
     meeting place              waits, decides once who takes part, answers all of them
@@ -15,6 +16,7 @@ in the order of the replicas, weighted by samples, and so hold the same bits. Ea
 the exchange; a difference stops the run.
 
 **Who is lost**: the launcher sees a process of a replica end, or its silence, and stops the rest of that replica alone.
+On several hosts, a launcher that is not heard is lost with its replica.
 
 | it is lost | then |
 |---|---|

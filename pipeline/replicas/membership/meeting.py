@@ -76,11 +76,12 @@ class Meeting:
         self._final: tuple[int, list[Message]] | None = None  # who gives, and what all take that come after the end
         self._waits_for: str | None = None
         self._deadline = 0.0
-        self._stopping = False
+        self._stopping: set[int] = set()
         self._failure: str | None = None
 
     def comes(self, replica: int) -> None:
         """Note that the processes of a replica start."""
+        self._stopping.discard(replica)
         self._seats[replica] = Seat("starting")
 
     def loses(self, replica: int, *, for_good: bool) -> None:
@@ -88,9 +89,9 @@ class Meeting:
         self._seats[replica] = Seat("gone" if for_good else "away")
         self.settle()
 
-    def stop(self) -> None:
-        """Have all replicas stop after the next exchange."""
-        self._stopping = True
+    def stop(self, replica: int | None = None) -> None:
+        """Have a replica stop after the next exchange, or all."""
+        self._stopping |= set(range(len(self._seats)) if replica is None else [replica])
         self.settle()
 
     def said(self, replica: int, process: int, message: Message) -> None:
@@ -111,8 +112,8 @@ class Meeting:
         self._look_at_clock()
         while self._failure is None and any(act() for act in (self._admit, self._finish, self._elect, self._exchange)):
             self._look_at_clock()
-        if self._stopping and self._in("waiting") and not self._in("training", "delivered"):
-            for replica in self._in("waiting"):
+        if not self._in("training", "delivered"):
+            for replica in self._stopping.intersection(self._in("waiting")):
                 self._reply(replica, {"kind": "stopped"})
                 self._seats[replica].state = "late"  # until the launcher sees its end
 
@@ -181,7 +182,8 @@ class Meeting:
         """Answer all processes of a replica, each with its own blobs."""
         self._seats[replica].asked = {}
         for process in self._processes:
-            self._answer(replica, process, {**words, "stop": self._stopping}, blobs[process] if blobs else [])
+            told = {**words, "stop": replica in self._stopping}
+            self._answer(replica, process, told, blobs[process] if blobs else [])
 
     def _admit(self) -> bool:
         """Let those train who hold the current weights."""
@@ -220,8 +222,8 @@ class Meeting:
 
     def _elect(self) -> bool:
         """If nobody trains, let those who hold the newest weights go on, once all have said theirs."""
-        waiting = self._in("waiting")
-        if not waiting or self._in("training", "delivered") or self._stopping:
+        waiting = [replica for replica in self._in("waiting") if replica not in self._stopping]
+        if not waiting or self._in("training", "delivered"):
             return False
         if self._in("away", "starting", "late") and not self._is_over:
             return False

@@ -1,0 +1,114 @@
+"""`thinwire meet RECIPE --listen ADDRESS:PORT`: the meeting place of replicas that train on several hosts.
+
+    thinwire keys run.keys
+    thinwire meet my.yaml --wire.keys run.keys --listen 10.0.0.1:29600
+    thinwire train my.yaml --wire.keys run.keys --replicas.meeting 10.0.0.1:29600 --replicas.number 0
+
+It keeps nothing. If it dies, start it again: the replicas wait for it, and go on from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.launch.run import recipe
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.output import lasting
+from thinwire.pipeline.errors import OptionsError
+
+PROG = "thinwire meet"
+_PLACE = re.compile(r"\d{1,3}(\.\d{1,3}){3}:(\d{1,5}|\*)")
+_SILENCES = 2
+"""A replica is lost after so many times `wire.heartbeat`: its gate calls again after one."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Be the meeting place until all replicas have ended, and return the exit status."""
+    with lasting():
+        options, rest = make_parser().parse_known_args(argv)
+        wanted = recipe.parse([options.recipe, *rest], PROG)
+        _check(options.listen, wanted)
+        _serve(options.listen, wanted, [options.recipe, *rest])
+    return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} RECIPE --listen ADDRESS:PORT [--option value ...]",
+        description="Be the meeting place of replicas on several hosts: they exchange here, and nobody without the "
+        "keys of wire.keys can say anything. It listens on this one address only, and ends when all replicas have "
+        "ended. The options of a recipe are those of thinwire train; give the same to all.",
+        takes_recipe=True,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
+    parser.add_argument(
+        "--listen", required=True, metavar="ADDRESS:PORT", help="an IPv4 address of this host, and a free port of it"
+    )
+    return parser
+
+
+def _check(listen: str, wanted: Recipe) -> None:
+    """Raise OptionsError if this is no place, or no run for one."""
+    OptionsError.require(
+        (
+            _PLACE.fullmatch(listen) is not None,
+            f"--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got {listen}",
+        ),
+        (
+            not listen.startswith("0.0.0.0:"),
+            "--listen must name one address of this host, because 0.0.0.0 stands for all of them",
+        ),
+        (
+            wanted.replicas.elastic,
+            "replicas.membership must be elastic, and replicas.count above 1: fixed replicas need no meeting",
+        ),
+        (
+            wanted.wire.keys is not None,
+            f"{PROG} needs keys, so that nobody else can take part: thinwire keys FILE makes them, and --wire.keys "
+            "names the file, here and on all hosts",
+        ),
+    )
+    from thinwire.pipeline.backends import check_installed
+
+    check_installed()
+
+
+def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
+    import asyncio
+
+    from thinwire.launch.run.crews.distant.agreement import agreed
+    from thinwire.launch.run.crews.distant.door import serve
+    from thinwire.launch.run.crews.distant.hall import Hall, Size
+    from thinwire.launch.run.crews.hub import tell
+    from thinwire.pipeline.zeromq.keys import Keys
+
+    assert wanted.wire.keys is not None, "it was checked"
+    keys, wire = Keys.read(Path(wanted.wire.keys)), wanted.wire
+    size = Size(wanted.replicas.count, wanted.group_processes, wire.timeout, _SILENCES * wire.heartbeat)
+    asyncio.run(
+        serve(
+            listen,
+            keys,
+            lambda send: Hall(size, agreed(wanted), send, tell),
+            lambda address: _tell_commands(address, wanted, arguments),
+        )
+    )
+
+
+def _tell_commands(address: str, wanted: Recipe, arguments: Sequence[str]) -> None:
+    """Say what to type on the hosts of the replicas."""
+    import shlex
+
+    print(f"replicas meet at {address}; type on the host of each, with the same file of keys there:")
+    common = shlex.join(["thinwire", "train", *arguments, "--replicas.meeting", address])
+    for replica in range(wanted.replicas.count):
+        print(f"  {common} --replicas.number {replica}")
+    sys.stdout.flush()

@@ -1,0 +1,229 @@
+"""The way of a replica to a meeting place on another host: a process of its launcher, which passes messages on.
+
+    python -m thinwire.launch.run.crews.distant.gate DESCRIPTOR      with its Settings as JSON on standard input
+
+It listens nowhere; it calls the meeting place, and calls again if nothing is heard of it. It ends with a sentence for
+the launcher if the meeting place sends it away, or is not heard for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from thinwire.errors import ThinwireError
+from thinwire.launch.run import parent
+from thinwire.launch.run.crews.distant.line import (
+    ACK,
+    HELLO,
+    LAUNCHER,
+    PIECE,
+    REFUSAL,
+    UNKNOWN,
+    VERSION,
+    WELCOME,
+    Line,
+    pack,
+    pack_words,
+    unpack,
+)
+from thinwire.launch.run.crews.distant.settings import Settings
+from thinwire.launch.run.crews.hub import tell
+from thinwire.launch.run.crews.pairs import Pairs
+from thinwire.pipeline.replicas.membership.messages import Message
+from thinwire.pipeline.zeromq.connections import Patience, bounded
+from thinwire.pipeline.zeromq.keys import Keys
+
+_EVERY = 0.25
+"""Seconds from one heartbeat to the next."""
+_FAREWELL = 5.0
+"""Seconds in which the meeting place takes the last messages."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a gate ends before its launcher does."""
+
+    text: str
+    lasting: bool
+    """Whether the launcher must not start its replica again."""
+
+
+class Gate:
+    """The way to the meeting place; to the launcher and its processes, it is the meeting itself.
+
+    Args:
+        settings: where it leads.
+        answer: sends a message to a stage process.
+    """
+
+    def __init__(
+        self, settings: Settings, answer: Callable[[int, int, Mapping[str, Any], Sequence[bytes]], None]
+    ) -> None:
+        self._settings, self._answer = settings, answer
+        self._keys = Keys.read(Path(settings.keys))
+        self._life, self._hall = secrets.token_hex(16), None
+        self._line = Line()
+        self._context = zmq.asyncio.Context()
+        self._heard = time.monotonic()
+        self._told: str | None = None
+
+    def comes(self, replica: int) -> None:
+        """Say that the processes of the replica start."""
+        self._line.write(LAUNCHER, {"comes": replica})
+
+    def loses(self, replica: int, *, for_good: bool) -> None:
+        """Say that the replica has ended, and whether it comes again."""
+        self._line.write(LAUNCHER, {"loses": replica, "for_good": for_good})
+
+    def stop(self) -> None:
+        """Have the replica stop after the next exchange."""
+        self._line.write(LAUNCHER, {"stop": True})
+
+    def said(self, replica: int, process: int, message: Message) -> None:
+        """Pass on what a process said."""
+        self._line.write(process, *message)
+
+    def settle(self) -> None:
+        """Do nothing: messages leave at once."""
+
+    async def hold(self) -> Ending:
+        """Keep a connection with the meeting place for as long as it can be; why there is none any more."""
+        hearing = asyncio.create_task(self._hear())
+        while True:
+            ending = await self._call()
+            if hearing.done():
+                hearing.result()
+            if ending is not None:
+                return ending
+            if time.monotonic() - self._heard > self._settings.timeout:
+                return Ending(
+                    f"the meeting place at {self._settings.address} was not heard for {self._settings.timeout:g} s "
+                    f"(wire.timeout); start it with thinwire meet and the same keys, then this replica again",
+                    lasting=True,
+                )
+            self._line.interrupt()
+            await asyncio.sleep(_EVERY)
+
+    async def farewell(self) -> None:
+        """Wait until the meeting place has all messages, but not for long."""
+        deadline = time.monotonic() + _FAREWELL
+        while not self._line.is_empty and time.monotonic() < deadline:
+            await asyncio.sleep(_EVERY / 5)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._context.destroy(linger=0)
+
+    async def _call(self) -> Ending | None:
+        """One connection, until it ends: with the reason if there is to be no other."""
+        link = self._context.socket(zmq.DEALER)
+        bounded(link)
+        Patience().watch(link)
+        self._keys.prove(link)
+        try:
+            link.connect(f"tcp://{self._settings.address}")
+            link.send_multipart(self._hello())
+            called = time.monotonic()
+            while True:
+                if await link.poll(round(1e3 * _EVERY)):
+                    kind, number, data = unpack(await link.recv_multipart())
+                    if kind in (UNKNOWN, REFUSAL):
+                        return self._sent_away(json.loads(data)) if kind == REFUSAL else None
+                    self._heard = time.monotonic()
+                    self._take(link, kind, number, data)
+                elif time.monotonic() - max(called, self._heard) > self._settings.heartbeat:
+                    self._tell(
+                        f"replica {self._settings.replica} hears nothing of the meeting place at "
+                        f"{self._settings.address}, and waits for it up to {self._settings.timeout:g} s"
+                    )
+                    return None
+        finally:
+            link.close(linger=0)
+
+    def _hello(self) -> list[bytes]:
+        about = {"replica": self._settings.replica, "life": self._life, "hall": self._hall}
+        return pack_words(HELLO, VERSION, **about, expected=self._line.expected, agreed=self._settings.agreed)
+
+    def _take(self, link: zmq.asyncio.Socket, kind: bytes, number: int, data: bytes) -> None:
+        """Take a packet of the meeting place."""
+        if kind == WELCOME:
+            self._tell(f"replica {self._settings.replica} is at the meeting place at {self._settings.address}")
+            self._hall = json.loads(data)["hall"]
+            self._line.begin(lambda *packet: _send(link, *packet), number)
+        elif kind == PIECE:
+            self._line.take(number, data)
+        elif kind == ACK:
+            self._line.acknowledge(number)
+            _send(link, ACK, self._line.expected)  # as often as the meeting place, so that it hears this end too
+
+    def _sent_away(self, refusal: Mapping[str, Any]) -> Ending | None:
+        if refusal.get("waits"):
+            self._tell(f"{refusal['text']}; this one waits until it is gone, and then comes")
+            return None
+        said = f"the meeting place at {self._settings.address} said: {refusal['text']}"
+        return Ending(said, bool(refusal["lasting"]))
+
+    async def _hear(self) -> None:
+        """Give the stage processes what the meeting place says to them."""
+        while True:
+            process, (words, blobs) = await self._line.read()
+            self._answer(self._settings.replica, process, words, blobs)
+
+    def _tell(self, text: str) -> None:
+        """Tell the user a sentence, once in a row."""
+        if text != self._told:
+            self._told = text
+            tell(text)
+
+
+def _send(link: zmq.asyncio.Socket, kind: bytes, number: int, data: bytes = b"") -> None:
+    """Send at once: the socket has no limit."""
+    link.send_multipart(pack(kind, number, data))
+
+
+async def lead(control: socket.socket, settings: Settings) -> Ending | None:
+    """Be the way to the meeting place until the launcher is gone, or there is no way; then why."""
+    pairs = Pairs(control)
+    gate = Gate(settings, pairs.answer)
+    holding, serving = asyncio.create_task(gate.hold()), asyncio.create_task(pairs.serve(gate))
+    try:
+        await asyncio.wait({holding, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if holding.done():
+            return holding.result()
+        serving.result()
+        await gate.farewell()
+        return None
+    finally:
+        for task in (holding, serving):
+            task.cancel()
+        gate.close()
+
+
+def main(descriptor: str) -> None:
+    """Lead, and tell the launcher why if the way ends before it does."""
+    parent.end_with_parent()
+    control, settings = socket.socket(fileno=int(descriptor)), Settings(**json.load(sys.stdin))
+    try:
+        ending = asyncio.run(lead(control, settings))
+    except ThinwireError as error:
+        ending = Ending(str(error), lasting=True)
+    if ending is not None:
+        with suppress(OSError):  # it has just gone too
+            control.send(json.dumps(asdict(ending)).encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

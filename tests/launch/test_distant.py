@@ -1,0 +1,300 @@
+"""Replicas on several hosts: the meeting place that listens, and the gates to it, over ZeroMQ in one process."""
+
+import asyncio
+import json
+import os
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq")
+
+from thinwire.launch import cli
+from thinwire.launch.run.crews.distant.door import serve
+from thinwire.launch.run.crews.distant.gate import lead
+from thinwire.launch.run.crews.distant.hall import Hall, Size
+from thinwire.launch.run.crews.distant.line import (
+    ACK,
+    HELLO,
+    LAUNCHER,
+    PIECE,
+    PIECE_BYTES,
+    REFUSAL,
+    UNKNOWN,
+    VERSION,
+    WELCOME,
+    Line,
+    pack,
+    pack_words,
+    unpack,
+)
+from thinwire.launch.run.crews.distant.settings import Settings
+from thinwire.pipeline.replicas.membership.attendance import Attendance
+from thinwire.pipeline.zeromq.keys import Keys
+
+TIMEOUT = 60.0
+LONG = os.urandom(3 * PIECE_BYTES + 1)
+
+
+class Meeting:
+    """A meeting place of two replicas with a process each, at a free port."""
+
+    def __init__(self, keys, address="127.0.0.1:*"):
+        self.told, self._opened = [], asyncio.get_running_loop().create_future()
+        size = Size(replicas=2, processes=1, timeout=TIMEOUT, silence=TIMEOUT)
+        agreed = {"model.name": '"gpt2"'}
+        self.serving = asyncio.create_task(
+            serve(address, keys, lambda send: Hall(size, agreed, send, self.told.append), self._opened.set_result)
+        )
+
+    async def address(self):
+        return await self._opened
+
+    async def close(self):
+        self.serving.cancel()
+        await asyncio.wait([self.serving])
+
+
+class Host:
+    """A launcher and its stage process, with their gate."""
+
+    def __init__(self, settings):
+        self.replica = settings.replica
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.leading = asyncio.create_task(lead(theirs, settings))
+        ours, theirs = socket.socketpair()
+        self._say({"comes": self.replica}, theirs)
+        theirs.close()
+        self._attendance = Attendance(ours, self.replica)
+
+    async def begin(self, held=0):
+        return await asyncio.to_thread(self._attendance.begin, held, "x")
+
+    async def exchange(self, step, frame, last=False):
+        return await asyncio.to_thread(self._attendance.exchange, step, 4, [frame], last=last)
+
+    async def leave(self):
+        self._say({"loses": self.replica, "for_good": True})
+        self._control.close()
+        return await self.leading
+
+    def _say(self, words, *given):
+        socket.send_fds(self._control, [json.dumps(words).encode()], [each.fileno() for each in given])
+
+
+@asynccontextmanager
+async def met(folder):
+    """A meeting place, and the settings of the gate of replica 0."""
+    Keys.fresh().write(folder / "keys")
+    place = Meeting(Keys.read(folder / "keys"))
+    agreed = {"model.name": '"gpt2"', "the samples of training": "abc"}
+    yield place, Settings(await place.address(), str(folder / "keys"), 0, TIMEOUT, TIMEOUT, agreed)
+    await place.close()
+
+
+def test_replicas_exchange_and_the_meeting_place_ends_with_them(tmp_path):
+    async def scene():
+        async with met(tmp_path) as (place, settings):
+            hosts = [Host(replace(settings, replica=replica)) for replica in range(2)]
+            assert await asyncio.gather(*(host.begin() for host in hosts)) == [None, None]
+            found = await asyncio.gather(*(host.exchange(3, LONG + bytes([host.replica])) for host in hosts))
+            assert found[0].samples == {0: 4, 1: 4}
+            assert found[0].frames == {1: [LONG + b"\1"]} and found[1].frames == {0: [LONG + b"\0"]}
+            assert await asyncio.gather(*(host.leave() for host in hosts)) == [None, None]
+            await asyncio.wait_for(place.serving, TIMEOUT)
+            assert place.told[-1] == "all replicas have ended"
+            assert {"replica 0 has come", "replica 1 has come"} <= set(place.told)
+
+    asyncio.run(scene())
+
+
+def test_strangers_change_nothing(tmp_path):
+    """Some write garbage; one speaks ZeroMQ, and has other keys. Those with the keys are let in beside them."""
+
+    async def scene():
+        async with met(tmp_path) as (place, settings):
+            host, _, port = settings.address.partition(":")
+            strangers = [socket.create_connection((host, int(port))) for _ in range(10)]
+            for stranger in strangers:
+                stranger.sendall(os.urandom(4096))
+            Keys.fresh().write(tmp_path / "others")
+            other = replace(settings, keys=str(tmp_path / "others"), replica=1, heartbeat=0.3, timeout=1.0)
+            with_other_keys = Host(other)
+            ending = await with_other_keys.leading
+            assert ending.lasting and "was not heard for 1 s (wire.timeout)" in ending.text
+            hosts = [Host(replace(settings, replica=replica)) for replica in range(2)]
+            assert await asyncio.gather(*(host.begin() for host in hosts)) == [None, None]
+            assert sorted(place.told) == ["replica 0 has come", "replica 1 has come"]
+            for stranger in strangers:
+                stranger.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("replica", "agreed", "said"),
+    [
+        (1, {"model.name": '"vit"'}, 'these differ: model.name ("gpt2" at the meeting place, "vit" here)'),
+        (1, {"the samples of training": "def"}, "the samples of training (abc at the meeting place, def here)"),
+        (2, {}, "the run has replicas 0 to 1"),
+    ],
+)
+def test_who_does_not_fit_is_sent_away_with_a_sentence(tmp_path, replica, agreed, said):
+    async def scene():
+        async with met(tmp_path) as (place, settings):
+            first = Host(settings)
+            while not place.told:
+                await asyncio.sleep(0.01)
+            second = Host(replace(settings, replica=replica, agreed={**settings.agreed, **agreed}))
+            ending = await second.leading
+            assert ending.lasting and said in ending.text
+            assert place.told == ["replica 0 has come"]
+            await first.leave()
+
+    asyncio.run(scene())
+
+
+def test_a_meeting_place_that_was_started_again_has_its_replicas_start_again(tmp_path):
+    async def scene():
+        async with met(tmp_path) as (place, settings):
+            host = Host(replace(settings, heartbeat=1.0))
+            while not place.told:
+                await asyncio.sleep(0.01)
+            await place.close()
+            another = Meeting(Keys.read(tmp_path / "keys"), settings.address)
+            ending = await host.leading
+            assert not ending.lasting and "it has been started again, so this replica comes anew" in ending.text
+            await another.close()
+
+    asyncio.run(scene())
+
+
+class Gates:
+    """A hall without a socket, with what it sent over each connection; `now` is its clock."""
+
+    def __init__(self):
+        self.now, self.sent, self.told = 0.0, {}, []
+        size = Size(replicas=2, processes=1, timeout=10.0, silence=6.0)
+        self.hall = Hall(size, {}, self._send, self.told.append, lambda: self.now)
+
+    def _send(self, route, parts):
+        self.sent.setdefault(route, []).append(unpack(parts))
+
+    def hello(self, route, replica, life, hall=None, expected=0):
+        words = {"replica": replica, "life": life, "hall": hall, "expected": expected, "agreed": {}}
+        self.hall.take(route, pack_words(HELLO, VERSION, **words))
+        kind, number, data = self.sent[route][-1]
+        return kind, number, json.loads(data)
+
+    def enter(self, route, replica, life="life"):
+        """Let a replica come over a connection: the gate's end of its streams, and the hall's life."""
+        _, _, welcome = self.hello(route, replica, life)
+        line = Line()
+        line.begin(lambda *packet: self.hall.take(route, pack(*packet)), 0)
+        line.write(LAUNCHER, {"comes": replica})
+        return line, welcome["hall"]
+
+    async def wait(self, seconds, *routes):
+        """Let time pass; what comes over these connections is heard all the time."""
+        for _ in range(round(2 * seconds)):
+            self.now += 0.5
+            for route in routes:
+                self.hall.take(route, pack(ACK, 0))
+            self.hall.look()
+            await asyncio.sleep(0)
+
+
+def in_hall(scene):
+    """Run a scene with a hall of its own."""
+
+    async def played():
+        await scene(Gates())
+
+    asyncio.run(played())
+
+
+def test_a_silent_replica_is_lost_and_comes_anew():
+    async def scene(gates):
+        _, hall = gates.enter(b"a", 0)
+        await gates.wait(5)
+        assert gates.told == ["replica 0 has come"]
+        await gates.wait(2)
+        assert gates.told[1:] == ["replica 0 is lost: nothing was heard of it for 6 s"]
+        gates.hall.take(b"a", pack(ACK, 0))
+        assert gates.sent[b"a"][-1][0] == UNKNOWN
+        kind, _, words = gates.hello(b"b", 0, "life", hall)
+        assert kind == REFUSAL and not words["lasting"] and "was lost there" in words["text"]
+        assert gates.hello(b"c", 0, "another life")[0] == WELCOME
+
+    in_hall(scene)
+
+
+def test_a_broken_connection_loses_nothing():
+    async def scene(gates):
+        line, hall = gates.enter(b"a", 0)
+        await gates.wait(1)
+        line.interrupt()
+        line.write(0, {"kind": "begin", "held": 0, "digest": "x"})
+        kind, expected, _ = gates.hello(b"b", 0, "life", hall)
+        assert kind == WELCOME and expected > 0
+        line.begin(lambda *packet: gates.hall.take(b"b", pack(*packet)), expected)
+        await gates.wait(11, b"b")
+        assert any(kind == PIECE for kind, *_ in gates.sent[b"b"]), "it may go on alone after the time-out"
+        assert gates.told == ["replica 0 has come"]
+
+    in_hall(scene)
+
+
+def test_a_replica_has_one_host():
+    async def scene(gates):
+        gates.hello(b"a", 0, "life")
+        kind, _, words = gates.hello(b"b", 0, "another life")
+        assert kind == REFUSAL and words["waits"] and words["text"] == "replica 0 is there already"
+
+    in_hall(scene)
+
+
+def test_packets_that_are_none_change_nothing():
+    async def scene(gates):
+        gates.hello(b"a", 0, "life")
+        for parts in ([], [b"x"], [b"", b""], pack(HELLO, VERSION, b"?"), pack(HELLO, 99, b"{}"), pack(ACK, 7)):
+            gates.hall.take(b"a", parts)
+            assert gates.sent[b"a"][-1][0] == REFUSAL
+        gates.hall.take(b"a", pack(b"?", 0))
+        gates.hall.take(b"a", pack(PIECE, 0, b"\xff" * 100))
+        await gates.wait(1, b"a")
+        assert not gates.hall.is_over
+
+    in_hall(scene)
+
+
+def test_it_waits_for_replicas_that_may_come_back_before_it_ends():
+    async def scene(gates):
+        lines = [gates.enter(bytes([replica]), replica)[0] for replica in range(2)]
+        await gates.wait(1, b"\0", b"\1")
+        lines[0].write(LAUNCHER, {"loses": 0, "for_good": True})
+        await gates.wait(7, b"\0")
+        assert gates.told[-2:] == ["replica 0 has ended", "replica 1 is lost: nothing was heard of it for 6 s"]
+        assert not gates.hall.is_over
+        await gates.wait(11)
+        assert gates.hall.is_over
+        gates.hall.tell_end()
+        assert gates.told[-1] == "the run has ended without replica 1"
+
+    in_hall(scene)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "0.0.0.0:29600"], "--listen must name one address of this host"),
+        (["--listen", "here"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got here"),
+        (["--listen", "127.0.0.1:29600"], "replicas.membership must be elastic, and replicas.count above 1"),
+        ([], "the following arguments are required: --listen"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_a_sentence(options, said, capsys):
+    assert cli.main(["meet", "quickstart", *options]) == 2
+    assert said in capsys.readouterr().err

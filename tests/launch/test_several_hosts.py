@@ -1,0 +1,116 @@
+"""Replicas on several hosts, as a user runs them: a meeting place and two launchers, here on loopback."""
+
+import json
+import re
+import signal
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq")
+
+from support.commands import THINWIRE, free_port, started
+from support.listening import listening, needs_ss
+from support.recipe_runs import simulate
+from support.run_files import digest, metrics
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.run import recipe
+from thinwire.launch.run.crews.distant.agreement import agreed, difference
+from thinwire.pipeline.errors import OptionsError
+
+OPTIONS = [
+    *("--replicas.count", "2", "--replicas.sync.every", "3", "--replicas.sync.sums", "all"),
+    *("--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant", "--replicas.membership", "elastic"),
+    *("--pipeline.num_stages", "1", "--wire.keys", "run.keys"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the recipe `tiny.yaml` and keys, where the test is."""
+    write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["keys", "run.keys"]) == 0
+    return tmp_path
+
+
+@contextmanager
+def hosts(folder, *options):
+    """A meeting place, and what starts the launcher of a replica."""
+    address = f"127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        place = stack.enter_context(
+            started([*THINWIRE, "meet", "tiny.yaml", "--listen", address, *OPTIONS, *options], folder)
+        )
+        place.wait_until(lambda: "--replicas.number 1" in place.stdout)
+
+        def launcher(replica):
+            own = ["--output", f"host-{replica}", "--replicas.meeting", address, "--replicas.number", replica]
+            return stack.enter_context(started([*THINWIRE, "train", "tiny.yaml", *OPTIONS, *options, *own], folder))
+
+        yield place, launcher
+
+
+def steps(run):
+    """The steps in the log of a run, without a line that is half written."""
+    path = run / "metrics.jsonl"
+    return [line["step"] for line in metrics(run)] if path.exists() and path.read_bytes().endswith(b"\n") else []
+
+
+@pytest.mark.processes
+@needs_ss
+def test_replicas_on_two_hosts_have_the_numbers_of_one_machine(folder):
+    """`test_lost_replicas.py` compares replicas on one machine with their simulation."""
+    options = ["--training.steps", "8"]
+    with hosts(folder, *options) as (place, launcher):
+        assert {address for address, _ in listening(place.processes())} == {"127.0.0.1"}
+        both = [launcher(0), launcher(1)]
+        assert [each.wait() for each in both] == [0, 0], place.stderr + both[0].stderr + both[1].stderr
+        assert place.wait() == 0, place.stderr
+    assert "all replicas have ended" in place.stderr and "lost" not in place.stderr
+    simulated = simulate("tiny.yaml", folder / "simulated", *OPTIONS, *options)
+    assert [digest(folder / f"host-{replica}") for replica in range(2)] == [digest(simulated)] * 2
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_launcher_that_was_killed_is_taken_in_again(folder):
+    long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--checkpoint.every", "4 steps"]
+    with hosts(folder, *long) as (place, launcher):
+        stays, dies = launcher(0), launcher(1)
+        dies.wait_until(lambda: len(steps(folder / "host-1")) > 8)
+        dies.process.send_signal(signal.SIGKILL)
+        place.wait_until(lambda: "replica 1 is lost: nothing was heard of it" in place.stderr)
+        comes = launcher(1)
+        place.wait_until(lambda: re.search(r"replica 1 is back: it took the weights of replica 0", place.stderr))
+        place.wait_until(lambda: re.search(r"goes on with 2 of 2 replicas again", place.stderr))
+        for command in (comes, stays):  # one leaves alone, and the other one goes on
+            command.process.send_signal(signal.SIGINT)
+            assert command.wait() == 130, command.stderr
+        assert place.wait() == 0, place.stderr
+    assert "goes on from the checkpoint of step" in comes.stdout + comes.stderr
+    ended = steps(folder / "host-0")
+    assert ended == list(range(len(ended))) and len(ended) % 3 == 0, "it has lost no step, and stops after an exchange"
+
+
+def test_what_cannot_be_is_refused(folder):
+    rest = ["--replicas.meeting", "10.0.0.1:29600", "--replicas.number", "0"]
+    for options, said in [
+        (["--replicas.number", "2"], "replicas.number must be from 0 to 1 beside replicas.meeting"),
+        (["--replicas.membership", "fixed"], "replicas.membership must be elastic, and replicas.count above 1, beside"),
+        (["--replicas.meeting", "null"], "replicas.meeting must be ADDRESS:PORT, where thinwire meet listens"),
+        (["--wire.keys", "null"], "wire.keys must name a file of keys for replicas.meeting"),
+    ]:
+        with pytest.raises(OptionsError) as caught:
+            recipe.parse(["tiny.yaml", *OPTIONS, *rest, *options])
+        assert said in str(caught.value)
+
+
+def test_what_all_must_agree_on(folder):
+    known = agreed(recipe.parse(["tiny.yaml", *OPTIONS]))
+    own = ["--replicas.meeting", "h:1", "--replicas.number", "1", "--output", "here", "--wire.timeout", "9"]
+    assert difference(known, agreed(recipe.parse(["tiny.yaml", *OPTIONS, *own]))) is None
+    other = agreed(recipe.parse(["tiny.yaml", *OPTIONS, "--training.seed", "7"]))
+    assert "these differ: training.seed (0 at the meeting place, 7 here)" in difference(known, other)
+    assert len(json.dumps(known)) < 30_000, "it fits into one packet"
