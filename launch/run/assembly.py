@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from thinwire.errors import attempt
 from thinwire.launch.run.compiling.stages import compile_stages
-from thinwire.launch.run.host_data import load_once, outlined
+from thinwire.launch.run.host_data import data_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wiring.wire import agreed, agreed_by_replicas, make_wire
@@ -124,7 +124,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     device = choose(recipe.training.device)
     with telling("reading the data"):
         data, *_ = attempt(
-            lambda: given or outlined(recipe) or load_once(recipe.data, recipe.training.seed),
+            lambda: given or data_of(recipe),
             lambda: check_name(recipe.model),
             lambda: check_precision(recipe.training.precision, device),
             lambda: check_compiler(device) if recipe.training.compile else None,

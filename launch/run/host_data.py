@@ -22,10 +22,12 @@ import torch
 from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
+from thinwire.models.data.clients import JoinedSamples, join
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.outline import read_outline
 from thinwire.models.data.samples import Data
+from thinwire.models.errors import require
 from thinwire.pipeline.schedules import placement
 
 _PREFIX = "data-"
@@ -48,22 +50,46 @@ def load_once(options: DataOptions, seed: int) -> Data:
         return data
 
 
-def outlined(recipe: Recipe) -> Data | None:
-    """The data's outline, if the recipe names one and this process has no first stage; else None.
+def data_of(recipe: Recipe) -> Data:
+    """The data of a run: read, or where they are elsewhere, from outlines.
 
-    A launcher has no rank, and reads the data for all its processes.
+    A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
+    rank, and reads the data for all its processes. Clients with data of their own are joined.
 
     Raises:
-        ModelError: the file is no outline, or has no labels although this process computes the loss.
+        ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
+            loss; or the clients do not fit together.
     """
-    if recipe.data.outline is None or "RANK" not in os.environ:
-        return None
+    own = load_once(recipe.data, recipe.training.seed) if _reads_data(recipe) else None
+    if own is not None and isinstance(own.training, JoinedSamples):
+        return own  # a launcher has joined them
+    if not recipe.clients.outlines:
+        return own or read_outline(str(recipe.data.outline), labels=_has_loss(recipe))
+    require(
+        (
+            bool(recipe.data.mean) or recipe.data.chosen_kind != "images",
+            "clients with data of their own need data.mean and data.std, because each would measure other pixels",
+        )
+    )
+    labels = own is None and _has_loss(recipe)
+    return join([read_outline(path, labels=labels) for path in recipe.clients.outlines], own)
+
+
+def _reads_data(recipe: Recipe) -> bool:
+    """Whether this process needs the data themselves."""
+    outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
+    return not outlined or "RANK" not in os.environ or _has_stage(recipe, 0)
+
+
+def _has_loss(recipe: Recipe) -> bool:
+    """Whether this process has the last stage, as far as it has a rank."""
+    return "RANK" in os.environ and _has_stage(recipe, recipe.pipeline.num_stages - 1)
+
+
+def _has_stage(recipe: Recipe, stage: int) -> bool:
     pipeline = recipe.pipeline
-    process = int(os.environ["RANK"]) % pipeline.num_processes
     where = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
-    if where[0] == process:
-        return None
-    return read_outline(recipe.data.outline, labels=where[pipeline.num_stages - 1] == process)
+    return where[stage] == int(os.environ["RANK"]) % pipeline.num_processes
 
 
 def keep(data: Data, options: DataOptions, seed: int, folder: Path) -> None:

@@ -213,6 +213,9 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         del recipe["replicas"]["membership"]  # likewise: earlier releases have no other
     if prepared.recipe.optimizer.name != "quantized-adam":
         del recipe["optimizer"]["freeze_after"]  # likewise
+    del recipe["clients"]["outlines"]
+    if prepared.recipe.clients.outlines:
+        del recipe["data"]["name"]  # that of the client whose turn it is; the digest of the samples is that of all
     if prepared.recipe.clients.count == 1:
         del recipe["clients"]  # likewise
     del recipe["data"]["outline"]  # it changes no sample, and earlier releases have none

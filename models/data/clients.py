@@ -2,12 +2,17 @@
 
 All are pure functions of seed and step, as in `sampler`. So a run with many clients needs no message for whose turn it
 is, and no saved state to go on.
+
+Clients with data of their own have one numbering of all samples, those of the first client first. Each process knows
+the outlines of all; the process of the client whose turn it is has its samples.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -15,7 +20,7 @@ from torch import Tensor
 
 from thinwire.models.data.options import Shuffle
 from thinwire.models.data.sampler import Batch, Sampler
-from thinwire.models.data.samples import Data
+from thinwire.models.data.samples import Data, Samples
 from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
 
@@ -32,6 +37,8 @@ def divide(data: Data, count: int, division: str, seed: int) -> list[Tensor]:
     Raises:
         ModelError: there are no labels to sort by.
     """
+    if isinstance(data.training, JoinedSamples):
+        return list(torch.arange(len(data.training)).split(data.training.sizes))
     ids = _ORDERS[division](data, seed)
     return [piece.sort().values for piece in ids.tensor_split(count)]
 
@@ -57,6 +64,96 @@ def _in_order(data: Data, seed: int) -> Tensor:
 
 
 _ORDERS: dict[str, Callable[[Data, int], Tensor]] = {"random": _random, "label": _by_label, "order": _in_order}
+
+
+class JoinedSamples:
+    """The samples of several clients as one. A process has those of one client at most, and outlines of the others."""
+
+    def __init__(self, clients: Sequence[Samples], own: int | None) -> None:
+        self.sizes = [len(client) for client in clients]
+        self.digest = hashlib.sha256(" ".join(client.digest for client in clients).encode()).hexdigest()
+        self._clients, self._own = clients, own
+        self._ends = list(accumulate(self.sizes))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
+        """The inputs, as of the client that has them. ModelError if its turn is not that of this process's data."""
+        client, own_ids = self._find(ids)
+        require(
+            (
+                client == self._own,
+                f"this step is in the turn of client {client + 1}, and data.name are the data of client "
+                f"{(self._own or 0) + 1}; start that client in its place, or end a turn with training.steps",
+            )
+        )
+        return self._clients[client].inputs(own_ids, epoch)
+
+    def targets(self, ids: Tensor) -> Tensor:
+        """The labels, int64 [B]."""
+        client, own_ids = self._find(ids)
+        return self._clients[client].targets(own_ids)
+
+    def side(self, ids: Tensor) -> dict[str, Tensor]:
+        """Nothing: data with side inputs has no outline."""
+        return {}
+
+    def example(self, batch: int) -> Tensor:
+        """The inputs of `batch` samples without data: a meta tensor."""
+        return self._clients[0].example(batch)
+
+    def side_example(self, batch: int) -> dict[str, Tensor]:
+        """Nothing, as `side`."""
+        return {}
+
+    def _find(self, ids: Tensor) -> tuple[int, Tensor]:
+        """The client that has these samples, counted from 0, and their ids there."""
+        client = bisect(self._ends, int(ids[0]))
+        return client, ids - (self._ends[client] - self.sizes[client])
+
+
+def join(outlines: Sequence[Data], own: Data | None) -> Data:
+    """The data of several clients as one, from their outlines.
+
+    Args:
+        outlines: those of all clients.
+        own: the data of the client in this process; None in a process without data.
+
+    Raises:
+        ModelError: the outlines do not fit together, or the data are those of none of them.
+    """
+    first = outlines[0]
+    require(
+        (
+            all(_alike(outline) == _alike(first) for outline in outlines),
+            "clients.outlines must tell samples of one shape, and the same number of classes or tokens",
+        ),
+        (
+            all(_held_out(data) == _held_out(first) for data in (*outlines, *filter(None, [own]))),
+            "the data for evaluation must be the same for all clients; name them with data.evaluation, or take none "
+            "with data.held_out 0",
+        ),
+    )
+    digests = [outline.training.digest for outline in outlines]
+    require(
+        (
+            own is None or own.training.digest in digests,
+            "data.name must be the data of a client in clients.outlines, and is that of none; write its outline again",
+        )
+    )
+    index = None if own is None else digests.index(own.training.digest)
+    parts = [own.training if own and index == at else outline.training for at, outline in enumerate(outlines)]
+    return replace(own or first, training=JoinedSamples(parts, index))
+
+
+def _alike(data: Data) -> tuple[object, ...]:
+    example = data.training.example(1)
+    return example.shape, example.dtype, data.num_labels, data.vocab_size
+
+
+def _held_out(data: Data) -> str | None:
+    return None if data.held_out is None else data.held_out.digest
 
 
 class Turns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire.pipeline.errors import OptionsError
@@ -27,6 +27,9 @@ class ClientOptions:
     turn: str = "1 epoch"
     """How long a client trains before the next one does, as in "50 steps" or "1 epoch"; an epoch here is one pass
     through the samples of that client."""
+    outlines: list[str] = field(default_factory=list)
+    """Files of `thinwire outline`, one for each client in their order, if each has data of its own: `data.name` is then
+    the data of the client whose turn it is. Needs division order."""
 
     def __post_init__(self) -> None:
         mistakes = misspelt("clients.turn", self.turn)
@@ -34,6 +37,11 @@ class ClientOptions:
             mistakes = [f"clients.turn must be at least a step, got {self.turn!r}"]
         if not 1 <= self.count <= MOST_CLIENTS:
             mistakes.append(f"clients.count must be from 1 to {MOST_CLIENTS}, got {self.count}")
+        if self.outlines and (self.count, self.division) != (len(self.outlines), "order"):
+            mistakes.append(
+                f"clients.count must be the number of clients.outlines, {len(self.outlines)}, and clients.division "
+                f"order, because each client has the samples of its outline; got {self.count} and {self.division}"
+            )
         if mistakes:
             raise OptionsError(mistakes)
 

@@ -79,6 +79,11 @@ def test_a_checkpoint_of_before_there_were_clients_agrees():
     [
         (["--clients.count", "0"], "clients.count must be from 1 to 10000, got 0"),
         (["--clients.turn", "0 steps"], "clients.turn must be at least a step, got '0 steps'"),
+        (
+            ["--clients.outlines", "[a.json, b.json]", "--clients.count", "3"],
+            "clients.count must be the number of clients.outlines, 2, and clients.division order, because each client "
+            "has the samples of its outline; got 3 and random",
+        ),
         (["--clients.turn", "soon"], """clients.turn must be like "20 epochs" or "500 steps", got 'soon'"""),
         (
             ["--clients.count", "2", "--replicas.count", "2"],

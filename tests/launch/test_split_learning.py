@@ -1,10 +1,14 @@
 """Split learning: a client with the data and a server without, two commands, and the numbers of one process."""
 
+import io
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from support.commands import THINWIRE, completed, free_port, started
+from support.data_files import write_rows
 from support.run_files import summary
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
@@ -34,6 +38,18 @@ LABELS_AT_SERVER = f"""{BOTH}
   schedule: gpipe
 """
 
+IN_TURN = """
+model: {name: resnet18, config: {stem: cifar, width: 4}}
+data: {name: pictures.parquet, kind: images, evaluation: ./test.parquet, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
+clients: {count: 2, division: order}
+compression: {activations: aqsgd(q(4)), gradients: q(8)}
+optimizer: {name: sgd, lr: 0.05, momentum: 0.9, schedule: constant}
+training: {evaluate_every: 0 steps}
+checkpoint: {every: 1 step}
+pipeline: {num_microbatches: 2, microbatch_size: 4, num_stages: 4, layers: [layer1, layer2, layer4],
+           schedule: zbv-zero-bubble, stages_per_process: 2}
+"""
+
 
 def write_pictures(folder, count):
     """Images of 8 x 8 random pixels, of two classes."""
@@ -42,6 +58,27 @@ def write_pictures(folder, count):
         place = folder / str(index % 2)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(place / f"{index}.png")
+
+
+def picture_rows(count, seed):
+    """Rows of a table with images of 8 x 8 random pixels, of two classes."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for index in range(count):
+        buffer = io.BytesIO()
+        Image.fromarray(generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(buffer, "PNG")
+        rows.append({"image": {"bytes": buffer.getvalue(), "path": None}, "label": index % 2})
+    return rows
+
+
+def train(client, server, *arguments):
+    """Run client and server, each in its folder; AssertionError unless both end well."""
+    port = free_port()
+    command = [*THINWIRE, "train", *arguments]
+    with started(command, client, **environment(CLIENT, port)) as at_client:
+        there = completed(command, server, **environment(SERVER, port))
+        assert there.status == 0, there.stderr
+        assert at_client.wait() == 0, at_client.stderr
 
 
 @pytest.fixture
@@ -83,6 +120,38 @@ def test_the_server_never_opens_the_data(recipe, labels, machines, capsys):
     # one process that has everything gets the same
     assert cli.main(["simulate", "split.yaml", "--output", "alone"]) == 0
     ours, alone = summary((server if labels else client) / "run"), summary(client / "alone")
+    for field in ("weights_digest", "train_loss", "held_out", "bytes_sent"):
+        assert ours[field] == alone[field]
+
+
+@pytest.mark.processes
+def test_a_client_goes_on_where_another_one_stopped(tmp_path, monkeypatch):
+    """Two clients with pictures of their own, one after the other with a server that has none.
+
+    A simulation that has the pictures of both gets the same weights. The optimizer's momentum passes with them.
+    """
+    folders = {name: tmp_path / name for name in ("first", "second", "server", "both")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "split.yaml").write_text(IN_TURN)
+    shared = picture_rows(16, seed=2)
+    rows = [picture_rows(16, seed=seed) for seed in (0, 1)]
+    write_rows(folders["both"] / "pictures.parquet", [*rows[0], *rows[1]])
+    for name, own in zip(("first", "second"), rows, strict=True):
+        write_rows(folders[name] / "pictures.parquet", own)
+        monkeypatch.chdir(folders[name])
+        write_rows(folders[name] / "test.parquet", shared)
+        assert cli.main(["outline", "split.yaml", "--to", f"{tmp_path}/{name}.json"]) == 0
+    write_rows(folders["both"] / "test.parquet", shared)
+    outlines = ["--clients.outlines", f"[{tmp_path}/first.json, {tmp_path}/second.json]"]
+    train(folders["first"], folders["server"], "split.yaml", "--output", "run", *outlines, "--training.steps", "2")
+    # what the second client needs of the first: the folder of its run
+    shutil.copytree(folders["first"] / "run", folders["second"] / "run")
+    train(folders["second"], folders["server"], "--resume", "run", "--training.steps", "4")
+    assert not list(folders["server"].rglob("*.parquet"))
+    monkeypatch.chdir(folders["both"])
+    assert cli.main(["simulate", "split.yaml", "--output", "run", "--training.steps", "4"]) == 0
+    ours, alone = (summary(folders[name] / "run") for name in ("second", "both"))
     for field in ("weights_digest", "train_loss", "held_out", "bytes_sent"):
         assert ours[field] == alone[field]
 

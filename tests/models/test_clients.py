@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from thinwire.models.data.clients import Turns, divide
+from thinwire.models.data.clients import Turns, divide, join
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
+from thinwire.models.data.outline import read_outline, write_outline
 from thinwire.models.errors import ModelError
 
 DIGITS = DataOptions(name="digits", limit=51, held_out=0.0)
@@ -83,3 +84,45 @@ def test_clients_and_epochs_have_orders_of_their_own():
 def test_a_client_without_the_samples_of_a_step_is_a_sentence():
     with pytest.raises(ModelError, match=r"which are 7, and one of 2 has 6; lower clients\.count"):
         Turns(CLIENTS, 7, seed=0)
+
+
+@pytest.fixture
+def of_two_clients(tmp_path):
+    """The data of two clients, without samples held out, and their outlines with labels."""
+    data = [load(DataOptions(name="digits", limit=limit, held_out=0.0)) for limit in (20, 30)]
+    for client, path in zip(data, "ab", strict=True):
+        write_outline(client, tmp_path / path, labels=True)
+    return data, [read_outline(str(tmp_path / path), labels=True) for path in "ab"]
+
+
+def test_joined_samples_are_those_of_the_first_client_and_then_those_of_the_second(of_two_clients):
+    data, outlines = of_two_clients
+    server, second = join(outlines, None), join(outlines, data[1])
+    assert server.training.digest == second.training.digest
+    assert len(server.training) == 50
+    assert [piece.tolist() for piece in divide(server, 2, "order", seed=0)] == [[*range(20)], [*range(20, 50)]]
+    ids = torch.tensor([20, 22, 49])
+    own = ids - 20
+    assert second.training.inputs(ids).equal(data[1].training.inputs(own))
+    for joined in (server, second):
+        assert joined.training.targets(ids).equal(data[1].training.targets(own))
+        assert joined.training.targets(torch.tensor([7])).equal(data[0].training.targets(torch.tensor([7])))
+
+
+def test_a_client_out_of_turn_is_a_sentence(of_two_clients):
+    data, outlines = of_two_clients
+    with pytest.raises(ModelError, match=r"in the turn of client 1, and data\.name are the data of client 2"):
+        join(outlines, data[1]).training.inputs(torch.tensor([3]))
+
+
+def test_clients_must_fit_together(of_two_clients, tmp_path):
+    _, outlines = of_two_clients
+    other = load(DataOptions(name="digits", limit=40, held_out=0.0))
+    with pytest.raises(ModelError, match=r"data\.name must be the data of a client in clients\.outlines"):
+        join(outlines, other)
+    write_outline(load(TEXT), tmp_path / "text", labels=False)
+    with pytest.raises(ModelError) as caught:
+        join([outlines[0], read_outline(str(tmp_path / "text"), labels=False)], None)
+    shape, evaluation = caught.value.mistakes
+    assert shape.startswith("clients.outlines must tell samples of one shape")
+    assert evaluation.startswith("the data for evaluation must be the same for all clients")
