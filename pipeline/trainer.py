@@ -139,7 +139,7 @@ class Trainer:
 
     def begin(self, done: int) -> int:
         """The step that comes after `done` steps; a replica that comes back may take that of the others."""
-        self.done = done if self._local is None else self._local.begin(done)
+        self.done = done if self._local is None else self._local.begin(done, self._training.steps)
         return self.done
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:

@@ -234,8 +234,8 @@ class LocalSteps:
         if self._flight is not None and self._flight.rounds:
             self._replicas.leave(self._flight.group)
 
-    def begin(self, done: int) -> int:
-        """The first step of training in this process, if `done` steps are done."""
+    def begin(self, done: int, steps: int) -> int:
+        """The first step of training in this process, if `done` of all `steps` are done."""
         return done
 
     def step_after(self, step: int) -> int:

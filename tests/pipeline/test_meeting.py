@@ -23,6 +23,12 @@ class Place:
         for process in range(2):
             self.say(replica, process, {"kind": "begin", "held": held, "digest": digest})
 
+    def begin_at_end(self, replica, held, digest="x"):
+        """Say what a replica says that has done all steps: with its weights."""
+        for process in range(2):
+            words = {"kind": "begin", "held": held, "digest": digest, "step": held, "passes": {}, "last": True}
+            self.say(replica, process, words, [f"weights of {replica}.{process}".encode()])
+
     def deliver(self, replica, step, processes=(0, 1), samples=4, last=False):
         for process in processes:
             words = {"kind": "deliver", "step": step, "samples": samples, "last": last}
@@ -214,6 +220,31 @@ def test_who_is_lost_after_the_last_exchange_takes_the_weights_of_the_end(place)
     assert (words["kind"], words["step"], blobs) == ("take", 3, [b"weights of 0.1"])
 
 
+def test_the_weights_of_the_end_are_kept_whoever_is_lost_after_the_last_exchange(place):
+    """One replica was to give them. It was lost before it did, and ended with other weights than the others."""
+    for replica in range(2):
+        place.deliver(replica, 3, last=True)
+    place.meeting.loses(0, for_good=False)
+    place.apply(1, 3, last=True)
+    place.meeting.loses(1, for_good=True)
+    place.meeting.comes(0)
+    place.forget()
+    place.begin(0)
+    words, blobs = place.answers[0, 1]
+    assert (words["kind"], words["step"], blobs) == ("take", 3, [b"weights of 1.1"])
+
+
+def test_a_replica_that_had_ended_gives_its_weights_to_those_that_start_again_with_it():
+    """It ended at once, and the others went on from older weights and ended with other ones."""
+    place = Place()
+    place.begin(0, held=3, digest="after 3")
+    assert place.heard(0) is None
+    place.begin_at_end(1, held=6)
+    assert place.heard(1) == "go"
+    words, blobs = place.answers[0, 1]
+    assert (words["kind"], words["step"], words["giver"], blobs) == ("take", 6, 1, [b"weights of 1.1"])
+
+
 def test_if_nobody_trains_the_newest_weights_go_on(place):
     place.exchange(3, 0, 1)
     place.exchange(6, 0, 1)
@@ -251,6 +282,26 @@ def test_different_weights_after_an_exchange_stop_the_run(place):
     place.forget()
     place.deliver(1, 6)
     assert place.heard(1) == "failed"
+
+
+def test_weights_that_a_late_replica_had_before_are_compared_with_nobodys(place):
+    """All others were lost and went on from older weights. Its word of an exchange of the same step stopped the run."""
+    for step in (3, 6):
+        place.deliver(0, step)
+        if step == 3:
+            place.deliver(1, step)
+        else:
+            place.wait(TIMEOUT)
+        place.apply(0, step, f"after {step}")
+    place.meeting.loses(0, for_good=False)
+    place.meeting.comes(0)
+    place.begin(0)
+    place.wait(TIMEOUT)
+    assert place.heard(0) == "go", "the late one says nothing"
+    place.deliver(0, 3)
+    place.apply(1, 3, "after 3")
+    place.apply(0, 3, "after 3, alone")
+    place.exchange(6, 0)
 
 
 def test_all_stop_after_the_same_exchange(place):

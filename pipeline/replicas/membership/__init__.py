@@ -25,7 +25,7 @@ On several hosts, a launcher that is not heard is lost with its replica.
 | after the exchange was decided | Its frames count for all who took part, so they hold the same bits |
 | while it gives its weights to another | The other one waits for the next exchange, and another replica gives |
 | while it takes weights | It is lost, and returns once more |
-| after the last exchange | It takes the weights of the end, which the meeting place keeps |
+| after the last exchange | It takes the weights of the end, which all give and the meeting place keeps |
 
 **Who returns** says which common weights its checkpoint has: the step of their exchange, and their digest. If they are
 the current ones, it goes on from its checkpoint, exactly. Otherwise it waits for the next exchange, and takes the
@@ -35,7 +35,8 @@ older ones has been sent since. A late replica, which delivers after the decisio
 dropped.
 
 **If no replica trains**, as at the start, the newest common weights that any of them has become the current ones, once
-all have said theirs or `wire.timeout` is over. So a run of which all replicas died goes on as one that was stopped.
+all have said theirs or `wire.timeout` is over. So a run of which all replicas died goes on as one that was stopped. If
+those weights are of the end, their replica gives them at once: it ends, and nobody could ask it later.
 
 **The meeting place** keeps nothing on a disk and counts on nothing that a replica could not say again. If it dies or
 is stopped, the launcher starts all replicas again, and this rule applies.

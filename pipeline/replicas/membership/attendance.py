@@ -47,18 +47,25 @@ class Attendance:
     def __init__(self, connection: socket.socket, replica: int, on_stop: Callable[[], object] = lambda: None) -> None:
         self._connection, self.replica, self.on_stop = connection, replica, on_stop
 
-    def begin(self, held: int, digest: str) -> Taken | None:
+    def begin(
+        self, held: int, digest: str, end: tuple[Mapping[int, Mapping[str, int]], bytes] | None = None
+    ) -> Taken | None:
         """Say which common weights this replica has; other ones to take, or None if it goes on with them.
 
         Args:
             held: the step of their exchange.
             digest: that of the stages of this process.
+            end: if no step is left to do, the passes and the state that others take.
 
         Raises:
             PeerError: the meeting place is gone.
             MismatchError: the replicas have different weights.
         """
-        words, blobs = self._ask({"kind": "begin", "held": held, "digest": digest}, [])
+        said, given = {"kind": "begin", "held": held, "digest": digest}, list[bytes]()
+        if end is not None:
+            passes, state = end
+            said, given = {**said, "step": held, "passes": passes, "last": True}, [state]
+        words, blobs = self._ask(said, given)
         return None if words["kind"] == "go" else _taken(words, blobs)
 
     def exchange(self, step: int, samples: int, frames: list[bytes], *, last: bool) -> Exchanged | Taken:

@@ -148,8 +148,9 @@ class Meeting:
         seat = self._seats[replica]
         told, seat.applied = seat.applied, {}
         found = Held(told[0][0]["step"], self._digest(told))
-        if self._current is None or found.step != self._current.step:
-            return  # an exchange later than this one went on without it
+        # a later exchange went on without it; if all others have begun again from older weights, at the same step again
+        if seat.state == "late" or self._current is None or found.step != self._current.step:
+            return
         if self._current.digest not in (None, found.digest):
             self._fail(
                 f"the weights of replica {replica} after the exchange of step {found.step} differ from those of "
@@ -165,7 +166,7 @@ class Meeting:
             for other in self._in("waiting"):
                 self._give(replica, given, other)
             if given[0][0]["last"]:
-                self._final = replica, given
+                self._final = self._final or (replica, given)
 
     def _digest(self, told: Mapping[int, Message]) -> tuple[str, ...]:
         return tuple(told[process][0]["digest"] for process in self._processes)
@@ -192,6 +193,12 @@ class Meeting:
         for replica in held:
             self._go_on(replica)
         return bool(held)
+
+    def _keep_end(self, replica: int) -> None:
+        """If a replica begins with the weights of the end, keep them for those who have older ones."""
+        told = [self._seats[replica].asked[process] for process in self._processes]
+        if told[0][0].get("last") and told[0][0]["kind"] == "begin":
+            self._final = replica, told
 
     def _go_on(self, replica: int) -> None:
         """Let a replica go on with the weights that it holds."""
@@ -236,6 +243,7 @@ class Meeting:
         self._current = newest
         for replica in waiting:
             if self._seats[replica].held == newest:
+                self._keep_end(replica)
                 self._go_on(replica)
         return True
 
@@ -251,8 +259,9 @@ class Meeting:
             return False
         [step] = steps
         first = asked[members[0]][0][0]
-        # at the end also for one who takes part, is lost before its weights are saved, and comes back
-        giver = members[0] if self._in("waiting") or first["last"] else None
+        # at the end all give, for one who takes part, is lost before its weights are saved, and comes back: any other
+        # one may be lost before it gives
+        givers = members if first["last"] else members[:1] if self._in("waiting") else []
         for replica in self._in("training"):
             self._seats[replica].state = "late"
         self._current = Held(step, None)
@@ -260,7 +269,7 @@ class Meeting:
             seat = self._seats[replica]
             seat.state, seat.held, seat.applied = "training", self._current, {}
         for replica in members:
-            self._hand_out(replica, asked, gives=replica == giver)
+            self._hand_out(replica, asked, gives=replica in givers)
         self._tell_members(members, step)
         return True
 

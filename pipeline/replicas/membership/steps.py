@@ -132,10 +132,14 @@ class PresentSteps(LocalSteps):
         self._held = 0  # steps after which the common weights here were exchanged
         self._taken_after: int | None = None
 
-    def begin(self, done: int) -> int:
-        """Take the weights of another replica if those here are old; the step that comes next."""
+    def begin(self, done: int, steps: int) -> int:
+        """Take the weights of another replica if those here are old; the step that comes next.
+
+        A replica that has the weights of the end gives them: the others may have lost them.
+        """
+        end = (self._passes(), save(self._common())) if self._held >= steps else None
         with self._waiting("waiting for the replicas that train"):
-            taken = self._attendance.begin(self._held, self._digest())
+            taken = self._attendance.begin(self._held, self._digest(), end)
         if taken is None:
             return done
         self._take(taken)
@@ -169,9 +173,8 @@ class PresentSteps(LocalSteps):
         self._mail.deliver(answer.samples, answer.frames)
         self._land()
         self._held = done
-        passes = {stage.stage_index: _counts(stage) for stage in self._stages}
         state = save(self._common()) if answer.gives else None
-        self._attendance.applied(done, self._digest(), passes, state, last=last)
+        self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """As of its base; and `held`, the steps after which the common weights were exchanged."""
@@ -206,6 +209,10 @@ class PresentSteps(LocalSteps):
             for index, copies in self._copies.items()
             for name, each in copies.common_state().items()
         }
+
+    def _passes(self) -> dict[int, dict[str, int]]:
+        """By stage, the index of its last pass, by phase."""
+        return {stage.stage_index: _counts(stage) for stage in self._stages}
 
     def _digest(self) -> str:
         """That of the common weights of all stages here."""
