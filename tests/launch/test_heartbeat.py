@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self):
         self.now = 100.0
-        self.silence = Silence(3.0, lambda: self.now)
+        self.silence = Silence(3.0, lambda: self.now, stopped=1.5)
 
     def wait(self, seconds, **given):
         """Who has been silent for too long by then."""
@@ -50,6 +50,16 @@ def test_a_process_that_loads_libraries_may_be_silent_longer_unless_it_is_stoppe
     assert clock.wait(0, is_stopped=lambda rank: rank == 1) == {1: 20.0}
     assert clock.wait(STARTING - 20) == {}
     assert set(clock.wait(1)) == {0, 1}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_stopped_process_is_told_after_half_the_time(trains):
+    """After all of it, a busy machine had no time left to tell it within `wire.heartbeat`."""
+    clock = Clock()
+    for rank in (0, 1):
+        clock.silence.heard(rank, trains=trains)
+    assert clock.wait(1.5, is_stopped=lambda rank: rank == 1) == {}
+    assert clock.wait(0.5, is_stopped=lambda rank: rank == 1) == {1: 2.0}
 
 
 def test_who_had_no_turn_to_listen_blames_nobody():
@@ -131,7 +141,7 @@ def ended(start, *names):
 def test_a_silent_process_is_killed_and_the_others_are_stopped(start, why, trains):
     end = ended(start(SCRIPT.format(trains=trains, silent=SILENT[why])), "good", "bad")
     assert (end.failed, list(end.silent), end.hung) == ({1: -signal.SIGKILL}, [1], [])
-    assert end.silent[1] > 1.5
+    assert end.silent[1] > (0.75 if why == "stopped" else 1.5)
 
 
 @pytest.mark.slow
@@ -185,6 +195,7 @@ def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     monkeypatch.setenv(pulse.VARIABLE, str(writing))
+    monkeypatch.setattr(pulse.Pulse, "_beat", lambda _: None)  # this test beats itself, and a beat between would be read
     beating = pulse.begin()
     [tell] = beating._listeners
     for _ in range(1 << 17):
@@ -197,5 +208,9 @@ def test_what_is_told_names_the_time_and_the_option():
     assert silence.sentence("stage 1", 3.14, 3) == (
         "stage 1 sent no heartbeat for 3.1 s, and wire.heartbeat allows 3 s: the process is stopped, or something "
         "keeps Python's lock (the GIL), or the host or the link is gone"
+    )
+    assert silence.sentence("stage 1", 1.62, 3) == (
+        "stage 1 is stopped, as by SIGSTOP or a debugger, and sent no heartbeat for 1.6 s; wire.heartbeat of 3 s "
+        "allows half of that to a stopped process"
     )
     assert math.isinf(local.run.__kwdefaults__["heartbeat"]), "who names no option hears no silence"

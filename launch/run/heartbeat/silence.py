@@ -1,7 +1,8 @@
 """Who has been silent for too long: kept by the launcher for its processes, and by a process for its neighbours.
 
 A process may be silent for `STARTING` seconds before its first step and after its last, because libraries keep Python's
-lock (the GIL) while they are loaded. A process that the system calls stopped gets no such time.
+lock (the GIL) while they are loaded. A process that the system calls stopped gets no such time. Its launcher waits for
+half of the usual time only: the system knows a stop from long work, and on a busy machine all takes longer.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ class Silence:
     Args:
         allowed: seconds for which a process that trains may be silent.
         clock: the time in seconds.
+        stopped: seconds for which a stopped process may be silent; None for as long as any other.
     """
 
-    def __init__(self, allowed: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, allowed: float, clock: Callable[[], float] = time.monotonic, *, stopped: float | None = None
+    ) -> None:
         self.allowed, self._clock = allowed, clock
+        self._stopped = allowed if stopped is None else stopped
         self._heard: dict[int, tuple[float, bool]] = {}
         self._looked = clock()
 
@@ -46,11 +51,12 @@ class Silence:
         if passed > 2 * EVERY:  # this process had no turn itself, so it could hear nobody: that time does not count
             self._heard = {rank: (min(now, last + passed), trains) for rank, (last, trains) in self._heard.items()}
         self._looked = now
-        silent = {rank: now - last for rank, (last, _) in self._heard.items() if now - last > self.allowed}
+        silent = {rank: now - last for rank, (last, _) in self._heard.items()}
         return {
             rank: seconds
             for rank, seconds in silent.items()
-            if self._heard[rank][1] or seconds > STARTING or is_stopped(rank)
+            if seconds > (self.allowed if self._heard[rank][1] else max(self.allowed, STARTING))
+            or (seconds > self._stopped and is_stopped(rank))
         }
 
 
@@ -62,7 +68,7 @@ class Hearing:
     """
 
     def __init__(self, allowed: float) -> None:
-        self._silence, self._pipes = Silence(allowed), dict[int, int]()
+        self._silence, self._pipes = Silence(allowed, stopped=allowed / 2), dict[int, int]()
 
     @contextmanager
     def beginning(self, rank: int, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -102,6 +108,11 @@ def is_stopped(pid: int) -> bool:
 
 def sentence(who: str, seconds: float, allowed: float) -> str:
     """What silence means, and which option allows more of it."""
+    if seconds <= allowed:
+        return (
+            f"{who} is stopped, as by SIGSTOP or a debugger, and sent no heartbeat for {seconds:.1f} s; wire.heartbeat "
+            f"of {allowed:g} s allows half of that to a stopped process"
+        )
     return (
         f"{who} sent no heartbeat for {seconds:.1f} s, and wire.heartbeat allows {allowed:g} s: the process is "
         f"stopped, or something keeps Python's lock (the GIL), or the host or the link is gone"
