@@ -195,7 +195,7 @@ def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     monkeypatch.setenv(pulse.VARIABLE, str(writing))
-    monkeypatch.setattr(pulse.Pulse, "_beat", lambda _: None)  # this test beats itself, and a beat between would be read
+    monkeypatch.setattr(pulse.Pulse, "_beat", lambda _: None)  # else its own beats come between
     beating = pulse.begin()
     [tell] = beating._listeners
     for _ in range(1 << 17):
