@@ -119,10 +119,10 @@ class LowRank(Codec):
             return
         sizes = self._sizes(out.shape)
         left, right, scale = self._factors.read(payload, sizes)
+        right.mul_(scale)  # a power of two, so it is the same before the sums as after them
         matrix = out.view(sizes.samples, sizes.rows, sizes.columns)
         for some, rows in _parts(sizes):
-            product = torch.matmul(left[some, rows], right[some].mT).mul_(scale[some])
-            saturating_copy(product, matrix[some, rows])
+            saturating_copy(torch.matmul(left[some, rows], right[some].mT), matrix[some, rows])
 
     def _sends_plain(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
         """Whether the tensor's own elements are shorter than the factors, as they are where there are none."""
