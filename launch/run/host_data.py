@@ -67,9 +67,13 @@ def data_of(recipe: Recipe) -> Data:
         return own or read_outline(str(recipe.data.outline), labels=_has_loss(recipe))
     require(
         (
+            recipe.data.outline is None,
+            "data.outline must be left out beside clients.outlines, which tell of all clients",
+        ),
+        (
             bool(recipe.data.mean) or recipe.data.chosen_kind != "images",
             "clients with data of their own need data.mean and data.std, because each would measure other pixels",
-        )
+        ),
     )
     labels = own is None and _has_loss(recipe)
     return join([read_outline(path, labels=labels) for path in recipe.clients.outlines], own)

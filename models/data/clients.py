@@ -138,9 +138,13 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
     digests = [outline.training.digest for outline in outlines]
     require(
         (
+            len(set(digests)) == len(digests),
+            "clients.outlines must tell other samples for each client, and two of them tell the same",
+        ),
+        (
             own is None or own.training.digest in digests,
             "data.name must be the data of a client in clients.outlines, and is that of none; write its outline again",
-        )
+        ),
     )
     index = None if own is None else digests.index(own.training.digest)
     parts = [own.training if own and index == at else outline.training for at, outline in enumerate(outlines)]

@@ -1,5 +1,6 @@
 """Clients that train in turn, as a user runs them."""
 
+import re
 from itertools import chain
 
 import pytest
@@ -24,6 +25,7 @@ THREE = [
     "--optimizer.schedule",
     "constant",
 ]
+OUTLINES = ["--clients.outlines", "[a.json, b.json]", "--clients.count", "2", "--clients.division", "order"]
 TO_27 = ["--training.steps", "27", "--checkpoint.every", "27 steps"]
 
 
@@ -101,6 +103,19 @@ def test_a_mistake_is_a_sentence(options, sentence):
 def test_each_client_needs_the_samples_of_a_step():
     with pytest.raises(ModelError, match=r"which are 4, and one of 30 has 3; lower clients\.count"):
         prepared("--clients.count", "30")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--data.outline", "a.json"], "data.outline must be left out beside clients.outlines"),
+        (["--data.name", "digits"], "clients with data of their own need data.mean and data.std"),
+        ([], "data.outline must be a file that thinwire outline wrote, got a.json"),
+    ],
+)
+def test_outlines_of_clients_that_cannot_be_used_are_refused(options, sentence):
+    with pytest.raises(ModelError, match=re.escape(sentence)):
+        prepared(*OUTLINES, *options)
 
 
 def test_a_smoke_run_lets_clients_take_turns():
