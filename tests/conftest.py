@@ -10,7 +10,13 @@ from support.needs import left_out
 
 
 def pytest_configure(config):
-    """Hide the cards of this machine from all but the tests that ask for one (`make test-gpu`)."""
+    """Hide the cards of this machine from all but the tests that ask for one (`make test-gpu`).
+
+    Before its first program each process that compiles would try the vector instructions out, which takes three
+    programs and three imports of torch, and then compile the headers by themselves, which pays from many programs on.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if "gpu" not in (config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import THINWIRE
+from support.commands import THINWIRE, TIMEOUT
 from support.own_code import add_module
 from thinwire.launch import cli
 from thinwire.launch.run.recipe import packaged
@@ -52,7 +52,7 @@ def test_the_package_runs_as_a_module(tmp_path):
     for name, folder in folders.items():
         (package / name.removeprefix("thinwire.")).symlink_to(ROOT / folder)
     command = [sys.executable, "-m", "thinwire", "--version"]
-    found = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (found.returncode, found.stdout) == (0, f"thinwire {version('thinwire')}\n"), found.stderr
 
 
@@ -176,14 +176,14 @@ def test_an_error_of_the_system_that_no_user_causes_keeps_its_traceback():
 
 
 def test_the_installed_command_passes_its_status_on():
-    result = subprocess.run([*THINWIRE, "fly"], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([*THINWIRE, "fly"], capture_output=True, text=True, timeout=TIMEOUT)
     assert result.returncode == 2
     assert result.stderr.startswith("thinwire has no command 'fly'")
 
 
 def test_help_imports_nothing_heavy():
     code = "import sys; from thinwire.launch.cli import main; main(['--help']); print(sorted(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=True)
     loaded = result.stdout.splitlines()[-1]
     assert "'thinwire.launch.cli'" in loaded
     assert "'torch'" not in loaded and "'rich'" not in loaded
@@ -200,7 +200,7 @@ try:
 finally:
     print("torch" in sys.modules, "numpy" in sys.modules)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert result.stdout.splitlines()[-1] == "False False"
 
 
@@ -221,7 +221,7 @@ for words in [*helped, *mistaken]:
     assert "torch" not in sys.modules, words
 """
     run = [sys.executable, "-c", code]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path)
+    result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, check=True, cwd=tmp_path)
     assert len(result.stderr.splitlines()) == 9, result.stderr
 
 
@@ -246,7 +246,7 @@ sys.stdout = Terminal()
 main(["simulate", "quickstart", "--training.steps", "0", "--data.held_out", "0", "--pipeline.num_stages", "99"])
 """
     command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True, cwd=tmp_path)
     assert result.stdout.splitlines() == ["importing torch False", "reading the data True", "cutting the model True"]
 
 

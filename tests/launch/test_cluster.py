@@ -196,7 +196,7 @@ def test_an_interrupt_ends_all_and_leaves_nothing(folder):
         command.wait_until(lambda: command.stdout.count("ready") == 2)
         assert len(hosts_of(command.process.pid)) == 3
         command.process.send_signal(signal.SIGINT)
-        assert command.wait(timeout=15) == 130
+        assert command.wait() == 130
         assert command.processes() == {}
     assert hosts_of(command.process.pid) == set()
 

@@ -167,19 +167,20 @@ def test_what_weights_in_bfloat16_do_not_go_with_is_one_sentence_each():
     ]
 
 
+FEW_PROGRAMS = """
+from torch import nn
+
+def layers():
+    return [nn.Sequential(nn.Embedding(256, 8), nn.Dropout(0.2)), nn.Linear(8, 256)]
+"""
+"""Two stages, of which a compiler makes few programs: each takes it seconds."""
+
+
 @pytest.mark.processes
 def test_compiled_processes_have_the_numbers_of_a_simulation_and_go_on_without(here):
-    (here / "loud.py").write_text(LOUD)
-    options = [
-        "--model.name",
-        "loud:layers",
-        "--model.config",
-        "{}",
-        "--codec",
-        "q(8)",
-        "--optimizer.schedule",
-        "constant",
-    ]
+    (here / "few.py").write_text(FEW_PROGRAMS)
+    options = ["--model.name", "few:layers", "--model.config", "{}", "--codec", "q(8)"]
+    options += ["--optimizer.schedule", "constant"]
     options += ["--training.recompute", "block", "--checkpoint.every", "2 steps", "--data.held_out", "0"]
     compiled = [*options, "--training.compile", "true", "--training.steps", "2"]
     first = completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *compiled], here)

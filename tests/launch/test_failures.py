@@ -56,12 +56,12 @@ def test_who_leaves_first_is_told_and_others_wait_for_it():
     @once
     def leave(report):
         started.set()
-        assert going_on.wait(10)
+        assert going_on.wait(60)
         told.append(report.kind)
 
     failing = threading.Thread(target=leave, args=[report(0, "own")])
     failing.start()
-    assert started.wait(10)
+    assert started.wait(60)
     stopped = threading.Thread(target=leave, args=[report(0, "stopped")])
     stopped.start()
     stopped.join(0.05)

@@ -247,10 +247,9 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
         assert command.processes() == {}
     cause, *others = command.stderr.splitlines()
     assert cause == "stage 1 was killed by SIGKILL"
-    told = r"  stage (\d) (lost a peer|was told to stop): .*(waiting|sending|reporting|between two sections|compute)"
+    waiting = r"lost a peer: .*\b(making room|waiting|sending|reporting)\b"
+    told = rf"  stage (\d) ({waiting}|was told to stop: \w)"  # the kill may find a stage at anything
     assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr
-    doing = "(was|were) (waiting for|reporting to)"  # the kill may find all of them between two steps
-    assert any(re.search(doing, line) for line in others), command.stderr
     for stage in range(3):
         with safe_open(weights_of(folder / "killed", stage), "pt") as weights:
             step = int(weights.metadata()["step"])
@@ -265,7 +264,7 @@ def test_an_interrupted_launcher_leaves_no_process(folder):
         command.wait_until(lambda: len(metrics(folder / "interrupted")) >= 2)
         assert len(command.processes()) == 3
         command.process.send_signal(signal.SIGINT)
-        assert command.wait(timeout=15) == 130
+        assert command.wait() == 130
         assert command.processes() == {}
     assert command.stderr == "stopped by SIGINT\n"
 
@@ -275,7 +274,7 @@ def test_processes_that_have_just_started_end_without_a_word(folder):
     with started([*THINWIRE, "train", "tiny.yaml", *ENDLESS, "--output", "early"], folder) as command:
         command.wait_until(lambda: len(command.stage_processes()) == 2)
         command.process.send_signal(signal.SIGINT)
-        assert command.wait(timeout=15) == 130
+        assert command.wait() == 130
         assert command.processes() == {}
     assert command.stderr == "stopped by SIGINT\n"
 
@@ -290,8 +289,8 @@ def test_a_stage_that_raises_is_told_first(folder):
         "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train step 1, over boundary "
         "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
     )
-    waiting = r"stage 1 was (making room|waiting) for activations"
-    assert re.match(rf"  stage 1 (lost a peer|was told to stop): {waiting}", other)
+    waiting = "lost a peer: stage 1 was (making room|waiting) for activations"
+    assert re.match(rf"  stage 1 ({waiting}|was told to stop: \w)", other), other  # it may be at the step before
 
 
 def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_not_blamed(folder):

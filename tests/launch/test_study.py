@@ -254,11 +254,12 @@ def summaries(folder):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
-    # 1. stopped in the middle of the first cell, after a checkpoint
-    long = ["study", "mine.yaml", "--jobs", "1", "--training.steps", "40", "--checkpoint.every", "10 steps"]
+    # 1. stopped in the middle of the first cell, after a checkpoint: the study looks for signals twice a second
+    long = ["study", "mine.yaml", "--training.steps", "200", "--training.evaluate_every", "100 steps"]
+    long += ["--checkpoint.every", "10 steps"]
     folder = here / "studies/mine/all"
     cell = folder / "cells/none/seed-0"
-    with started([*THINWIRE, *long], here) as study:
+    with started([*THINWIRE, *long, "--jobs", "1"], here) as study:
         study.wait_until(lambda: list(cell.glob("checkpoints/*/manifest.json")))
         study.process.send_signal(signal.SIGINT)
         assert study.wait() == 130
@@ -267,7 +268,7 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     unfinished = (folder / "report.md").read_text()
     assert "0 of 2 cells are finished. 2 are missing" in unfinished and "not begun" in unfinished
     # 2. the same command goes on; its cell ends as one that nobody stopped, of real processes
-    again = completed([*THINWIRE, *long], here, timeout=600)
+    again = completed([*THINWIRE, *long, "--jobs", "2"], here, timeout=600)
     assert again.status == 0, again.stderr
     assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
     assert "thinwire study report mine.yaml compares them" in again.stdout

@@ -238,7 +238,8 @@ def alone_at_the_boundary(rank):
 
 
 def late_wire(rank):
-    return Wire(options=WireOptions(timeout=0.5))
+    dist.barrier()
+    return Wire(options=WireOptions(timeout=2))
 
 
 @pytest.mark.processes

@@ -5,6 +5,7 @@ with `THINWIRE` or `TORCHRUN` is a fork of a process that has imported torch; `N
 """
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -127,10 +128,12 @@ def completed(arguments, folder, timeout=TIMEOUT, **environment):
 
 
 def free_port():
-    """A TCP port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that nothing listens on just now, below those that the system gives to connections meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def hosts_of(pid):
