@@ -6,7 +6,6 @@ row of the table, and does not stop the other probes.
 """
 
 import argparse
-import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from thinwire.launch.shared import probes
 from thinwire.launch.shared.probes import Finding, Verdict
+from thinwire.launch.shared.strict_json import dumps
 
 PROBE_SECONDS = 60.0
 COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "red"}
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     checks = examine()
     if options.json:
-        sys.stdout.write(json.dumps([asdict(check) for check in checks], indent=2) + "\n")
+        sys.stdout.write(dumps([asdict(check) for check in checks], indent=2) + "\n")
     else:
         Console().print(table(checks))
     return int(any(check.name == "torch" and check.verdict == "missing" for check in checks))

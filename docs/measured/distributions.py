@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinwire.launch.bench.codecs.capture import snapshots
 from thinwire.launch.run import recipe
-from thinwire.launch.run.logs.metrics import without_nan
+from thinwire.launch.shared.strict_json import without_nan
 from thinwire.launch.study.cells import cells_of
 from thinwire.launch.study.definition import read_study
 from thinwire.pipeline.frames import CHANNELS

@@ -6,7 +6,6 @@ in `thinwire simulate`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
 
 PROG = "thinwire eval"
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
             scores = score(prepared)
     table = table_of(prepared.recipe.name, scores)
     if options.json:
-        print(json.dumps(document(table.title, [table]), indent=2))
+        print(dumps(document(table.title, [table]), indent=2))
     else:
         show([table])
     return OK

@@ -13,6 +13,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
 
 PROG = "thinwire partition"
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     with telling("timing the layers"):
         tables, best = examine(prepared, options)
     if options.json:
-        print(json.dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
+        print(dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
         return OK
     show(tables)
     Console().print(f"to use the best cut: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import ReplicaOptions
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         return OK
     found = _answer(options, wanted)
     if options.json:
-        print(json.dumps(as_json(found), indent=2, allow_nan=False))
+        print(dumps(as_json(found), indent=2))
     else:
         show(found, options.link, options.replica_link, options.max_in_flight)
     return OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from thinwire.launch.predict.answer import Answer
 from thinwire.launch.shared import tables
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document
 from thinwire.launch.timing import published
 from thinwire.launch.timing.exchange import ReplicaWork
@@ -228,7 +228,7 @@ def show_published(as_data: bool) -> None:
             )
             for title, comparisons in compared.items()
         ]
-        print(json.dumps(document("prediction of 2206.01299", shown), indent=2, allow_nan=False))
+        print(dumps(document("prediction of 2206.01299", shown), indent=2))
         return
     for title, comparisons in compared.items():
         table = Table(box=SIMPLE_HEAD, padding=0, title=f"2206.01299, {title}", title_justify="left")

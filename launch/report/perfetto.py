@@ -7,7 +7,6 @@ the part that the drain of the pipeline hid. An arrow joins the encoding of a fr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from thinwire.launch.report.timeline import ExchangeSpan, Transfer, exchanges, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.tracing.spans import Span
 from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     out = options.out or options.run / "trace.json"
     traces = read_traces(run_folder(options.run))
-    write(out, json.dumps(chrome_trace(traces)))
+    write(out, dumps(chrome_trace(traces)))
     steps = ", ".join(str(step.step) for step in traces[0].steps)
     print(f"{out} has steps {steps} of {len(traces)} stages; open it at ui.perfetto.dev or chrome://tracing")
     return OK

@@ -14,7 +14,6 @@ runs/NAME/
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.launch.run.logs.files import FULL
-from thinwire.launch.run.logs.metrics import without_nan
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.tracing.traces import StageTrace
 
@@ -49,6 +48,21 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def remove_earlier(recipe: Recipe) -> None:
+    """Remove what an earlier run in the folder left and this one does not write: the summary, and other replicas.
+
+    Folders of replicas go only with --overwrite, and only where this run has no replica of that number.
+    """
+    (recipe.folder / "summary.json").unlink(missing_ok=True)
+    if recipe.checkpoint.resume != "never":
+        return
+    own = recipe.replicas.count if recipe.replicas.elastic else 1
+    for path in recipe.folder.glob("replica-*"):
+        number = path.name.removeprefix("replica-")
+        if number.isdecimal() and int(number) >= own and (path / "recipe.yaml").is_file():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def save_recipe(recipe: Recipe) -> None:
     """Write recipe.yaml. Every process does this when the run begins, because each host needs the file to go on.
 
@@ -61,7 +75,7 @@ def save_recipe(recipe: Recipe) -> None:
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json to the folder of a run, or to the folder of a set of weights."""
-    write_whole(folder / "summary.json", json.dumps(without_nan(summary), indent=2) + "\n")
+    write_whole(folder / "summary.json", dumps(summary, indent=2) + "\n")
 
 
 def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
@@ -70,7 +84,7 @@ def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for trace in traces:
         target.mkdir(exist_ok=True)
-        (target / f"stage-{trace.stage}.json").write_text(json.dumps(trace.to_json()) + "\n")
+        (target / f"stage-{trace.stage}.json").write_text(dumps(trace.to_json()) + "\n")
 
 
 def save_picture(

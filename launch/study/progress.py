@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.run.weights import write_whole
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.study.check import Checked
 
 State = Literal["finished", "goes on", "begins", "begins anew"]
@@ -57,7 +58,7 @@ def begin(checked: Checked, beside: Mapping[str, Any]) -> None:
     folder = checked.cell.folder
     folder.mkdir(parents=True, exist_ok=True)
     said = {"row": checked.cell.row, "seed": checked.cell.seed, "origin": checked.origin, **beside}
-    write_whole(folder / "cell.json", json.dumps(said, indent=2) + "\n")
+    write_whole(folder / "cell.json", dumps(said, indent=2) + "\n")
 
 
 def drop_checkpoints(folder: Path) -> None:

@@ -19,6 +19,7 @@ from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
 from thinwire.launch.study.cells import cells_of, rows_of
 from thinwire.launch.study.curves import draw
@@ -176,7 +177,7 @@ def _write(made: StudyReport, folder: Path) -> None:
         write_whole(folder / "report.md", _markdown(made))
         write_whole(folder / "report.html", _html(made))
         values = document(made.title, made.tables, words=list(made.words), **made.beside)
-        write_whole(folder / "report.json", json.dumps(values, indent=2) + "\n")
+        write_whole(folder / "report.json", dumps(values, indent=2) + "\n")
     except OSError as error:
         raise OptionsError(f"--out must name a folder that can be written, got {folder}: {error.strerror}") from error
 

@@ -7,7 +7,6 @@ recipe, for which it does not.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores, environment
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     feedback = measure_feedback(rules, data, processors(options.threads), options.rounds)
     if options.json:
         told = document("bench of codecs", documented(results, feedback), **found)
-        print(json.dumps(told, indent=2, allow_nan=False))
+        print(dumps(told, indent=2))
         return OK
     if options.markdown:
         print(page(found, results, feedback))

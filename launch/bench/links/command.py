@@ -8,7 +8,6 @@ bandwidth, in the order given.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import signal
 import sys
@@ -20,6 +19,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire bench"
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     where = environment(shlex.join([*PROG.split(), *argv]))
     found = as_document(contests, prepared, options.ratios, where)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(dumps(found, indent=2))
     else:
         show(map(Table.from_json, found["tables"]))
     return OK

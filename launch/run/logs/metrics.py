@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from array import array
@@ -13,6 +12,7 @@ from typing import Any, get_args
 
 from thinwire.launch.run.logs.curves import Curves
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number
+from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.trainer import StepRecord
 
@@ -147,17 +147,8 @@ class MetricsLog:
             file.close()
 
 
-def without_nan(value: Any) -> Any:
-    """The value with null for NaN and infinity, because JSON has neither."""
-    if isinstance(value, Mapping):
-        return {name: without_nan(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _line(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(without_nan(values)) + "\n").encode()
+    return (dumps(values) + "\n").encode()
 
 
 def _score(values: Mapping[str, Any]) -> Score:
