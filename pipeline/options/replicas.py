@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from thinwire import compress
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"[^\s:/]+:[0-9]{1,5}")
 
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions:
-    """How often replicas exchange. With every 1 they add up their gradients in each step, and nothing else counts."""
+    """How often replicas exchange. With every 1 they add up their gradients in each step: no outer optimizer."""
 
     every: int = 1
     """Optimizer steps from one exchange to the next. If more than 1, each replica takes them alone; then what its
@@ -65,8 +65,23 @@ class SyncOptions:
                     f"got {self.overlap}",
                 )
             )
-        if mistakes := [sentence for holds, sentence in rules if not holds]:
+        mistakes = [sentence for holds, sentence in rules if not holds]
+        if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
+
+    def _without_effect(self) -> list[str]:
+        """A sentence if fields of the outer optimizer are set and there is none."""
+        usual = {field.name: field.default for field in fields(self)}
+        names = [
+            name for name in ("lr", "momentum", "groups", "overlap", "alpha") if getattr(self, name) != usual[name]
+        ]
+        if self.every > 1 or not names:
+            return []
+        told = " and ".join(f"{name} {getattr(self, name)}" for name in names)
+        return [
+            f"replicas.sync.every must be above 1 for replicas.sync.{told}: with 1, replicas add up their gradients in "
+            f"each step, and have no outer optimizer; raise it, or drop {' and '.join(names)}"
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

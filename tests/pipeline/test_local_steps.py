@@ -201,6 +201,12 @@ def test_a_stage_of_another_cut_reads_what_is_its_own():
         ({"every": 0}, "replicas.sync.every must be from 1 to 1000000000, got 0"),
         ({"lr": 0.0}, "replicas.sync.lr must be above 0 and finite, got 0.0"),
         ({"momentum": 1.0}, "replicas.sync.momentum must be at least 0 and below 1, got 1.0"),
+        (
+            {"every": 1, "lr": 1.0, "momentum": 0.0, "alpha": 0.5},
+            "replicas.sync.every must be above 1 for replicas.sync.lr 1.0 and momentum 0.0 and alpha 0.5: with 1, "
+            "replicas add up their gradients in each step, and have no outer optimizer; raise it, or drop lr and "
+            "momentum and alpha",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence(options, said):
