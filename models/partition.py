@@ -51,7 +51,11 @@ def partition(
     sizes = [0.0] * count if memory is None else memory
     require(
         (num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"),
-        (num_stages <= count, f"each stage must have a layer, got {num_stages} stages for {count} layers"),
+        (
+            num_stages <= count,
+            f"each stage must have a layer, got {num_stages} stages for {count} layers; lower pipeline.num_stages to "
+            f"at most {count}, or take a model with more layers",
+        ),
         (len(sizes) == count, f"memory must have a value for each of {count} layers, got {len(sizes)}"),
         (
             len(boundaries) == max(count - 1, 0),

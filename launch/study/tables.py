@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
 from thinwire.launch.shared.tables import Table, Value
@@ -82,11 +83,12 @@ def _compared(study: Study, claim: Claim) -> str:
 def predictions_table(study: Study, rows: Mapping[str, Row], results: Sequence[Result]) -> Table:
     """A row of a study of predictions a line: the published number and ours."""
     found = {result.cell.row: result.scores["on"] for result in results}
+    digits = _decimals([row.published["on"] for row in rows.values() if "on" in row.published], found.values())
     lines: list[list[Value]] = []
     for name, row in rows.items():
         published = row.published.get("on")
         deviation = round(100 * (found[name] / published - 1), 1) if published else None
-        lines.append([name, row.score or study.score, published, float(f"{found[name]:.3g}"), deviation])
+        lines.append([name, row.score or study.score, published, round(found[name], digits), deviation])
     notes = " ".join(f"{name}: {row.note}." for name, row in rows.items() if row.note)
     return Table(
         f"{study.source or study.name}: published and predicted",
@@ -94,6 +96,14 @@ def predictions_table(study: Study, rows: Mapping[str, Row], results: Sequence[R
         lines,
         notes,
     )
+
+
+def _decimals(published: Sequence[float], predicted: Iterable[float]) -> int:
+    """How many decimals predictions have: as many as the published numbers, or else three digits of the largest."""
+    if published:
+        return max(len(f"{number:.15g}".partition(".")[2]) for number in published)
+    largest = max(predicted, default=1.0)
+    return max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 0
 
 
 def cells_table(study: Study, results: Sequence[Result]) -> Table:

@@ -13,6 +13,7 @@ from thinwire.launch import cli
 from thinwire.launch.study.definition import parse_study, read_study
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.predictions import predicted
+from thinwire.launch.study.tables import predictions_table
 from thinwire.launch.timing import published
 from thinwire.pipeline.errors import OptionsError
 
@@ -38,6 +39,19 @@ def test_one_micro_batch_over_one_link_is_what_a_hand_gives():
     wire = 2 * 8 * (4 * 1000 + 64)
     assert found["slow"] == pytest.approx(1 / (0.06 + wire / 1e6))
     assert found["fast"] == pytest.approx(1 / (0.06 + wire / 1e7))
+
+
+def test_predictions_have_as_many_decimals_as_published_numbers_or_three_digits():
+    """Rounded to three digits each, they were padded to three decimals: 131.000 beside 125.0."""
+
+    def column(name):
+        study = read_study(name)
+        results = predicted(study, study.all_rows)
+        return [row[3] for row in predictions_table(study, study.all_rows, results).texts]
+
+    assert {len(text.partition(".")[2]) for text in column("aqsgd-throughput")} == {1}
+    figure = column("aqsgd-replicas-throughput")
+    assert {len(text.partition(".")[2]) for text in figure} == {1} and max(map(len, figure)) == len("17.8")
 
 
 def test_the_study_of_throughput_has_the_numbers_of_predict_like_aqsgd():

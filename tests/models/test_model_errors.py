@@ -101,7 +101,8 @@ MISTAKES = {
     "more stages than layers": (
         "gpt2-tiny",
         {"pipeline__layers": "null", "pipeline__num_stages": 9},
-        "each stage must have a layer, got 9 stages for 8 layers",
+        "each stage must have a layer, got 9 stages for 8 layers; lower pipeline.num_stages to at most 8, or take "
+        "a model with more layers",
     ),
     "a cut that is no layer": (
         "gpt2-tiny",
