@@ -18,12 +18,13 @@ def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
     wanted = recipe.parse(argv, prog="thinwire simulate")
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
-    from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.folders import check_folders, check_unused, held
+
+    check_unused(wanted)  # before a training is imported and the data is read
+    from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.room import check_memory
     from thinwire.launch.shared.progress import counting
 
-    check_unused(wanted)  # before the data is read
     with counting():
         check_memory(wanted, replicas=1)  # all replicas share one copy of the weights
     prepared = prepare(wanted)

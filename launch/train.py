@@ -24,6 +24,7 @@ from thinwire.launch.run import forks, parent
 from thinwire.launch.run.heartbeat import pulse, watch
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
+from thinwire.launch.shared.rank import own_rank
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
@@ -43,6 +44,7 @@ def _main(argv: Sequence[str]) -> int:
         parent.end_with_parent()
     else:
         forks.use_one_thread()
+    rank = own_rank()
     from thinwire.launch.run import recipe
 
     wanted = recipe.parse(argv)
@@ -50,19 +52,20 @@ def _main(argv: Sequence[str]) -> int:
         if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
             watch.begin(wanted.wire.heartbeat)
         beating = pulse.begin()
+    from thinwire.launch.run.folders import check_folders, check_unused, held
+
+    if not is_stage:
+        check_unused(wanted)  # before a training is imported and the data is read
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.crews.own import check_launcher
-    from thinwire.launch.run.folders import check_folders, check_unused, held
     from thinwire.launch.run.room import check_memory
     from thinwire.launch.shared.progress import counting
 
     if is_stage:
         check_launcher(wanted)
-    else:
-        check_unused(wanted)  # before the data is read
     with counting(not is_stage):
         check_memory(wanted, len(wanted.replicas.here))  # before the model is built
-    prepared = prepare(wanted)
+    prepared = prepare(wanted, rank=rank)
     check_folders(wanted)
     if not is_stage:
         with held(wanted.folder) as descriptor:
@@ -72,7 +75,7 @@ def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.worker import work
 
     # one process holds the folder for all: the launcher, or the first that torchrun started
-    first = parent.VARIABLE not in os.environ and os.environ["RANK"] == "0"
+    first = parent.VARIABLE not in os.environ and rank == 0
     with held(wanted.folder) if first else nullcontext():
         return work(prepared, beating)
 

@@ -1,6 +1,6 @@
 """The folder of checkpoints: where files lie, the manifest, which checkpoints are whole, and one stage's part.
 
-`checkpoint.py` says what the files are.
+`checkpoint.py` says what the files are. Whether there are any is asked before a training is imported.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from thinwire.compress.stores.saved import SavedRows, restored
-from thinwire.compress.stores.store import Store, StoreError
 from thinwire.pipeline.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinwire.compress.stores.saved import SavedRows
+    from thinwire.compress.stores.store import Store
 
 MANIFEST, RETIRED = "manifest.json", "retired.json"
 """The name of a manifest, and its name while its checkpoint is being removed."""
@@ -112,6 +115,8 @@ class SavedStage:
 
     def restore(self, name: str, store: Store) -> Tensor:
         """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
+        from thinwire.compress.stores.saved import restored
+
         tables = self.tensors(f"stores/{name}/")
         if tables.keys() != {"known", "checksums"} or len(tables["known"]) != store.layout.num_slots:
             raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
@@ -175,6 +180,8 @@ def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
 
 
 def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
+    from thinwire.compress.stores.store import StoreError
+
     files = manifest.files.get(str(stage), {})
     try:
         return bool(files) and all(digest_of(part / name) == digest for name, digest in files.items())
@@ -202,6 +209,8 @@ def saved_rows(part: Path) -> Iterator[SavedRows]:
 
     Where the base has not, a row differs from its checksum.
     """
+    from thinwire.compress.stores.saved import SavedRows
+
     for path in sorted(part.glob("*.rows")):
         if path.with_suffix(".slots").exists():
             with _reading(part):
@@ -214,6 +223,8 @@ def digest_of(path: Path) -> str:
     Raises OSError, or StoreError if a file of rows has not the size of its rows.
     """
     if path.suffix == ".rows":
+        from thinwire.compress.stores.saved import SavedRows
+
         return SavedRows.open(path).digest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -111,10 +111,11 @@ class Assembly:
     placement: Placement
 
 
-def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
+def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None) -> Prepared:
     """Read the data and cut the model. The epochs of the recipe become steps.
 
-    `given` are the data where they are read already.
+    `given` are the data where they are read already; `rank` is that of a stage process, None for a launcher and for
+    what runs in one process. A stage process may have an outline in place of the data, and shares them on its host.
 
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
@@ -124,7 +125,7 @@ def prepare(recipe: Recipe, given: Data | None = None) -> Prepared:
     device = choose(recipe.training.device)
     with telling("reading the data"):
         data, *_ = attempt(
-            lambda: given or data_of(recipe),
+            lambda: given or data_of(recipe, rank),
             lambda: check_name(recipe.model),
             lambda: check_precision(recipe.training.precision, device),
             lambda: check_compiler(device) if recipe.training.compile else None,

@@ -1,4 +1,7 @@
-"""The output folder of a run: created, checked, and locked against other runs."""
+"""The output folder of a run: created, checked, and locked against other runs.
+
+A run that is refused does not wait for what a training imports, so this file imports little.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from pathlib import Path
 
 from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.resume import checkpoint_folder
 from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.checkpoint_folder import has_manifests
 from thinwire.pipeline.errors import OptionsError
+
+
+def checkpoint_folder(recipe: Recipe) -> Path:
+    """The folder for the checkpoints of a run."""
+    return Path(recipe.checkpoint.folder or recipe.folder / "checkpoints")
 
 
 def check_folders(recipe: Recipe) -> None:

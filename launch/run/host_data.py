@@ -50,21 +50,22 @@ def load_once(options: DataOptions, seed: int) -> Data:
         return data
 
 
-def data_of(recipe: Recipe) -> Data:
+def data_of(recipe: Recipe, rank: int | None) -> Data:
     """The data of a run: read, or where they are elsewhere, from outlines.
 
     A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
-    rank, and reads the data for all its processes. Clients with data of their own are joined.
+    rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with data of their own are joined.
 
     Raises:
         ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
             loss; or the clients do not fit together.
     """
-    own = load_once(recipe.data, recipe.training.seed) if _reads_data(recipe) else None
+    read = load if rank is None else load_once
+    own = read(recipe.data, seed=recipe.training.seed) if _reads_data(recipe, rank) else None
     if own is not None and isinstance(own.training, JoinedSamples):
         return own  # a launcher has joined them
     if not recipe.clients.outlines:
-        return own or read_outline(str(recipe.data.outline), labels=_has_loss(recipe))
+        return own or read_outline(str(recipe.data.outline), labels=_has_loss(recipe, rank))
     require(
         (
             recipe.data.outline is None,
@@ -75,25 +76,25 @@ def data_of(recipe: Recipe) -> Data:
             "clients with data of their own need data.mean and data.std, because each would measure other pixels",
         ),
     )
-    labels = own is None and _has_loss(recipe)
+    labels = own is None and _has_loss(recipe, rank)
     return join([read_outline(path, labels=labels) for path in recipe.clients.outlines], own)
 
 
-def _reads_data(recipe: Recipe) -> bool:
+def _reads_data(recipe: Recipe, rank: int | None) -> bool:
     """Whether this process needs the data themselves."""
     outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
-    return not outlined or "RANK" not in os.environ or _has_stage(recipe, 0)
+    return not outlined or rank is None or _has_stage(recipe, rank, 0)
 
 
-def _has_loss(recipe: Recipe) -> bool:
+def _has_loss(recipe: Recipe, rank: int | None) -> bool:
     """Whether this process has the last stage, as far as it has a rank."""
-    return "RANK" in os.environ and _has_stage(recipe, recipe.pipeline.num_stages - 1)
+    return rank is not None and _has_stage(recipe, rank, recipe.pipeline.num_stages - 1)
 
 
-def _has_stage(recipe: Recipe, stage: int) -> bool:
+def _has_stage(recipe: Recipe, rank: int, stage: int) -> bool:
     pipeline = recipe.pipeline
     where = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
-    return where[stage] == int(os.environ["RANK"]) % pipeline.num_processes
+    return where[stage] == rank % pipeline.num_processes
 
 
 def keep(data: Data, options: DataOptions, seed: int, folder: Path) -> None:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
+from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
-from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
 from thinwire.pipeline.checkpoint_folder import (
@@ -182,11 +182,6 @@ def words_of_run() -> WordStore:
         return FileWords(Path(meeting).parent)
     store: dist.Store = dist.distributed_c10d._get_default_store()
     return store
-
-
-def checkpoint_folder(recipe: Recipe) -> Path:
-    """The folder for the checkpoints of a run."""
-    return Path(recipe.checkpoint.folder or recipe.folder / "checkpoints")
 
 
 def header(prepared: Prepared, where: Placement) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import keep_folder, save_model_files
 from thinwire.launch.run.outputs import (
     OutputError,
+    remove_earlier,
     save_picture,
     save_recipe,
     save_summary,
@@ -91,7 +92,7 @@ class Run:
             save_recipe(self.recipe)
             if self._log is not None:
                 if not self._resumption.first:
-                    (self.recipe.folder / "summary.json").unlink(missing_ok=True)  # of an earlier run
+                    remove_earlier(self.recipe)
                 save_model_files(self.recipe.folder, self.assembly.prepared)
         if self._log is not None:
             self._log.recipe(dump(self.recipe))
@@ -380,7 +381,8 @@ class Run:
         except OutputError as error:  # the weights and numbers are saved, so the run has not failed
             show_notes([f"the traces or the picture are left out: {error}"])
         show_summary(summary)
-        show_slower_links(self.recipe, summary)
+        if dist.get_world_size() > 1:
+            show_slower_links(self.recipe, summary)
 
     def _save_pictures(self, log: MetricsLog, traces: Sequence[StageTrace]) -> None:
         """Write what only shows what the numbers say. OutputError if the disk is full."""

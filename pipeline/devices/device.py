@@ -29,7 +29,11 @@ def choose(wanted: DeviceName) -> torch.device:
     """
     count = 0 if wanted == "cpu" else num_cards()
     if count:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count)
+        place = os.environ.get("LOCAL_RANK", "0")
+        OptionsError.require(
+            (place.isascii() and place.isdecimal(), f"LOCAL_RANK must be a whole number, got {place[:60]!r}; unset it")
+        )
+        return torch.device("cuda", int(place) % count)
     if wanted == "cuda":
         raise OptionsError(
             "training.device cuda needs a card that torch can use, and this machine has none; add --training.device "

@@ -97,7 +97,11 @@ MISTAKES = [
         "raise vocab_size in config\n",
     ),
     ("--pipeline.layers [1,2,3,4]", "stage sizes must add up to 6 layers, got [1, 2, 3, 4] = 10\n"),
-    ("--pipeline.num-stages 7", "each stage must have a layer, got 7 stages for 6 layers\n"),
+    (
+        "--pipeline.num-stages 7",
+        "each stage must have a layer, got 7 stages for 6 layers; lower pipeline.num_stages to at most 6, or take "
+        "a model with more layers\n",
+    ),
     (
         "--data.limit 300",
         "the held-out text must have 129 tokens or more, got 30; raise data.limit, which is 300, or raise "
@@ -204,8 +208,10 @@ finally:
     assert result.stdout.splitlines()[-1] == "False False"
 
 
-def test_help_and_misspelt_names_wait_for_no_torch(tmp_path):
+def test_help_misspelt_names_and_refused_runs_wait_for_no_large_import(tmp_path):
     """Each took 5 to 8 seconds."""
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held/summary.json").touch()
     code = """
 import contextlib, io, sys
 from thinwire.launch.cli import COMMANDS, main
@@ -219,10 +225,15 @@ for words in [*helped, *mistaken]:
         status = main(words)
         assert status == (0 if words in helped else 2), (words, status)
     assert "torch" not in sys.modules, words
+for name in ("train", "simulate"):  # their codecs and schedules are checked, which takes torch
+    assert main([name, "quickstart", "--output", "held"]) == 2
+    assert "thinwire.launch.run.assembly" not in sys.modules and "transformers" not in sys.modules
 """
     run = [sys.executable, "-c", code]
     result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, check=True, cwd=tmp_path)
-    assert len(result.stderr.splitlines()) == 9, result.stderr
+    told = result.stderr.splitlines()
+    assert len(told) == 11, result.stderr
+    assert all("output must name a folder without a run, but held holds one" in line for line in told[-2:])
 
 
 @pytest.mark.slow

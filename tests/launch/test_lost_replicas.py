@@ -192,5 +192,6 @@ def test_torchrun_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr("thinwire.launch.train.parent.end_with_parent", lambda: None)
     monkeypatch.setattr("thinwire.launch.train.watch.begin", lambda heartbeat: None)
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     assert cli.main(["train", "tiny.yaml", *ALONE, *ELASTIC]) == 2
     assert "replicas.membership elastic needs thinwire train" in capsys.readouterr().err

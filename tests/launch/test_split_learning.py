@@ -164,10 +164,9 @@ def test_a_place_that_cannot_be_written_is_a_sentence(machines, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_server_without_labels_may_not_have_the_last_stage(machines, monkeypatch):
+def test_a_server_without_labels_may_not_have_the_last_stage(machines):
     client, _ = machines
     (client / "split.yaml").write_text(LABELS_AT_SERVER)
     assert cli.main(["outline", "split.yaml", "--to", "outline.json"]) == 0
-    monkeypatch.setenv("RANK", "1")
     with pytest.raises(ModelError, match=r"data\.outline must have labels for the process of the last stage"):
-        prepare(recipe.parse(["split.yaml", "--data.outline", "outline.json"]))
+        prepare(recipe.parse(["split.yaml", "--data.outline", "outline.json"]), rank=SERVER)

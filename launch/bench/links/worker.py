@@ -67,7 +67,7 @@ class BenchPlan:
 def main(argv: Sequence[str]) -> int:
     """Measure all contests of a plan, and return the exit status."""
     plan, rank = BenchPlan.read(Path(argv[0])), int(os.environ["RANK"])
-    prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"))
+    prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"), rank=rank)
     join(prepared, rank)
     where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=prepared.recipe.wire.timeout))
     store = dist.FileStore(plan.store, -1)

@@ -1,0 +1,40 @@
+"""The rank of this process, as torchrun and the launcher of `thinwire train` tell it in the environment.
+
+Clusters and shells set the same variables for programs of their own. So only `thinwire train` and the processes of a
+bench read them; what runs in one process ignores them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from thinwire.pipeline.errors import OptionsError
+
+_BESIDE = {"WORLD_SIZE": None, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""The variables beside RANK, with what counts where one is not set; None where it must be."""
+
+
+def own_rank() -> int | None:
+    """The rank of this process; None if nobody has told it one, as for a launcher.
+
+    Raises:
+        OptionsError: a variable is no whole number, or RANK is beyond WORLD_SIZE.
+    """
+    if "RANK" not in os.environ:
+        return None
+    told = {"RANK": os.environ["RANK"]} | {name: os.environ.get(name, usual) for name, usual in _BESIDE.items()}
+    cure = "start the processes with torchrun or thinwire train, or unset RANK"
+    mistakes = [
+        f"{name} must be a whole number where RANK is set, got {_shown(value)}; {cure}"
+        for name, value in told.items()
+        if value is None or not (value.isascii() and value.isdecimal())
+    ]
+    if mistakes:
+        raise OptionsError(mistakes)
+    rank, count = int(told["RANK"] or 0), int(told["WORLD_SIZE"] or 0)
+    OptionsError.require((rank < count, f"RANK must be below WORLD_SIZE, got {rank} of {count}; {cure}"))
+    return rank
+
+
+def _shown(value: str | None) -> str:
+    return "nothing" if value is None else repr(value[:60])

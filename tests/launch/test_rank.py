@@ -1,0 +1,78 @@
+"""Variables of torchrun: read where a process group is meant, ignored elsewhere, and never a traceback."""
+
+import pytest
+import torch
+
+from support.run_files import summary
+from support.tiny_run import write_recipe
+from thinwire.launch import cli, train
+from thinwire.launch.shared.rank import own_rank
+from thinwire.pipeline.devices import device
+from thinwire.pipeline.errors import OptionsError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Sets the variables, and removes those that are not given."""
+
+    def tell(**values):
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    tell()
+    return tell
+
+
+def test_without_a_rank_the_other_variables_are_nobodys(told):
+    told(WORLD_SIZE="many", LOCAL_RANK="first")
+    assert own_rank() is None
+
+
+def test_a_rank_of_torchrun_is_read(told):
+    told(RANK="3", WORLD_SIZE="4", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    assert own_rank() == 3
+
+
+def test_all_wrong_values_are_told_at_once(told):
+    told(RANK="zero", LOCAL_RANK="-1")
+    with pytest.raises(OptionsError) as caught:
+        own_rank()
+    starts = [mistake.partition(";")[0] for mistake in caught.value.mistakes]
+    assert starts == [
+        "RANK must be a whole number where RANK is set, got 'zero'",
+        "WORLD_SIZE must be a whole number where RANK is set, got nothing",
+        "LOCAL_RANK must be a whole number where RANK is set, got '-1'",
+    ]
+    told(RANK="2", WORLD_SIZE="2")
+    with pytest.raises(OptionsError, match="RANK must be below WORLD_SIZE, got 2 of 2; start the processes with torch"):
+        own_rank()
+
+
+def test_training_answers_a_wrong_value_with_a_sentence(told, monkeypatch, capsys):
+    monkeypatch.setattr(train.parent, "end_with_parent", lambda: None)
+    told(RANK="zero", WORLD_SIZE="2")
+    assert cli.main(["train", "gpt2-tiny"]) == 2
+    assert "RANK must be a whole number where RANK is set, got 'zero'" in capsys.readouterr().err
+
+
+def test_a_simulation_ignores_them(told, tmp_path, monkeypatch):
+    """With an outline and RANK it took itself for a stage process, and ended in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    told(RANK="1", WORLD_SIZE="x", LOCAL_RANK="y", LOCAL_WORLD_SIZE="z")
+    given = ["--data.outline", "nowhere.json", "--training.steps", "1", "--data.held_out", "0", "--output", "run"]
+    assert cli.main(["simulate", "tiny.yaml", *given]) == 0
+    assert summary(tmp_path / "run")["steps"] == 1
+
+
+def test_a_card_is_chosen_by_a_number(told, monkeypatch):
+    monkeypatch.setattr(device, "num_cards", lambda: 2)
+    told(LOCAL_RANK="3")
+    assert device.choose("cuda") == torch.device("cuda", 1)
+    told(LOCAL_RANK="one")
+    with pytest.raises(OptionsError, match="LOCAL_RANK must be a whole number, got 'one'; unset it"):
+        device.choose("cuda")
