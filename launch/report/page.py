@@ -163,16 +163,18 @@ def _exchange(stages: Sequence[Mapping[str, Any]], timed: str | None) -> Table |
     """The seconds of the exchange between replicas, and what was hidden; None without replicas."""
     if not any("exchange" in stage for stage in stages):
         return None
-    columns = ("stage", "exchange, s", "% hidden", *(f"{name}, s" for name in (*SECTIONS, "other")))
+    known = any(stage["exchange"]["hidden"] is not None for stage in stages)
+    columns = ("stage", "exchange, s", *(["% hidden"] * known), *(f"{name}, s" for name in (*SECTIONS, "other")))
     rows = []
     for stage in stages:
         spent = {name: stage["exchange"].get(name, 0.0) for name in (*SECTIONS, "other")}
         total = round(sum(spent.values()), 2)
         parts = (round(seconds, 2) for seconds in spent.values())
-        rows.append((stage["stage"], total, _scaled(stage["exchange"]["hidden"], 100), *parts))
+        share = [_scaled(stage["exchange"]["hidden"], 100)] * known
+        rows.append((stage["stage"], total, *share, *parts))
+    hidden = "Hidden: before the last stage had done its last backward, in the last exchanges. "
     note = (
-        f"Of the time of training steps above, for {timed}. Hidden: before the last stage had done its last backward, "
-        "in the last exchanges; empty where stages take turns in one process. Neighbour: waiting until another "
+        f"Of the time of training steps above, for {timed}. {hidden * known}Neighbour: waiting until another "
         "replica has sent. Wire: waiting until that frame arrives. Other: gathering and adding up gradients."
     )
     return Table("The exchange between replicas", columns, rows, note)

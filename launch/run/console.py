@@ -280,11 +280,13 @@ def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _exchange_table(summary: Mapping[str, Any]) -> Table:
-    """The seconds of the exchange between replicas, and how much the drain of the pipeline hid."""
+    """The seconds of the exchange between replicas, and how much the drain of the pipeline hid, if that is known."""
     whose = "" if summary["timed"] == "all" else f" of {summary['timed']}"
-    table = _table(f"the exchange between replicas{whose}, and how much the drain of the pipeline hid")
+    known = any(stage["exchange"]["hidden"] is not None for stage in summary["stages"])
+    hid = ", and how much the drain of the pipeline hid"
+    table = _table(f"the exchange between replicas{whose}{hid * known}")
     table.add_column("stage", no_wrap=True)
-    for column in ("exchange", "hidden", "codecs", "replica", "wire", "other"):
+    for column in ("exchange", *(["hidden"] * known), "codecs", "replica", "wire", "other"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
         # without a step, no section has seconds
@@ -292,7 +294,8 @@ def _exchange_table(summary: Mapping[str, Any]) -> Table:
         share = stage["exchange"]["hidden"]
         total = sum(spent.values())
         times = [f"{_seconds(part)} {part / max(1e-9, total):.0%}" for part in _parts(spent, total)[1:]]
-        table.add_row(str(stage["stage"]), _seconds(total), "" if share is None else f"{share:.0%}", *times)
+        shares = ["" if share is None else f"{share:.0%}"] * known
+        table.add_row(str(stage["stage"]), _seconds(total), *shares, *times)
     return table
 
 

@@ -33,6 +33,17 @@ from thinwire.pipeline.schedules import placement
 _PREFIX = "data-"
 
 
+def data_of(recipe: Recipe, rank: int | None) -> Data:
+    """The data of a recipe; for the stage process of a rank, shared with the others of its host, or their outline.
+
+    Raises:
+        ModelError: as `load` and `outlined`.
+    """
+    if rank is None:
+        return load(recipe.data, seed=recipe.training.seed)
+    return outlined(recipe, rank) or load_once(recipe.data, recipe.training.seed)
+
+
 def load_once(options: DataOptions, seed: int) -> Data:
     """The data as `load` returns it; where several processes of this host want it, one of them reads it.
 
@@ -54,7 +65,8 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     """The data of a run: read, or where they are elsewhere, from outlines.
 
     A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
-    rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with data of their own are joined.
+    rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with
+    data of their own are joined.
 
     Raises:
         ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the

@@ -381,8 +381,7 @@ class Run:
         except OutputError as error:  # the weights and numbers are saved, so the run has not failed
             show_notes([f"the traces or the picture are left out: {error}"])
         show_summary(summary)
-        if dist.get_world_size() > 1:
-            show_slower_links(self.recipe, summary)
+        show_slower_links(self.recipe, summary)
 
     def _save_pictures(self, log: MetricsLog, traces: Sequence[StageTrace]) -> None:
         """Write what only shows what the numbers say. OutputError if the disk is full."""

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from thinwire.launch.run.console import Gain, show_gains
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
@@ -45,7 +47,9 @@ def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
 
 
 def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
-    """Print the predicted speeds over slower links at the end of a run."""
+    """Print the predicted speeds over slower links at the end of a run of several processes."""
+    if dist.get_world_size() == 1:
+        return
     measured = recipe.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
     show_gains(measured, gains(recipe, summary), [PREDICTED, crowding(recipe), how_to_measure(recipe)])
 

@@ -15,14 +15,19 @@ from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
-from thinwire.launch.run import room
+from thinwire.launch.run import recipe, room
 from thinwire.launch.run.logs import files
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number, pieces, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.outputs import OutputError
+from thinwire.launch.run.outputs import OutputError, remove_earlier
 from thinwire.launch.run.room import Room
 from thinwire.launch.study.progress import steps_done
 from thinwire.pipeline.trainer import StepRecord
+
+ELASTIC = [
+    *("--replicas.count", "2", "--replicas.membership", "elastic"),
+    *("--replicas.sync.every", "2", "--replicas.sync.sums", "all"),
+]
 
 
 def entry(step):
@@ -53,6 +58,26 @@ def test_a_large_log_is_closed_and_numbered(tmp_path):
     filled(path, [5, 6])
     assert [line["step"] for line in read_lines(path)] == list(range(7))
     assert names(tmp_path)[2] == "metrics-00003.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ([], {1, 2, 3}),
+        (["--overwrite"], set()),
+        (["--overwrite", *ELASTIC], {1}),
+        (ELASTIC, {1, 2, 3}),
+    ],
+)
+def test_a_run_that_replaces_another_leaves_no_replicas_of_it(tmp_path, options, kept):
+    folder = tmp_path / "run"
+    for name in ("replica-1", "replica-2", "replica-3", "replica-4", "replica-of-mine"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "recipe.yaml").touch()
+    (folder / "replica-4/recipe.yaml").unlink()  # somebody else's
+    (folder / "summary.json").touch()
+    remove_earlier(recipe.parse(["quickstart", "--output", str(folder), *options]))
+    assert names(folder) == sorted([*(f"replica-{number}" for number in kept), "replica-4", "replica-of-mine"])
 
 
 @pytest.mark.parametrize("first", range(8))
