@@ -33,17 +33,6 @@ from thinwire.pipeline.schedules import placement
 _PREFIX = "data-"
 
 
-def data_of(recipe: Recipe, rank: int | None) -> Data:
-    """The data of a recipe; for the stage process of a rank, shared with the others of its host, or their outline.
-
-    Raises:
-        ModelError: as `load` and `outlined`.
-    """
-    if rank is None:
-        return load(recipe.data, seed=recipe.training.seed)
-    return outlined(recipe, rank) or load_once(recipe.data, recipe.training.seed)
-
-
 def load_once(options: DataOptions, seed: int) -> Data:
     """The data as `load` returns it; where several processes of this host want it, one of them reads it.
 
