@@ -94,6 +94,24 @@ def test_a_launcher_that_was_killed_is_taken_in_again(folder):
     assert ended == list(range(len(ended))) and len(ended) % 3 == 0, "it has lost no step, and stops after an exchange"
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+def test_all_start_again_if_their_meeting_place_was_started_again(folder):
+    """The end of a gate took two restarts: its stage processes ended before the launcher knew of it."""
+    long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--max-restarts", "1"]
+    with hosts(folder, *long, "--checkpoint.every", "3 steps") as (place, launcher):
+        both = [launcher(0), launcher(1)]
+        both[1].wait_until(lambda: len(steps(folder / "host-1")) > 8)
+        place.kill()
+        again = place.process.args[1:]
+        with started([*THINWIRE, *again], folder) as another:
+            another.wait_until(lambda: all(f"replica {replica} has come" in another.stderr for replica in range(2)))
+            last = max(steps(folder / "host-0"))
+            both[0].wait_until(lambda: max(steps(folder / "host-0"), default=0) > last + 3)
+            assert "lost" not in both[0].stderr + both[1].stderr + another.stderr
+            assert all("it has been started again, so this replica comes anew" in each.stderr for each in both)
+
+
 def test_what_cannot_be_is_refused(folder):
     rest = ["--replicas.meeting", "10.0.0.1:29600", "--replicas.number", "0"]
     for options, said in [

@@ -107,9 +107,10 @@ class Crews:
                     time.sleep(_POLL)
                 return False
             finally:
-                for running in self._running.values():
+                for replica, running in self._running.items():
                     running.crew.end(expected=True)
                     running.resources.close()
+                    place.loses(replica, for_good=True)  # a meeting place on another host waits for it no more
                 self._running = {}
 
     def _start(self, place: MeetingPlace, replica: int, *, again: bool) -> None:
@@ -158,6 +159,7 @@ class Crews:
             return
         told = failures.tell(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
         if any(report.lasting for report in reports.values()):
+            place.loses(replica, for_good=True)
             raise FailedError(told)
         place.loses(replica, for_good=not self._left)
         if self._left:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
+from typing import Any
 
 from thinwire.launch.run.crews.pairs import MOST_SOCKETS
 from thinwire.launch.run.heartbeat.silence import is_stopped
@@ -40,6 +41,7 @@ class MeetingPlace:
                 f"{recipe.group_processes}"
             )
         self._processes = recipe.group_processes
+        self._ending: dict[str, Any] | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         module, words, given = _distant(recipe, agreed) if recipe.replicas.meeting else _beside(recipe)
         with theirs:
@@ -56,15 +58,16 @@ class MeetingPlace:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, or was stopped, and answers no more."""
-        return self._process.poll() is not None or is_stopped(self._process.pid)
+        """Whether it has ended or says that it ends, or was stopped, and answers no more."""
+        if self._ending is None:
+            with suppress(OSError):
+                self._ending = json.loads(self._control.recv(1 << 16, socket.MSG_DONTWAIT) or "null")
+        return self._ending is not None or self._process.poll() is not None or is_stopped(self._process.pid)
 
     def ending(self) -> tuple[str, bool]:
         """Why it is gone, in words; and whether starting again would not help."""
-        with suppress(OSError):
-            if told := self._control.recv(1 << 16, socket.MSG_DONTWAIT):
-                words = json.loads(told)
-                return words["text"], words["lasting"]
+        if self._ending is not None:
+            return self._ending["text"], self._ending["lasting"]
         return "the meeting place of the replicas was killed or stopped", False
 
     @contextmanager

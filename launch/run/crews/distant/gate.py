@@ -202,7 +202,10 @@ async def lead(control: socket.socket, settings: Settings) -> Ending | None:
     try:
         await asyncio.wait({holding, serving}, return_when=asyncio.FIRST_COMPLETED)
         if holding.done():
-            return holding.result()
+            ending = _ending_of(holding)
+            # before any socket closes: a stage process that loses its own ends, and the launcher must know why by then
+            _tell_launcher(control, ending)
+            return ending
         serving.result()
         await gate.farewell()
         return None
@@ -212,17 +215,26 @@ async def lead(control: socket.socket, settings: Settings) -> Ending | None:
         gate.close()
 
 
+def _ending_of(holding: asyncio.Task[Ending]) -> Ending:
+    try:
+        return holding.result()
+    except ThinwireError as error:
+        return Ending(str(error), lasting=True)
+
+
+def _tell_launcher(control: socket.socket, ending: Ending) -> None:
+    with suppress(OSError):  # it has just gone too
+        control.send(json.dumps(asdict(ending)).encode())
+
+
 def main(descriptor: str) -> None:
     """Lead, and tell the launcher why if the way ends before it does."""
     parent.end_with_parent()
     control, settings = socket.socket(fileno=int(descriptor)), Settings(**json.load(sys.stdin))
     try:
-        ending = asyncio.run(lead(control, settings))
+        asyncio.run(lead(control, settings))
     except ThinwireError as error:
-        ending = Ending(str(error), lasting=True)
-    if ending is not None:
-        with suppress(OSError):  # it has just gone too
-            control.send(json.dumps(asdict(ending)).encode())
+        _tell_launcher(control, Ending(str(error), lasting=True))
 
 
 if __name__ == "__main__":
