@@ -172,9 +172,11 @@ def test_the_limit_of_replicas_adds_the_exchange_over_the_measured_links(prepare
     assert limit - alone == pytest.approx(2 * (load.longest / 1e6 + 0.001))
 
 
-def added(monkeypatch, schedule, elements, spent=(), **changes):
+def added(monkeypatch, schedule, elements, spent=(), options=(), **changes):
     """What the exchange of two replicas adds to a step; a stage computes 10 ms forward and 20 ms back."""
-    recipe = parse(["quickstart", "--pipeline.num_stages", str(len(elements)), "--pipeline.schedule", schedule])
+    recipe = parse(
+        ["quickstart", "--pipeline.num_stages", str(len(elements)), "--pipeline.schedule", schedule, *options]
+    )
     work = ReplicaWork(count=2, gradients="none", elements=elements, **changes)
     monkeypatch.setattr(of_replicas, "replica_work", lambda prepared: work)
     free = ChannelTiming(nbytes=1.0)
@@ -201,3 +203,13 @@ def test_no_step_of_a_bench_hides_the_exchange_of_the_one_before(monkeypatch, cl
     """Each step ends at a barrier. The last stage is done 20 ms before the first, no matter who waits for a norm."""
     found = added(monkeypatch, "gpipe", (0, ROWS), clips=clips)
     assert found == pytest.approx(2 * ((102_400 + 64) / 1e6 + 0.001) - 0.02)
+
+
+def test_the_steps_of_a_round_share_its_exchange(monkeypatch):
+    rarely = ["--replicas.count", "2", "--replicas.sync.every", "10"]
+    spent = [{"encode": 0.3, "decode": 0.2}] * 2
+    found, shared = (added(monkeypatch, "gpipe", (ROWS, ROWS), options=options) for options in ((), rarely))
+    assert shared == pytest.approx(found / 10)
+    # the same seconds in each step are ten times as many in an exchange
+    found, shared = (added(monkeypatch, "gpipe", (ROWS, ROWS), spent, options) for options in ((), rarely))
+    assert shared > found / 5

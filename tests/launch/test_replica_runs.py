@@ -220,12 +220,8 @@ def test_a_batch_norm_is_refused():
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("bench", ["--replicas.sync.every", "9"], "set replicas.sync.every to 1, got 9"),
-        (
-            "bench",
-            ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"],
-            "quantized-adam compresses later ones",
-        ),
+        ("bench", [*EVERY_SIX, *OVERLAPPED], "set replicas.sync.overlap to 0, got 5"),
+        ("bench", [*EVERY_SIX, "--replicas.membership", "elastic"], "set replicas.membership to fixed, got elastic"),
         ("bench", OVERRIDE, "remove replicas.overrides"),
         ("predict", OVERRIDE, "a prediction compares codecs that all replicas have; remove compression from"),
         ("predict", ["--replica-speed", "2:0.5"], "--replica-speed must name replicas in 0..1, got 2"),

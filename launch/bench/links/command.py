@@ -72,18 +72,17 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "a bench compares with plain torch, whose layers are not compiled; set training.compile to false",
         ),
         (
-            not wanted.replicas.step_alone,
-            f"a bench measures an exchange between replicas in each step; set replicas.sync.every to 1, got "
-            f"{wanted.replicas.sync.every}",
+            not (wanted.replicas.step_alone and wanted.replicas.sync.overlap),
+            f"contenders of a bench take turns on the links, so no exchange may be under way between two rounds; set "
+            f"replicas.sync.overlap to 0, got {wanted.replicas.sync.overlap}",
+        ),
+        (
+            not wanted.replicas.elastic,
+            "a bench measures replicas that are always there; set replicas.membership to fixed, got elastic",
         ),
         (
             not wanted.replicas.overrides,
             "a bench compares codecs that all replicas have; remove replicas.overrides",
-        ),
-        (
-            wanted.replicas.count == 1 or wanted.optimizer.name != "quantized-adam",
-            "a bench takes the first step again and again, and quantized-adam compresses later ones; use another "
-            "optimizer.name, such as adamw",
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
@@ -121,7 +120,12 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--repetitions", type=int, default=5, help="number of turns of each contender (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=2, help="measured steps in each turn (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=2,
+        help="measured steps in each turn, or rounds of replicas.sync.every steps (default: %(default)s)",
+    )
     parser.add_argument(
         "--like",
         choices=["aqsgd"],

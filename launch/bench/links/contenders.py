@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +20,13 @@ from torch import Tensor
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.run.assembly import Prepared, assemble, build_modules, with_codecs
 from thinwire.models.data.sampler import Batch
+from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.durations import in_steps
+from thinwire.pipeline.options.training import MOST_STEPS
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.tracing.spans import Recording
+from thinwire.pipeline.trainer import StepRecord
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""
@@ -39,23 +44,29 @@ class Codecs:
 
 @dataclass(frozen=True)
 class StepMeasures:
-    """Measurements of one optimizer step in this process. Plain torch has none."""
+    """Measurements of one optimizer step in this process, or the mean of a round. Plain torch has none."""
 
     sections: dict[str, float]
     """Seconds of its stages by section; sections do not overlap."""
     compute: list[tuple[int, str, float]]
     """Stage, task, seconds: of one micro-batch, or of the optimizer."""
-    frames: list[tuple[int, str, int, int]]
+    frames: list[tuple[int, str, float, float]]
     """Boundary (between replicas: stage), channel, frames, bytes: what its stages sent."""
     exchange: dict[str, float]
     """Of `sections`, the seconds of the exchange between replicas, and its `other` seconds; empty without replicas."""
 
 
 class Contender(Protocol):
-    """One way to train the recipe."""
+    """One way to train the recipe.
+
+    Attributes:
+        round: the steps that it takes at a time, from one exchange between replicas to the next.
+    """
+
+    round: int
 
     def step(self, ids: Tensor) -> StepMeasures:
-        """Take an optimizer step on the samples `ids`."""
+        """Take the optimizer steps of a round on the samples `ids`."""
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -72,7 +83,7 @@ class _Given:
 
     @property
     def steps_per_epoch(self) -> int:
-        """One: every step is the first of an epoch."""
+        """One: every step is an epoch."""
         return 1
 
     def batch(self, step: int) -> Batch:
@@ -87,38 +98,60 @@ class Thinwire:
         compression = CompressionOptions(
             activations=codecs.activations, gradients=codecs.gradients, store_folder=str(folder)
         )
-        replicas = replace(prepared.recipe.replicas, gradients=codecs.between)
         ready = with_codecs(prepared, compression)
-        ready = replace(ready, recipe=replace(ready.recipe, replicas=replicas))
+        recipe = ready.recipe
+        replicas = replace(recipe.replicas, gradients=codecs.between)
+        # no step is the last one, after which all groups of layers are exchanged
+        training = replace(recipe.training, steps=MOST_STEPS)
+        ready = replace(ready, recipe=replace(recipe, replicas=replicas, training=training))
+        self.round = replicas.sync.every if replicas.step_alone else 1
+        self._next = 0
         self._trainer = assemble(ready, where, rank).trainer
         self._trainer.sampler = self._sampler = _Given()
         self._trainer.read_clocks()
+        if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
+            self._take(torch.arange(recipe.batch_size))
+            self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
 
     def step(self, ids: Tensor) -> StepMeasures:
-        """Take an optimizer step on the samples `ids`."""
+        """Take the optimizer steps of a round on the samples `ids`."""
+        stages, steps = self._trainer.stages, self.round
+        for stage in stages:
+            stage.meter.sent.clear()
+            stage.meter.exchange.clear()
+        taken = [self._take(ids) for _ in range(steps)]
+        computed: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for index, task, seconds in chain.from_iterable(compute for _, compute in taken):
+            computed[index, task].append(seconds)
+        return StepMeasures(
+            sections={name: sum(record.sections[name] for record, _ in taken) / steps for name in SECTIONS},
+            compute=[(index, task, statistics.mean(seconds)) for (index, task), seconds in computed.items()],
+            frames=[
+                (boundary, channel, traffic.frames / steps, traffic.bytes / steps)
+                for stage in stages
+                for (boundary, channel, _), traffic in stage.meter.sent.items()
+            ],
+            exchange={
+                name: sum(stage.meter.exchange[name] for stage in stages) / steps for name in stages[0].meter.exchange
+            },
+        )
+
+    def _take(self, ids: Tensor) -> tuple[StepRecord, list[tuple[int, str, float]]]:
+        """Take one optimizer step: its record, and stage, task, seconds of what was computed."""
         stages, self._sampler.ids = self._trainer.stages, ids
         recordings = {stage.stage_index: Recording() for stage in stages}
         for stage in stages:
             stage.meter.recording = recordings[stage.stage_index]
-            stage.meter.sent.clear()
-            stage.meter.exchange.clear()
-        record = self._trainer.train_step(0)
+        record = self._trainer.train_step(self._next)
+        # only replicas that step alone count their steps; else the first step comes again and again
+        self._next += self.round > 1
         for stage in stages:
             stage.meter.recording = None
-        return StepMeasures(
-            sections={name: float(seconds) for name, seconds in record.sections.items()},
-            compute=[
-                (stage, task, seconds)
-                for stage, recording in recordings.items()
-                for task, seconds in _computed(recording).items()
-            ],
-            frames=[
-                (boundary, channel, traffic.frames, traffic.bytes)
-                for stage in stages
-                for (boundary, channel, _), traffic in stage.meter.sent.items()
-            ],
-            exchange={name: sum(stage.meter.exchange[name] for stage in stages) for name in stages[0].meter.exchange},
-        )
+        return record, [
+            (stage, task, seconds)
+            for stage, recording in recordings.items()
+            for task, seconds in _computed(recording).items()
+        ]
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -135,6 +168,8 @@ class Thinwire:
 
 class PlainTorch:
     """The pipeline of torch alone, with a dtype on the wire."""
+
+    round = 1
 
     def __init__(self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype) -> None:
         self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank), where, dtype)

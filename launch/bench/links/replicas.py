@@ -9,6 +9,7 @@ from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.timing.exchange import ReplicaWork, time_exchange
 from thinwire.launch.timing.network import Link, Network
+from thinwire.launch.timing.prediction import Step
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import Course
 from thinwire.pipeline.probe import LinkSpeed
@@ -28,24 +29,27 @@ def exchange_seconds(
         course: its passes.
         between: the codec of the gradients.
         links: the measured links, by (sending process, receiving process).
-        spent: measured seconds of codecs by section, of each process of a pipeline; empty if codecs cost nothing.
+        spent: measured seconds of codecs in an average step by section, of each process of a pipeline; empty if codecs
+            cost nothing.
     """
     work = replica_work(prepared)
     if work is None:
         return 0.0
-    size = prepared.recipe.pipeline.num_processes
-    # each step of a bench ends at a barrier: no later stage begins the next one before all have their sums
+    size, options = prepared.recipe.pipeline.num_processes, prepared.recipe.replicas
+    every = options.sync.every if options.step_alone else 1
+    # each step or round of a bench ends at a barrier: no later stage begins the next one before all have their sums
     work = replace(_by_process(work, prepared.recipe), gradients=between, clips=True)
     across = [speed for (source, target), speed in links.items() if source % size == target % size]
     if spent:
-        # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum
+        # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum;
+        # if all add up for themselves, it is encoded once, and decoded from everyone
         travelling = [work.travelling(process) for process in range(size)]
         elements = max(travelling)
         own = spent[travelling.index(elements)]
         work = replace(
             work,
-            encode={between: own["encode"] / elements / (1 + 1 / work.count)},
-            decode={between: own["decode"] / elements / 2},
+            encode={between: every * own["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count)},
+            decode={between: every * own["decode"] / elements / (work.count if work.to_all else 2)},
         )
     network = Network(
         duplex=min(speed.duplex for speed in across),
@@ -53,7 +57,18 @@ def exchange_seconds(
             bandwidth=8 * min(speed.goodput for speed in across), latency=max(speed.latency for speed in across)
         ),
     )
-    return time_exchange(work, course, network).adds
+    exchange = time_exchange(work, course, network)
+    if every == 1:
+        return exchange.adds
+    step = Step(
+        course=course,
+        exchange=exchange,
+        seconds=course.seconds + exchange.adds,
+        groups=work.groups,
+        overlap=work.overlap,
+        waits=work.waits,
+    )
+    return step.every(every) - course.seconds
 
 
 def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:

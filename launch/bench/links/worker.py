@@ -121,7 +121,7 @@ class _Batches:
 def _take_turns(
     contenders: dict[str, Contender], plan: BenchPlan, batches: _Batches, taken: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Take the turns of every contender: a first step on new samples, then steps on the same samples."""
+    """Take the turns of every contender: a first step, or round, on new samples, then others on the same samples."""
     turns = []
     for _ in range(plan.repetitions):
         ids = batches.next()
@@ -134,11 +134,14 @@ def _take_turns(
 
 
 def _timed(contender: Contender, ids: Tensor) -> dict[str, Any]:
-    """Time one step, from the start of all processes to the end of all. Stores are read from disk, not from a cache."""
+    """Time one step, from the start of all processes to the end of all, or the mean of a round.
+
+    Stores are read from disk, not from a cache.
+    """
     contender.forget_cache()
     taken: list[StepMeasures] = []
     seconds = _between_barriers(lambda: taken.append(contender.step(ids)))
-    return {"seconds": seconds, **asdict(taken[0])}
+    return {"seconds": seconds / contender.round, **asdict(taken[0])}
 
 
 def _between_barriers(act: Callable[[], object]) -> float:

@@ -1,0 +1,51 @@
+"""A contender of a bench with replicas, in one process: its steps have what training has."""
+
+import pytest
+import torch
+
+from support.tiny_run import alone, prepared, write_recipe
+from thinwire.launch.bench.links.contenders import Codecs, Thinwire
+from thinwire.launch.run.assembly import simulated_placement
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+
+
+def measured(folder, between, *options):
+    """The contender of two replicas, and the measures of its first three turns."""
+    with alone():
+        ready = prepared("--replicas.count", "2", *options)
+        contender = Thinwire(ready, simulated_placement(ready.recipe), 0, Codecs("none", "none", between), folder)
+        found = [contender.step(torch.arange(8)) for _ in range(3)]
+        contender.close()
+    return contender, found
+
+
+def exchanged(found):
+    """Frames and bytes of parts between replicas in a step, of all stages."""
+    parts = [(frames, nbytes) for _, channel, frames, nbytes in found.frames if channel == "parts"]
+    return tuple(map(sum, zip(*parts, strict=True)))
+
+
+@pytest.mark.parametrize(("sync", "steps", "exchanges"), [({"every": 3}, 3, 1), ({"every": 4, "groups": 2}, 4, 2)])
+def test_every_round_has_all_its_exchanges(tmp_path, sync, steps, exchanges):
+    options = [part for name, value in sync.items() for part in (f"--replicas.sync.{name}", str(value))]
+    options += ["--replicas.sync.sums", "all", "--pipeline.layers", "[2, 2]"]
+    contender, found = measured(tmp_path, "ef(q(4))", *options)
+    assert contender.round == steps
+    for each in found:
+        frames, _ = exchanged(each)
+        assert frames == pytest.approx(2 * 2 * exchanges / steps), "of two stages and two replicas"
+        assert {stage for stage, task, _ in each.compute if task == "forward"} == {0, 1}
+        assert each.exchange["encode"] > 0
+
+
+def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
+    options = ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"]
+    (_, whole), (contender, small) = (measured(tmp_path, between, *options) for between in ("none", "ef(q(4))"))
+    assert contender.round == 1
+    for each, of_whole in zip(small, whole, strict=True):
+        assert exchanged(each)[1] < 0.25 * exchanged(of_whole)[1]
