@@ -4,13 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
 from support.toy import IGNORE, Samples, make_trainer, unsplit
-from thinwire.pipeline.checkpoint import Checkpoints
-from thinwire.pipeline.checkpoint_folder import manifests
+from support.toy_runs import stop_and_resume
 from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
@@ -136,10 +134,6 @@ def finished(trainer, first=0):
     return losses, weights, [stage.meter.sent for stage in trainer.stages]
 
 
-def checkpoints_of(folder):
-    return Checkpoints(folder, stages=[0, 1], num_stages=2, keep=2, header={}, words=dist.HashStore())
-
-
 @pytest.mark.parametrize("stop", [4, 6])
 @pytest.mark.parametrize("sums", ["owner", "all"])
 def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, sums):
@@ -151,12 +145,7 @@ def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, sum
         "compression": STATEFUL,
     }
     wanted = finished(make_trainer(0, **options))
-    stopped, checkpoints = make_trainer(0, **options), checkpoints_of(tmp_path)
-    before = [stopped.train_step(step).loss for step in range(stop)]
-    checkpoints.save(stop, stopped.collect)
-    checkpoints.wait()
-    again = make_trainer(0, **options)
-    again.resume(checkpoints_of(tmp_path), manifests(tmp_path)[-1])
+    before, _, again = stop_and_resume(tmp_path, stop, options)
     losses, *rest = finished(again, stop)
     assert (before + losses, *rest) == wanted
 

@@ -2,15 +2,12 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from support.processes import run
-from support.toy import IGNORE, Samples, make_trainer, train, unsplit
+from support.toy import IGNORE, Samples, make_trainer, unsplit
+from support.toy_runs import equal_to_a_simulation, stop_and_resume
 from thinwire.models.layers import Layer, Stage
-from thinwire.pipeline.checkpoint import Checkpoints
-from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.groups import divide_layers, due
@@ -97,15 +94,7 @@ def test_it_is_streaming_diloco(alone, overlap, alpha):
 def test_a_simulation_equals_the_processes_bit_for_bit(alone):
     sync = {"every": 4, "groups": 2, "overlap": 1, "alpha": 0.5}
     options = OPTIONS | {"replicas": 2, "sync": sync, "exchange": "ef(q(4))", "dropout": 0.2}
-    real = run(train, 4, options | {"simulated": False})
-    losses, weights, traffic, _ = train(0, options)
-    assert [result[0] for result in real if result[0] is not None] == [losses]
-    for result in real:
-        for stage, state in result[1].items():
-            assert all(torch.equal(tensor, weights[stage][name]) for name, tensor in state.items())
-    for stage in range(2):
-        for route, carried in traffic[stage].items():
-            assert sum(each[2][stage][route].bytes for each in real if route in each[2].get(stage, ())) == carried.bytes
+    equal_to_a_simulation(4, options)
 
 
 def test_the_most_bytes_of_a_step_fall_with_the_groups(alone):
@@ -127,21 +116,12 @@ def finished(trainer, first=0):
     return losses, weights, [stage.meter.sent for stage in trainer.stages]
 
 
-def checkpoints_of(folder):
-    return Checkpoints(folder, stages=[0, 1], num_stages=2, keep=2, header={}, words=dist.HashStore())
-
-
 @pytest.mark.parametrize(("exchange", "stop"), [("ef(q(4))", 4), (PUBLISHED, 5), ("powersgd(1)", 7)])
 def test_a_stop_while_an_exchange_is_under_way_changes_nothing(alone, tmp_path, exchange, stop):
     sync = {"every": 6, "groups": 2, "overlap": 2, "alpha": 0.5} | EXCHANGES[exchange]
     options = OPTIONS | {"replicas": 2, "dropout": 0.2, "sync": sync, "exchange": exchange}
     wanted = finished(make_trainer(0, **options))
-    stopped, checkpoints = make_trainer(0, **options), checkpoints_of(tmp_path)
-    before = [stopped.train_step(step).loss for step in range(stop)]
-    checkpoints.save(stop, stopped.collect)
-    checkpoints.wait()
-    again = make_trainer(0, **options)
-    again.resume(checkpoints_of(tmp_path), manifests(tmp_path)[-1])
+    before, stopped, again = stop_and_resume(tmp_path, stop, options)
     losses, *rest = finished(again, stop)
     assert (before + losses, *rest) == wanted
     after, *rest = finished(stopped, stop)
