@@ -186,8 +186,8 @@ class Run:
         """Make the run's folder anew if somebody moved or removed it."""
         if keep_folder(self.assembly.prepared, self._log):
             self._line.say(
-                f"{self.recipe.folder} was moved or removed, and the run has made it anew, with its metrics; what else "
-                f"it held is gone, or where it was moved"
+                f"{self.recipe.folder} was moved or removed, and the run has made it anew, with its metrics; all "
+                f"else is where the folder was moved to, or gone"
             )
 
     def _said(self) -> Said:

@@ -187,8 +187,8 @@ class Turns:
         require(
             (
                 fewest >= batch_size,
-                f"a client must have the samples of a step, which are {batch_size}, and one of {len(clients)} has "
-                f"{fewest}; lower clients.count, or pipeline.num_microbatches or microbatch_size",
+                f"each client must have the {batch_size} samples of a step, and one of {len(clients)} has {fewest}; "
+                f"lower clients.count, or pipeline.num_microbatches or microbatch_size",
             )
         )
         self._ids = list(clients)

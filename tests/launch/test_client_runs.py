@@ -101,7 +101,7 @@ def test_a_mistake_is_a_sentence(options, sentence):
 
 
 def test_each_client_needs_the_samples_of_a_step():
-    with pytest.raises(ModelError, match=r"which are 4, and one of 30 has 3; lower clients\.count"):
+    with pytest.raises(ModelError, match=r"the 4 samples of a step, and one of 30 has 3; lower clients\.count"):
         prepared("--clients.count", "30")
 
 
