@@ -1,13 +1,9 @@
 """Replicas with codecs and passes of their own: a simulation equals processes, stops change nothing, mistakes."""
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from support.processes import run
-from support.toy import make_trainer, train
-from thinwire.pipeline.checkpoint import Checkpoints
-from thinwire.pipeline.checkpoint_folder import manifests
+from support.toy import make_trainer
+from support.toy_runs import equal_to_a_simulation, stop_and_resume
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions
 from thinwire.pipeline.options.overrides import (
     ReplicaCodecs,
@@ -35,15 +31,7 @@ OPTIONS = {
 
 @pytest.mark.processes
 def test_a_simulation_equals_the_processes_bit_for_bit(alone):
-    real = run(train, 4, OPTIONS)
-    losses, weights, traffic, _ = train(0, OPTIONS | {"simulated": True})
-    assert [result[0] for result in real if result[0] is not None] == [losses]
-    for result in real:
-        for stage, state in result[1].items():
-            assert all(torch.equal(tensor, weights[stage][name]) for name, tensor in state.items())
-    for stage in range(2):
-        for route, carried in traffic[stage].items():
-            assert sum(each[2][stage][route].bytes for each in real if route in each[2].get(stage, ())) == carried.bytes
+    real = equal_to_a_simulation(4, OPTIONS)
     # the first stage of each replica: from the second visit of a sample on, one of them sends differences in 4 bits
     compressed, whole = (result[2][0][0, "activations", "train"] for result in real if 0 in result[2])
     assert compressed.frames == 2 * whole.frames == 5 * 2 * 2, "of five steps with two passes, and with one"
@@ -58,16 +46,8 @@ def test_a_stop_of_a_simulation_changes_nothing(alone, tmp_path):
         losses = [trainer.train_step(step).loss for step in range(first, 8)]
         return losses, [stage.digests() for stage in trainer.stages]
 
-    def checkpoints():
-        return Checkpoints(tmp_path, stages=[0, 1], num_stages=2, keep=2, header={}, words=dist.HashStore())
-
     wanted, digests = finished(make_trainer(0, **options))
-    stopped, kept = make_trainer(0, **options), checkpoints()
-    before = [stopped.train_step(step).loss for step in range(6)]
-    kept.save(6, stopped.collect)
-    kept.wait()
-    again = make_trainer(0, **options)
-    again.resume(checkpoints(), manifests(tmp_path)[-1])
+    before, _, again = stop_and_resume(tmp_path, 6, options)
     after, found = finished(again, 6)
     assert before + after == wanted
     assert found == digests
