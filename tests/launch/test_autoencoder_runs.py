@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from support.commands import THINWIRE, completed
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
 from support.run_files import losses, summary, weights_of
-from support.tiny_run import prepared, write_recipe
+from support.tiny_run import prepared
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import with_codecs
 from thinwire.models.errors import ModelError
@@ -19,14 +19,6 @@ from thinwire.pipeline.errors import OptionsError
 SAME = ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps")
 NARROW = ["--compression.activations", 'autoencoder(4, values="q(8)")', "--compression.gradients", "ef21(q(8))"]
 DROPS = json.dumps({"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.1})
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with the recipe `tiny.yaml`, where the test is."""
-    write_recipe(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def maps():

@@ -11,7 +11,6 @@ import pytest
 from support.commands import THINWIRE, TIMEOUT, completed, started
 from support.recipe_runs import simulate
 from support.run_files import digest, losses, metrics, summary
-from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.crews.place import MeetingPlace
@@ -22,14 +21,6 @@ ALONE = ["--replicas.count", "2", "--replicas.sync.every", "3", "--replicas.sync
 OPTIONS = [*ALONE, "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
 ELASTIC = ["--replicas.membership", "elastic"]
 TRAIN = [*THINWIRE, "train", "tiny.yaml"]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with the recipe `tiny.yaml`, where the test is."""
-    write_recipe(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.processes

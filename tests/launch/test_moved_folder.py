@@ -6,20 +6,13 @@ from dataclasses import replace
 import pytest
 
 from support.run_files import digest, metrics
-from support.tiny_run import prepared, ran, write_recipe
+from support.tiny_run import prepared, ran
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.folders import departed, held
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.launch.run.outputs import OutputError
 
 OPTIONS = ["--training.steps", "7", "--training.evaluate_every", "2 steps", "--output", "run"]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-    return tmp_path
 
 
 def disturbed(monkeypatch, disturb, *options):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from support.commands import THINWIRE, completed
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
-from support.tiny_run import prepared, write_recipe
+from support.tiny_run import prepared
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
@@ -28,14 +28,6 @@ OVERRIDE = ["--replicas.overrides.1.compression.activations", "none"]
 MORE = ["--replicas.overrides.1.pipeline.accumulation", "2"]
 OVERLAPPED = ["--replicas.sync.overlap", "5", "--replicas.sync.alpha", "0.25"]
 BY_SAMPLE = ["--codec", "aqsgd(q(4))/ef(q(8, round='stochastic'))", "--training.evaluate_every", "3 steps"]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with the recipe `tiny.yaml`, where the test is."""
-    write_recipe(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.processes

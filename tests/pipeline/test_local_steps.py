@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
 from support.toy import IGNORE, Samples, make_trainer, unsplit
-from support.toy_runs import stop_and_resume
+from support.toy_runs import assert_trains_to, stop_and_resume
 from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
@@ -69,12 +69,7 @@ def test_it_is_diloco(alone, outer, passes):
         sync = {"every": EVERY, "sums": sums, **outer}
         exchanging = {"replicas": 3, "passes": passes, "sync": sync}
         trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
-        records = []
-        trainer.train(records.append)
-        assert [record.loss for record in records] == pytest.approx(losses, rel=1e-4)
-        got = [parameter for stage in trainer.stages for parameter in stage.submod.parameters()]
-        for ours, theirs in zip(got, common, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+        records = assert_trains_to(trainer, common, losses)
         exchanged = [record.step for record in records if record.exchanged]
         assert exchanged == [2, 5, 7], "every three steps, and at the end"
 

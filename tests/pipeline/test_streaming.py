@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from support.toy import IGNORE, Samples, make_trainer, unsplit
-from support.toy_runs import equal_to_a_simulation, stop_and_resume
+from support.toy_runs import assert_trains_to, equal_to_a_simulation, stop_and_resume
 from thinwire.models.layers import Layer, Stage
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import SyncOptions
@@ -82,12 +82,7 @@ def test_it_is_streaming_diloco(alone, overlap, alpha):
     common, losses = streaming(3, overlap, alpha, optimizer)
     sync = {"every": 6, "groups": 2, "overlap": overlap, "alpha": alpha}
     trainer = make_trainer(0, **OPTIONS, replicas=3, sync=sync, compression=NONE, optimizer=optimizer)
-    records = []
-    trainer.train(records.append)
-    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-4)
-    got = [parameter for stage in trainer.stages for parameter in stage.submod.parameters()]
-    for ours, theirs in zip(got, common, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    assert_trains_to(trainer, common, losses)
 
 
 @pytest.mark.processes

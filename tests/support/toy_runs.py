@@ -1,5 +1,6 @@
 """Runs of the toy: real processes beside a simulation, and a stop in the middle."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -21,6 +22,17 @@ def equal_to_a_simulation(processes, options):
         for route, carried in traffic[stage].items():
             assert sum(each[2][stage][route].bytes for each in real if route in each[2].get(stage, ())) == carried.bytes
     return real
+
+
+def assert_trains_to(trainer, weights, losses):
+    """Train, and check losses and weights against those of an algorithm restated; the record of each step."""
+    records = []
+    trainer.train(records.append)
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-4)
+    got = [parameter for stage in trainer.stages for parameter in stage.submod.parameters()]
+    for ours, theirs in zip(got, weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    return records
 
 
 def checkpoints_of(folder):
