@@ -13,7 +13,6 @@ from support.commands import THINWIRE, free_port, started
 from support.listening import listening, needs_ss
 from support.recipe_runs import simulate
 from support.run_files import digest, metrics
-from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.crews.distant.agreement import agreed, difference
@@ -27,12 +26,10 @@ OPTIONS = [
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(folder):
     """A folder with the recipe `tiny.yaml` and keys, where the test is."""
-    write_recipe(tmp_path)
-    monkeypatch.chdir(tmp_path)
     assert cli.main(["keys", "run.keys"]) == 0
-    return tmp_path
+    return folder
 
 
 @contextmanager
