@@ -62,6 +62,12 @@ def test_no_test_imports_another(path):
     assert not [name for name in imported(path) if name.split(".")[-1].startswith("test_")]
 
 
+def test_no_two_test_files_share_a_name():
+    """Pytest imports them by name, and refuses a session with two that are called the same."""
+    names = [path.name for path in TESTS if path.name.startswith("test_")]
+    assert len(names) == len(set(names))
+
+
 def test_no_folder_is_crowded():
     folders = {path.parent for path in MODULES}
     assert all(len(list(folder.glob("*.py"))) <= 25 for folder in folders)
