@@ -82,7 +82,7 @@ def test_clients_and_epochs_have_orders_of_their_own():
 
 
 def test_a_client_without_the_samples_of_a_step_is_a_sentence():
-    with pytest.raises(ModelError, match=r"which are 7, and one of 2 has 6; lower clients\.count"):
+    with pytest.raises(ModelError, match=r"the 7 samples of a step, and one of 2 has 6; lower clients\.count"):
         Turns(CLIENTS, 7, seed=0)
 
 
