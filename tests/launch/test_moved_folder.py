@@ -16,11 +16,12 @@ OPTIONS = ["--training.steps", "7", "--training.evaluate_every", "2 steps", "--o
 
 
 def disturbed(monkeypatch, disturb, *options):
-    """A run that somebody disturbs after its third step."""
+    """A run that somebody disturbs between two checkpoints: one that is being written would fail, and end the run."""
     real = run_module.Run._after_step
 
     def after_step(run, record):
         if record.step == 3:
+            run._resumption._checkpoints.wait()
             disturb()
         real(run, record)
 
