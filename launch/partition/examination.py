@@ -15,6 +15,7 @@ from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
+from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import boundary_seconds, partition
 from thinwire.pipeline.devices.device import choose
@@ -72,7 +73,7 @@ def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
             side=prepared.side,
         )
     torch.set_num_threads(training.threads)
-    ids = torch.arange(prepared.recipe.pipeline.microbatch_size)
+    ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     return measure(
         prepared.blueprint,
         prepared.data.training.inputs(ids, 0),

@@ -10,13 +10,12 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate
 
-import torch
-
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
+from thinwire.models.data.clients import some_ids
 from thinwire.models.partition import partition
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.stage import CompressedStage
@@ -64,7 +63,8 @@ def advice(times: Sequence[Sequence[float]]) -> str | None:
 def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
     """Seconds of each layer of a stage; empty if a layer cannot be copied or run alone."""
     prepared = assembly.prepared
-    ids, samples = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data.training
+    samples = prepared.data.training
+    ids = some_ids(samples, prepared.recipe.pipeline.microbatch_size)
     try:
         module, device = module_of(stage), stage.device
         inputs = stage_inputs(stage.stage_index, prepared.outputs, samples, ids, device)

@@ -20,6 +20,7 @@ from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
+from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import build_layers, build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -95,7 +96,8 @@ def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
         recompute=training.recompute,
         device=device,
     )
-    ids, data = torch.arange(prepared.recipe.pipeline.microbatch_size), prepared.data
+    data = prepared.data
+    ids = some_ids(data.training, prepared.recipe.pipeline.microbatch_size)
     inputs = stage_inputs(index, prepared.outputs, data.training, ids, device)
     targets, side = put(data.training.targets(ids), device), put_all(data.training.side(ids), device)
     last = index == len(prepared.cuts) - 1

@@ -107,10 +107,21 @@ class JoinedSamples:
         """Nothing, as `side`."""
         return {}
 
+    @property
+    def first_here(self) -> int:
+        """The first id whose inputs this process has; 0 if it has none."""
+        return sum(self.sizes[: self._own or 0])
+
     def _find(self, ids: Tensor) -> tuple[int, Tensor]:
         """The client that has these samples, counted from 0, and their ids there."""
         client = bisect(self._ends, int(ids[0]))
         return client, ids - (self._ends[client] - self.sizes[client])
+
+
+def some_ids(samples: Samples, count: int) -> Tensor:
+    """The ids of `count` samples to try something on: the first ones, or the first of the client in this process."""
+    first = samples.first_here if isinstance(samples, JoinedSamples) else 0
+    return torch.arange(first, first + count)
 
 
 def join(outlines: Sequence[Data], own: Data | None) -> Data:

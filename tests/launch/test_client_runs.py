@@ -9,9 +9,11 @@ from support.commands import THINWIRE, completed
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from support.tiny_run import prepared, write_recipe
+from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import make_sampler, real_placement
 from thinwire.launch.run.resume import header
+from thinwire.launch.timing.profile import time_stage
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
@@ -116,6 +118,17 @@ def test_each_client_needs_the_samples_of_a_step():
 def test_outlines_of_clients_that_cannot_be_used_are_refused(options, sentence):
     with pytest.raises(ModelError, match=re.escape(sentence)):
         prepared(*OUTLINES, *options)
+
+
+def test_each_client_can_time_its_layers(here):
+    """Only on the first client did `thinwire predict`, `thinwire partition` and training.compile find samples."""
+    for name in "ab":
+        (here / name).write_text(name * 500)
+        options = ["--data.name", name, "--data.held_out", "0"]
+        assert cli.main(["outline", "tiny.yaml", *options, "--to", f"{name}.json"]) == 0
+    second = [*OUTLINES, "--data.name", "b", "--data.held_out", "0"]
+    assert min(time_stage(prepared(*second), 0)) > 0
+    assert cli.main(["partition", "tiny.yaml", *second]) == 0
 
 
 def test_a_smoke_run_lets_clients_take_turns():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thinwire.models.data.clients import Turns, divide, join
+from thinwire.models.data.clients import Turns, divide, join, some_ids
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.outline import read_outline, write_outline
@@ -113,6 +113,16 @@ def test_a_client_out_of_turn_is_a_sentence(of_two_clients):
     data, outlines = of_two_clients
     with pytest.raises(ModelError, match=r"in the turn of client 1, and data\.name are the data of client 2"):
         join(outlines, data[1]).training.inputs(torch.tensor([3]))
+
+
+def test_what_is_timed_or_compiled_takes_samples_of_the_client_that_is_here(of_two_clients):
+    """The second client compiled its stage on samples of the first one, and was told that it is out of turn."""
+    data, outlines = of_two_clients
+    for joined, first in ((join(outlines, data[0]), 0), (join(outlines, data[1]), 20), (join(outlines, None), 0)):
+        assert some_ids(joined.training, 3).tolist() == [first, first + 1, first + 2]
+    second = join(outlines, data[1]).training
+    assert second.inputs(some_ids(second, 3)).equal(data[1].training.inputs(torch.arange(3)))
+    assert some_ids(data[1].training, 3).tolist() == [0, 1, 2]
 
 
 def test_clients_must_fit_together(of_two_clients, tmp_path):

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-import torch
 from torch import Tensor
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.models.compiled import compile_layers
+from thinwire.models.data.clients import some_ids
 from thinwire.models.data.samples import Samples
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
@@ -63,7 +63,7 @@ def compile_stages(
 def _compile(stage: CompressedStage, outputs: Sequence[tuple[Tensor, ...]], samples: Samples) -> None:
     module, index = stage.submod, stage.stage_index
     assert isinstance(module, Stage)
-    ids = torch.arange(outputs[index][0].shape[0])
+    ids = some_ids(samples, outputs[index][0].shape[0])
     inputs = stage_inputs(index, outputs, samples, ids, stage.device)
     try:
         compile_layers(module, inputs, put_all(samples.side(ids), stage.device))
