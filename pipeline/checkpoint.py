@@ -326,7 +326,8 @@ class Checkpoints:
 def _let_training_go_first() -> None:
     """Lower the priority of the calling thread. Only Linux has one for each thread."""
     if sys.platform == "linux":
-        os.nice(_NICENESS)
+        with suppress(OSError):  # where a sandbox forbids it, the checkpoint is written all the same
+            os.nice(_NICENESS)
 
 
 def _parts_of(path: Path) -> list[Path]:

@@ -17,7 +17,8 @@ def smoke(recipe: Recipe) -> Recipe:
     """The recipe as a smoke run; the recipe of a smoke run stays as it is.
 
     Model, cut, batch, codecs and optimizer stay. A warm-up or the measurement of `auto` takes the first step. The run
-    has its own folders, because it replaces the smoke run before it.
+    has its own folders, because it replaces the smoke run before it. Clients with data of their own share those at
+    hand, because no outline tells of a part of the data.
     """
     compression = recipe.compression
     warmup = "1 step" if read_duration(compression.warmup)[0] else compression.warmup
@@ -27,7 +28,7 @@ def smoke(recipe: Recipe) -> Recipe:
         output=recipe.output and _marked(recipe.output.rstrip("/")),
         save_every=0,
         data=_little(recipe),
-        clients=replace(recipe.clients, turn="1 step"),
+        clients=replace(recipe.clients, turn="1 step", outlines=[]),
         compression=replace(compression, measure="1 step", warmup=warmup),
         training=replace(recipe.training, steps=STEPS, epochs=None, evaluate_every="0 steps"),
         checkpoint=replace(recipe.checkpoint, every=f"{STEPS} steps", folder="", resume="never"),

@@ -135,3 +135,9 @@ def test_a_smoke_run_lets_clients_take_turns():
     short = recipe.parse(["tiny.yaml", "--smoke", "--data.name", "pydoc", "--clients.count", "5"])
     assert (short.clients.count, short.clients.turn) == (5, "1 step")
     assert prepared("--smoke", "--data.name", "pydoc", "--clients.count", "5").steps_per_epoch >= 5
+
+
+def test_a_smoke_run_needs_no_outline_of_the_little_data_that_it_takes():
+    """The digest of a part of the data is in no outline, so the client was told to write its outline again."""
+    ready = prepared("--smoke", "--data.name", "pydoc", *OUTLINES)
+    assert (ready.recipe.clients.count, ready.recipe.clients.outlines) == (2, [])
