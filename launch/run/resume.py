@@ -16,6 +16,8 @@ from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.shared.exit_codes import StoppedError
+from thinwire.models.data.clients import JoinedSamples
+from thinwire.models.errors import ModelError
 from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
 from thinwire.pipeline.checkpoint_folder import (
     Manifest,
@@ -93,6 +95,7 @@ class Resumption:
         self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
         self._same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
         self.first = 0 if self._manifest is None else self._manifest.step
+        _check_turn(prepared, where, trainer, self.first)
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
             self._last_saved = self.first
@@ -173,6 +176,18 @@ class Resumption:
             stage: replace(state, values={**state.values, "run": said})
             for stage, state in self._trainer.collect().items()
         }
+
+
+def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:
+    """Raise ModelError, in all processes, if the run would begin in the turn of another client; collective.
+
+    Then nobody has removed a checkpoint yet: a client with an old folder would cost the server the newest turn.
+    """
+    samples = prepared.data.training
+    if isinstance(samples, JoinedSamples) and first < prepared.recipe.training.steps:
+        told = where.everyone(samples.out_of_turn(trainer.sampler.batch(first).ids))
+        if mistakes := list(filter(None, told)):
+            raise ModelError(mistakes[0])
 
 
 def words_of_run() -> WordStore:

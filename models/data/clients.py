@@ -80,15 +80,21 @@ class JoinedSamples:
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
         """The inputs, as of the client that has them. ModelError if its turn is not that of this process's data."""
+        mistake = self.out_of_turn(ids)
+        require((mistake is None, mistake or ""))
         client, own_ids = self._find(ids)
-        require(
-            (
-                client == self._own,
-                f"this step is in the turn of client {client + 1}, and data.name are the data of client "
-                f"{(self._own or 0) + 1}; start that client in its place, or end a turn with training.steps",
-            )
-        )
         return self._clients[client].inputs(own_ids, epoch)
+
+    def out_of_turn(self, ids: Tensor) -> str | None:
+        """A sentence if these samples are not those of the client in this process; None if it has no data."""
+        client, _ = self._find(ids)
+        if self._own in (None, client):
+            return None
+        return (
+            f"this step is in the turn of client {client + 1}, and data.name are the data of client "
+            f"{(self._own or 0) + 1}; start that client in its place, copy the folder of the newest turn, or end a "
+            f"turn with training.steps"
+        )
 
     def targets(self, ids: Tensor) -> Tensor:
         """The labels, int64 [B]."""

@@ -8,7 +8,7 @@ import pytest
 from support.commands import THINWIRE, completed
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
-from support.tiny_run import prepared, write_recipe
+from support.tiny_run import prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import make_sampler, real_placement
@@ -120,12 +120,30 @@ def test_outlines_of_clients_that_cannot_be_used_are_refused(options, sentence):
         prepared(*OUTLINES, *options)
 
 
-def test_each_client_can_time_its_layers(here):
-    """Only on the first client did `thinwire predict`, `thinwire partition` and training.compile find samples."""
+def write_outlines(folder):
+    """Write the texts of two clients, a and b, and their outlines."""
     for name in "ab":
-        (here / name).write_text(name * 500)
+        (folder / name).write_text(name * 500)
         options = ["--data.name", name, "--data.held_out", "0"]
         assert cli.main(["outline", "tiny.yaml", *options, "--to", f"{name}.json"]) == 0
+
+
+def test_a_client_out_of_turn_costs_no_checkpoint(here):
+    """It was refused after all later checkpoints were removed, at the server too."""
+    write_outlines(here)
+    turns = [*OUTLINES, "--clients.turn", "2 steps", "--data.held_out", "0", "--checkpoint.every", "1 step"]
+    ran(*turns, "--output", "run", "--data.name", "a", "--training.steps", "2")
+    kept = sorted(path.parent.name for path in here.glob("run/checkpoints/step-*/manifest.json"))
+    assert len(kept) == 2
+    again = ["--output", "run", "--overwrite", "--data.name", "b", "--training.steps", "4"]
+    with pytest.raises(ModelError, match=r"in the turn of client 1, and data\.name are the data of client 2"):
+        ran(*turns, *again)
+    assert sorted(path.parent.name for path in here.glob("run/checkpoints/step-*/manifest.json")) == kept
+
+
+def test_each_client_can_time_its_layers(here):
+    """Only on the first client did `thinwire predict`, `thinwire partition` and training.compile find samples."""
+    write_outlines(here)
     second = [*OUTLINES, "--data.name", "b", "--data.held_out", "0"]
     assert min(time_stage(prepared(*second), 0)) > 0
     assert cli.main(["partition", "tiny.yaml", *second]) == 0
