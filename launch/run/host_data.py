@@ -78,7 +78,8 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
         ),
     )
     labels = own is None and _has_loss(recipe, rank)
-    return join([read_outline(path, labels=labels) for path in recipe.clients.outlines], own)
+    paths = recipe.clients.outlines
+    return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
 
 
 def _reads_data(recipe: Recipe, rank: int | None) -> bool:

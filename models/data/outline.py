@@ -121,13 +121,13 @@ def _outline(samples: Samples, *, labels: bool) -> PartOutline:
     )
 
 
-def read_outline(path: str, *, labels: bool) -> Data:
-    """The data of an outline, without their samples.
+def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Data:
+    """The data of an outline, without their samples; `option` is the one that names the file.
 
     Raises:
         ModelError: there is no such file, it is no outline, or it has no `labels` where they are needed.
     """
-    rule = f"data.outline must be a file that thinwire outline wrote, got {path}"
+    rule = f"{option} must be a file that thinwire outline wrote, got {path}"
     try:
         values = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -139,7 +139,7 @@ def read_outline(path: str, *, labels: bool) -> Data:
     require(
         (
             not (labels and lacking),
-            f"data.outline must have labels for the process of the last stage, and {path} has none; {written}take a "
+            f"{option} must have labels for the process of the last stage, and {path} has none; {written}take a "
             "schedule that brings the last stage back to the first process, such as zbv-zero-bubble",
         )
     )

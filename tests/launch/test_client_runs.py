@@ -112,7 +112,7 @@ def test_each_client_needs_the_samples_of_a_step():
     [
         (["--data.outline", "a.json"], "data.outline must be left out beside clients.outlines"),
         (["--data.name", "digits"], "clients with data of their own need data.mean and data.std"),
-        ([], "data.outline must be a file that thinwire outline wrote, got a.json"),
+        ([], "each of clients.outlines must be a file that thinwire outline wrote, got a.json"),
     ],
 )
 def test_outlines_of_clients_that_cannot_be_used_are_refused(options, sentence):
