@@ -9,9 +9,9 @@ It keeps nothing. If it dies, start it again: the replicas wait for it, and go o
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
 from thinwire.launch.run import recipe
@@ -22,7 +22,6 @@ from thinwire.launch.shared.output import lasting
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire meet"
-_PLACE = re.compile(r"\d{1,3}(\.\d{1,3}){3}:(\d{1,5}|\*)")
 _SILENCES = 2
 """A replica is lost after so many times `wire.heartbeat`: its gate calls again after one."""
 
@@ -59,7 +58,7 @@ def _check(listen: str, wanted: Recipe) -> None:
     """Raise OptionsError if this is no place, or no run for one."""
     OptionsError.require(
         (
-            _PLACE.fullmatch(listen) is not None,
+            _is_place(listen),
             f"--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got {listen}",
         ),
         (
@@ -79,6 +78,19 @@ def _check(listen: str, wanted: Recipe) -> None:
     from thinwire.pipeline.backends import check_installed
 
     check_installed()
+
+
+def _is_place(text: str) -> bool:
+    """Whether a text is ADDRESS:PORT; the port * is any free one.
+
+    ZeroMQ would take 0.0.0.00 for all addresses, and 99999 for another port.
+    """
+    address, _, port = text.partition(":")
+    try:
+        IPv4Address(address)
+    except AddressValueError:
+        return False
+    return port == "*" or (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16)
 
 
 def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
 DAY = 86400.0
 """Seconds of a day."""
-_PLACE = re.compile(r"[^\s:/]+:[0-9]{1,5}")
+_PLACE = re.compile(r"[^\s:/]+:([0-9]{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class ReplicaOptions:
                 "replicas on other hosts may be lost",
             ),
             (
-                self.meeting is not None and _PLACE.fullmatch(self.meeting) is not None,
+                _is_place(self.meeting),
                 f"replicas.meeting must be ADDRESS:PORT, where thinwire meet listens, beside replicas.number; got "
                 f"{self.meeting}",
             ),
@@ -270,3 +270,9 @@ def _mistakes_of(method: compress.Method | PowerSGD) -> list[str]:
             ),
         ]
     return [sentence for holds, sentence in rules if not holds]
+
+
+def _is_place(text: str | None) -> bool:
+    """Whether a text is ADDRESS:PORT."""
+    found = _PLACE.fullmatch(text or "")
+    return found is not None and 0 < int(found[1]) < 1 << 16

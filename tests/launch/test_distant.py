@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import struct
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -171,6 +172,66 @@ def test_a_meeting_place_that_was_started_again_has_its_replicas_start_again(tmp
     asyncio.run(scene())
 
 
+class Lecturer:
+    """A hall that sends a message in three pieces and nothing else; it ends when the gate has said that it has all."""
+
+    def __init__(self, send):
+        self._send, self.is_over = send, False
+
+    def take(self, route, parts):
+        kind, number, _ = unpack(parts)
+        if kind == HELLO:
+            self._send(route, pack_words(WELCOME, 0, hall="this one"))
+            for piece in range(3):
+                self._send(route, pack(PIECE, piece, b"abc"))
+        self.is_over = (kind, number) == (ACK, 3)
+
+    def look(self):
+        pass
+
+    def tell_end(self):
+        pass
+
+
+def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
+    """Over a slow link it was lost, because a gate answered the heartbeats behind the message only."""
+
+    async def scene():
+        Keys.fresh().write(tmp_path / "keys")
+        opened = asyncio.get_running_loop().create_future()
+        keys = Keys.read(tmp_path / "keys")
+        serving = asyncio.create_task(serve("127.0.0.1:*", keys, Lecturer, opened.set_result))
+        host = Host(Settings(await opened, str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
+        await asyncio.wait_for(serving, TIMEOUT)
+        await host.leave()
+
+    asyncio.run(scene())
+
+
+def test_an_address_that_is_none_is_a_sentence(tmp_path):
+    async def scene():
+        Keys.fresh().write(tmp_path / "keys")
+        host = Host(Settings("-:1", str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
+        ending = await host.leading
+        assert ending.lasting and "replicas.meeting must be ADDRESS:PORT" in ending.text
+
+    asyncio.run(scene())
+
+
+def test_who_waits_in_vain_for_another_one_to_go_is_told_so(tmp_path):
+    async def scene():
+        async with met(tmp_path) as (place, settings):
+            first = Host(settings)
+            while not place.told:
+                await asyncio.sleep(0.01)
+            second = Host(replace(settings, timeout=0.5))
+            ending = await second.leading
+            assert ending.lasting and "because replica 0 is there already; end the other one" in ending.text
+            await first.leave()
+
+    asyncio.run(scene())
+
+
 class Gates:
     """A hall without a socket, with what it sent over each connection; `now` is its clock."""
 
@@ -259,12 +320,28 @@ def test_a_replica_has_one_host():
 def test_packets_that_are_none_change_nothing():
     async def scene(gates):
         gates.hello(b"a", 0, "life")
-        for parts in ([], [b"x"], [b"", b""], pack(HELLO, VERSION, b"?"), pack(HELLO, 99, b"{}"), pack(ACK, 7)):
+        endless = b'{"replica": 1e999, "life": "x", "agreed": {}, "hall": null, "expected": 0}'
+        hellos = [pack(HELLO, VERSION, words) for words in (b"?", b"[]", b"[" * 100_000, endless)]
+        for parts in ([], [b"x"], [b"", b""], *hellos, pack(HELLO, 99, b"{}"), pack(ACK, 7)):
             gates.hall.take(b"a", parts)
             assert gates.sent[b"a"][-1][0] == REFUSAL
         gates.hall.take(b"a", pack(b"?", 0))
         gates.hall.take(b"a", pack(PIECE, 0, b"\xff" * 100))
         await gates.wait(1, b"a")
+        assert not gates.hall.is_over
+
+    in_hall(scene)
+
+
+@pytest.mark.parametrize("text", [b"7", b"[]", b"{}", b"[" * 100_000, b'{"sizes": [], "kind": []}'])
+def test_a_message_that_is_none_loses_the_replica_alone(text):
+    async def scene(gates):
+        gates.enter(b"a", 0)
+        head = struct.pack("!iQQ", 0, len(text), 0)
+        for number, piece in enumerate([head, text[:PIECE_BYTES], text[PIECE_BYTES:]], start=3):
+            gates.hall.take(b"a", pack(PIECE, number, piece))
+        await gates.wait(1)
+        assert gates.told[1].startswith("replica 0 is lost: it said what is no message")
         assert not gates.hall.is_over
 
     in_hall(scene)
@@ -290,6 +367,8 @@ def test_it_waits_for_replicas_that_may_come_back_before_it_ends():
     ("options", "said"),
     [
         (["--listen", "0.0.0.0:29600"], "--listen must name one address of this host"),
+        (["--listen", "0.0.0.00:29600"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got 0.0.0.00:29600"),
+        (["--listen", "10.0.0.1:99999"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got 10.0.0.1:99999"),
         (["--listen", "here"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got here"),
         (["--listen", "127.0.0.1:29600"], "replicas.membership must be elastic, and replicas.count above 1"),
         ([], "the following arguments are required: --listen"),

@@ -115,6 +115,7 @@ def test_what_cannot_be_is_refused(folder):
         (["--replicas.number", "2"], "replicas.number must be from 0 to 1 beside replicas.meeting"),
         (["--replicas.membership", "fixed"], "replicas.membership must be elastic, and replicas.count above 1, beside"),
         (["--replicas.meeting", "null"], "replicas.meeting must be ADDRESS:PORT, where thinwire meet listens"),
+        (["--replicas.meeting", "host:99999"], "replicas.meeting must be ADDRESS:PORT, where thinwire meet listens"),
         (["--wire.keys", "null"], "wire.keys must name a file of keys for replicas.meeting"),
     ]:
         with pytest.raises(OptionsError) as caught:

@@ -29,7 +29,8 @@ class MeetingPlace:
         agreed: what replicas on several hosts must agree on.
 
     Raises:
-        OptionsError: this system has no sockets of the kind that it needs, or a replica has too many processes.
+        OptionsError: this system has no sockets of the kind that it needs; a replica has too many processes; or a gate
+            needs pyzmq, and it is not installed.
     """
 
     def __init__(self, recipe: Recipe, agreed: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -59,10 +60,11 @@ class MeetingPlace:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended or says that it ends, or was stopped, and answers no more."""
-        if self._ending is None:
+        is_over = self._process.poll() is not None or is_stopped(self._process.pid)
+        if self._ending is None:  # after the look at the process, whose last words are there when it has ended
             with suppress(OSError):
                 self._ending = json.loads(self._control.recv(1 << 16, socket.MSG_DONTWAIT) or "null")
-        return self._ending is not None or self._process.poll() is not None or is_stopped(self._process.pid)
+        return is_over or self._ending is not None
 
     def ending(self) -> tuple[str, bool]:
         """Why it is gone, in words; and whether starting again would not help."""
@@ -114,7 +116,9 @@ def _beside(recipe: Recipe) -> tuple[str, list[str], str]:
 def _distant(recipe: Recipe, agreed: Mapping[str, str]) -> tuple[str, list[str], str]:
     """The same, of a gate to the meeting place that the recipe names."""
     from thinwire.launch.run.crews.distant.settings import Settings
+    from thinwire.pipeline.backends import check_installed
 
+    check_installed()
     replicas, wire = recipe.replicas, recipe.wire
     assert replicas.meeting is not None and replicas.number is not None and wire.keys is not None, "the recipe checks"
     settings = Settings(replicas.meeting, wire.keys, replicas.number, wire.heartbeat, wire.timeout, dict(agreed))

@@ -42,6 +42,7 @@ from thinwire.launch.run.crews.distant.line import (
 from thinwire.launch.run.crews.distant.settings import Settings
 from thinwire.launch.run.crews.hub import tell
 from thinwire.launch.run.crews.pairs import Pairs
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.replicas.membership.messages import Message
 from thinwire.pipeline.zeromq.connections import Patience, bounded
 from thinwire.pipeline.zeromq.keys import Keys
@@ -79,6 +80,7 @@ class Gate:
         self._context = zmq.asyncio.Context()
         self._heard = time.monotonic()
         self._told: str | None = None
+        self._refused: str | None = None  # why the meeting place lets this replica wait
 
     def comes(self, replica: int) -> None:
         """Say that the processes of the replica start."""
@@ -103,17 +105,11 @@ class Gate:
         """Keep a connection with the meeting place for as long as it can be; why there is none any more."""
         hearing = asyncio.create_task(self._hear())
         while True:
-            ending = await self._call()
-            if hearing.done():
-                hearing.result()
+            ending = await self._call(hearing)
             if ending is not None:
                 return ending
             if time.monotonic() - self._heard > self._settings.timeout:
-                return Ending(
-                    f"the meeting place at {self._settings.address} was not heard for {self._settings.timeout:g} s "
-                    f"(wire.timeout); start it with thinwire meet and the same keys, then this replica again",
-                    lasting=True,
-                )
+                return Ending(self._given_up(), lasting=True)
             self._line.interrupt()
             await asyncio.sleep(_EVERY)
 
@@ -127,17 +123,19 @@ class Gate:
         """Close all connections."""
         self._context.destroy(linger=0)
 
-    async def _call(self) -> Ending | None:
+    async def _call(self, hearing: asyncio.Task[None]) -> Ending | None:
         """One connection, until it ends: with the reason if there is to be no other."""
         link = self._context.socket(zmq.DEALER)
         bounded(link)
         Patience().watch(link)
         self._keys.prove(link)
         try:
-            link.connect(f"tcp://{self._settings.address}")
+            _connect(link, self._settings.address)
             link.send_multipart(self._hello())
             called = time.monotonic()
             while True:
+                if hearing.done():
+                    hearing.result()  # a mistake of ours ends this process, so that nobody waits for its answer
                 if await link.poll(round(1e3 * _EVERY)):
                     kind, number, data = unpack(await link.recv_multipart())
                     if kind in (UNKNOWN, REFUSAL):
@@ -163,15 +161,18 @@ class Gate:
             self._tell(f"replica {self._settings.replica} is at the meeting place at {self._settings.address}")
             self._hall = json.loads(data)["hall"]
             self._line.begin(lambda *packet: _send(link, *packet), number)
+            self._refused = None
         elif kind == PIECE:
             self._line.take(number, data)
         elif kind == ACK:
             self._line.acknowledge(number)
-            _send(link, ACK, self._line.expected)  # as often as the meeting place, so that it hears this end too
+        # a piece is answered too: over a slow link a long message takes longer than the meeting place waits for a word
+        _send(link, ACK, self._line.expected)
 
     def _sent_away(self, refusal: Mapping[str, Any]) -> Ending | None:
         if refusal.get("waits"):
-            self._tell(f"{refusal['text']}; this one waits until it is gone, and then comes")
+            self._refused = refusal["text"]
+            self._tell(f"{self._refused}; this one waits until it is gone, and then comes")
             return None
         said = f"the meeting place at {self._settings.address} said: {refusal['text']}"
         return Ending(said, bool(refusal["lasting"]))
@@ -182,11 +183,33 @@ class Gate:
             process, (words, blobs) = await self._line.read()
             self._answer(self._settings.replica, process, words, blobs)
 
+    def _given_up(self) -> str:
+        place, waited = self._settings.address, f"for {self._settings.timeout:g} s (wire.timeout)"
+        if self._refused is not None:
+            return (
+                f"the meeting place at {place} let this replica wait {waited}, because {self._refused}; end the other "
+                f"one, or give this host another replicas.number"
+            )
+        return (
+            f"the meeting place at {place} was not heard {waited}; start it with thinwire meet and the same keys, then "
+            f"this replica again"
+        )
+
     def _tell(self, text: str) -> None:
         """Tell the user a sentence, once in a row."""
         if text != self._told:
             self._told = text
             tell(text)
+
+
+def _connect(link: zmq.asyncio.Socket, address: str) -> None:
+    """Begin a connection. OptionsError if this is no address."""
+    try:
+        link.connect(f"tcp://{address}")
+    except zmq.ZMQError as error:
+        raise OptionsError(
+            f"replicas.meeting must be ADDRESS:PORT, where thinwire meet listens, got {address}: {error}"
+        ) from error
 
 
 def _send(link: zmq.asyncio.Socket, kind: bytes, number: int, data: bytes = b"") -> None:

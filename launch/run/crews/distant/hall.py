@@ -34,6 +34,9 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.membership.meeting import Meeting, named
 from thinwire.pipeline.replicas.membership.messages import Message
 
+NO_MESSAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What JSON of another shape than that of a message raises where it is read."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -143,7 +146,7 @@ class Hall:
             hello = json.loads(data)
             replica, life, told = int(hello["replica"]), str(hello["life"]), dict(hello["agreed"])
             hall, expected = hello["hall"], int(hello["expected"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except NO_MESSAGE as error:
             raise WireError("a hello was expected") from error
         if not 0 <= replica < self._size.replicas:
             self._refuse(route, f"the run has replicas 0 to {self._size.replicas - 1}")
@@ -181,7 +184,7 @@ class Hall:
         try:
             while True:
                 self._heed(replica, *await line.read())
-        except (ValueError, TypeError, KeyError) as error:
+        except NO_MESSAGE as error:
             self._leave(replica, f"it said what is no message: {error!r}")
 
     def _heed(self, replica: int, process: int, message: Message) -> None:
