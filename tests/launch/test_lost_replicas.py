@@ -3,8 +3,9 @@
 import os
 import re
 import signal
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,9 @@ from support.recipe_runs import simulate
 from support.run_files import digest, losses, metrics, summary
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
+from thinwire.launch.run.crews import crews
 from thinwire.launch.run.crews.place import MeetingPlace
+from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.replicas.membership.messages import HEAD
 
@@ -186,3 +189,41 @@ def test_torchrun_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert cli.main(["train", "tiny.yaml", *ALONE, *ELASTIC]) == 2
     assert "replicas.membership elastic needs thinwire train" in capsys.readouterr().err
+
+
+class Lost:
+    """A meeting place that is lost, and a crew that runs."""
+
+    is_gone = True
+
+    def __init__(self, *_):
+        pass
+
+    def ending(self):
+        return "the meeting place is lost", False
+
+    def loses(self, replica, *, for_good):
+        pass
+
+    def end(self, *, expected):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_run_that_was_told_to_stop_does_not_start_again(folder, monkeypatch, capsys):
+    """It went on with another meeting place, and had forgotten the signal."""
+
+    def start(self, place, replica, *, again):
+        assert not again
+        self._running[replica] = crews._Running(Lost(), folder, ExitStack())
+
+    monkeypatch.setattr(crews, "MeetingPlace", Lost)
+    monkeypatch.setattr(crews.Crews, "_start", start)
+    wanted = recipe.parse(["tiny.yaml", *OPTIONS, *ELASTIC, "--max-restarts", "3"])
+    prepared = SimpleNamespace(recipe=wanted, data=SimpleNamespace(training=SimpleNamespace(digest="")))
+    monkeypatch.setattr(crews, "of_replica", lambda prepared, replica: prepared)
+    with pytest.raises(StoppedError, match="stopped by SIGINT"):
+        crews.Crews(prepared, None, [signal.SIGINT]).run()
+    assert capsys.readouterr().err == "the meeting place is lost\n"

@@ -97,6 +97,9 @@ class Crews:
                         told, lasting = place.ending()
                         if lasting:
                             raise FailedError(told)
+                        if self._came:  # the checkpoints are what they were, and there is nothing to stop after
+                            print(told, file=sys.stderr)
+                            return False
                         self._spend_restart(told)
                         return True
                     if not self._heed_signals(place):
