@@ -56,7 +56,7 @@ def remove_earlier(recipe: Recipe) -> None:
     (recipe.folder / "summary.json").unlink(missing_ok=True)
     if recipe.checkpoint.resume != "never":
         return
-    own = recipe.replicas.count if recipe.replicas.elastic else 1
+    own = len(recipe.replicas.here) if recipe.replicas.elastic else 1
     for path in recipe.folder.glob("replica-*"):
         number = path.name.removeprefix("replica-")
         if number.isdecimal() and int(number) >= own and (path / "recipe.yaml").is_file():

@@ -29,6 +29,8 @@ ELASTIC = [
     *("--replicas.sync.every", "2", "--replicas.sync.sums", "all"),
 ]
 
+OF_THIS_HOST = ["--replicas.meeting", "10.0.0.1:29600", "--replicas.number", "0", "--wire.keys", "run.keys"]
+
 
 def entry(step):
     return (json.dumps({"step": step}) + "\n").encode()
@@ -66,6 +68,7 @@ def test_a_large_log_is_closed_and_numbered(tmp_path):
         ([], {1, 2, 3}),
         (["--overwrite"], set()),
         (["--overwrite", *ELASTIC], {1}),
+        (["--overwrite", *ELASTIC, *OF_THIS_HOST], set()),
         (ELASTIC, {1, 2, 3}),
     ],
 )
