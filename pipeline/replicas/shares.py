@@ -1,4 +1,4 @@
-"""Whose part of a step is whose: every pass has as many samples, and each replica runs some of them, in their order.
+"""Which passes of a step each replica runs: all passes have as many samples, and replicas take them in their order.
 
 passes    | 0  1  2  3 | 4  5 | 6  7  8  9 |     of replicas that run 4, 2 and 4 in each step
 """
@@ -52,5 +52,5 @@ def by_pass(tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
 
 
 def evenly(replica: int) -> float:
-    """Of replicas that all count the same."""
+    """The weight of a replica where all count the same."""
     return 1.0
