@@ -290,7 +290,7 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
     assert again.content() == wanted[again.step]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a thread a priority of its own")
 def test_training_goes_before_the_thread_that_writes(tmp_path):
     process, found = Process(tmp_path / "run", dist.HashStore()), []
     process.train()

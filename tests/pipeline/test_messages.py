@@ -84,14 +84,14 @@ def test_a_long_message_is_cut_without_a_gap():
 
 
 def test_packets_are_read_as_they_were_written():
-    hello = Hello(sender=3, receiver=1, connection=2, sender_life=b"s" * 16, receiver_life=b"r" * 16)
+    hello = Hello(sender=3, receiver=1, connection=2, attempt=4, sender_life=b"s" * 16, receiver_life=b"r" * 16)
     assert Hello.unpack(hello.pack()) == hello
     one = Piece(Stream.of("a group", -1), 5, 1 << 40, 1 << 41)
     assert Piece.unpack(one.pack(9)) == (9, one)
 
 
 @pytest.mark.parametrize("read", [Hello.unpack, Piece.unpack, unpack_answer])
-@pytest.mark.parametrize("garbage", [b"", b"A", b"\xff" * 8, b"X" * 44, b"D" * 400])
+@pytest.mark.parametrize("garbage", [b"", b"A", b"\xff" * 8, b"X" * 48, b"D" * 400])
 def test_garbage_is_no_packet(read, garbage):
     with pytest.raises(WireError):
         read(garbage)

@@ -19,7 +19,7 @@ CURES = {
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"shtab": "shtab; install it with pip install 'thinwire[completion]'",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
-    r"/proc|Linux": "Linux, whose /proc they read; run them there",
+    r"/proc|Linux": "Linux; run them there",
 }
 """What the reason of a skipped test says -> what it needs, and what to do. The first that fits counts."""
 
