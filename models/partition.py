@@ -49,23 +49,7 @@ def partition(
     count = len(costs)
     boundaries = [0.0] * (count - 1) if boundary_costs is None else boundary_costs
     sizes = [0.0] * count if memory is None else memory
-    require(
-        (num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"),
-        (
-            num_stages <= count,
-            f"each stage must have a layer, got {num_stages} stages for {count} layers; lower pipeline.num_stages to "
-            f"at most {count}, or take a model with more layers",
-        ),
-        (len(sizes) == count, f"memory must have a value for each of {count} layers, got {len(sizes)}"),
-        (
-            len(boundaries) == max(count - 1, 0),
-            f"boundary_costs must have a value after each of {count} layers but the last, got {len(boundaries)}",
-        ),
-        *(
-            (all(0 <= value < math.inf for value in values), f"{name} must be finite and not negative, got {[*values]}")
-            for name, values in (("costs", costs), ("boundary_costs", boundaries), ("memory", sizes))
-        ),
-    )
+    _check(costs, num_stages, boundaries, sizes)
     # every other stage has at least one layer, so none can have more than this
     most = count - num_stages + 1
     compute, fits = _span_sums(costs, most), _span_sums(sizes, most) <= memory_limit
@@ -83,6 +67,28 @@ def partition(
         return cuts
     # most cuts tie if a link is the bottleneck, so the stages decide among them
     return _least_bottleneck(np.where(bottleneck <= least, compute, math.inf), num_stages)[1]
+
+
+def _check(costs: Sequence[float], num_stages: int, boundaries: Sequence[float], sizes: Sequence[float]) -> None:
+    """Raise ModelError if no cut can be looked for: wrong counts, or numbers that are negative or not finite."""
+    count = len(costs)
+    require(
+        (num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"),
+        (
+            num_stages <= count,
+            f"each stage must have a layer, got {num_stages} stages for {count} layers; lower pipeline.num_stages to "
+            f"at most {count}, or take a model with more layers",
+        ),
+        (len(sizes) == count, f"memory must have a value for each of {count} layers, got {len(sizes)}"),
+        (
+            len(boundaries) == max(count - 1, 0),
+            f"boundary_costs must have a value after each of {count} layers but the last, got {len(boundaries)}",
+        ),
+        *(
+            (all(0 <= value < math.inf for value in values), f"{name} must be finite and not negative, got {[*values]}")
+            for name, values in (("costs", costs), ("boundary_costs", boundaries), ("memory", sizes))
+        ),
+    )
 
 
 def boundary_seconds(activation_bytes: float, gradient_bytes: float, bandwidth: float) -> float:

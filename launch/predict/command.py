@@ -169,6 +169,7 @@ def make_parser() -> Parser:
             help=f"milliseconds of one micro-batch {way} on one stage (default: measured on this machine)",
         )
     _add_links(add)
+    _add_replicas(add)
     add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
     add(
         "--codec",
@@ -189,7 +190,7 @@ def make_parser() -> Parser:
 
 
 def _add_links(add: Callable[..., argparse.Action]) -> None:
-    """The options of links: those of a pipeline, and those between replicas."""
+    """The options of links."""
     add(
         "--bandwidth",
         type=_bandwidths,
@@ -221,6 +222,10 @@ def _add_links(add: Callable[..., argparse.Action]) -> None:
         "all that it sends, and one for all that it receives. home: a host has one for all that it receives, and each "
         "message keeps it busy for the latency too (default: %(default)s)",
     )
+
+
+def _add_replicas(add: Callable[..., argparse.Action]) -> None:
+    """The options of replicas: their links, codecs, speed and exchanges."""
     add(
         "--replica-link",
         type=_replica_link,

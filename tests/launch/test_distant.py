@@ -31,7 +31,7 @@ from thinwire.launch.run.crews.distant.line import (
     pack_words,
     unpack,
 )
-from thinwire.launch.run.crews.distant.settings import Settings
+from thinwire.launch.run.crews.distant.settings import GateSettings
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.zeromq.keys import Keys
 
@@ -91,7 +91,7 @@ async def met(folder):
     Keys.fresh().write(folder / "keys")
     place = Meeting(Keys.read(folder / "keys"))
     agreed = {"model.name": '"gpt2"', "the samples of training": "abc"}
-    yield place, Settings(await place.address(), str(folder / "keys"), 0, TIMEOUT, TIMEOUT, agreed)
+    yield place, GateSettings(await place.address(), str(folder / "keys"), 0, TIMEOUT, TIMEOUT, agreed)
     await place.close()
 
 
@@ -201,7 +201,7 @@ def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
         opened = asyncio.get_running_loop().create_future()
         keys = Keys.read(tmp_path / "keys")
         serving = asyncio.create_task(serve("127.0.0.1:*", keys, Lecturer, opened.set_result))
-        host = Host(Settings(await opened, str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
+        host = Host(GateSettings(await opened, str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
         await asyncio.wait_for(serving, TIMEOUT)
         await host.leave()
 
@@ -211,7 +211,7 @@ def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
 def test_an_address_that_is_none_is_a_sentence(tmp_path):
     async def scene():
         Keys.fresh().write(tmp_path / "keys")
-        host = Host(Settings("-:1", str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
+        host = Host(GateSettings("-:1", str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
         ending = await host.leading
         assert ending.lasting and "replicas.meeting must be ADDRESS:PORT" in ending.text
 

@@ -44,6 +44,14 @@ class Place:
     def say(self, replica, process, words, blobs=()):
         self.meeting.said(replica, process, (words, list(blobs)))
 
+    def given_to(self, replica):
+        """The answer to process 1 of a replica that comes back: its kind, step and blobs."""
+        self.meeting.comes(replica)
+        self.forget()
+        self.begin(replica)
+        words, blobs = self.answers[replica, 1]
+        return words["kind"], words["step"], blobs
+
     def wait(self, seconds):
         self.now += seconds
         self.meeting.settle()
@@ -213,11 +221,7 @@ def test_who_is_lost_after_the_last_exchange_takes_the_weights_of_the_end(place)
             act(replica, 3, last=True)
     place.meeting.loses(0, for_good=False)
     place.meeting.loses(1, for_good=True)
-    place.meeting.comes(0)
-    place.forget()
-    place.begin(0)
-    words, blobs = place.answers[0, 1]
-    assert (words["kind"], words["step"], blobs) == ("take", 3, [b"weights of 0.1"])
+    assert place.given_to(0) == ("take", 3, [b"weights of 0.1"])
 
 
 def test_the_weights_of_the_end_are_kept_whoever_is_lost_after_the_last_exchange(place):
@@ -227,11 +231,7 @@ def test_the_weights_of_the_end_are_kept_whoever_is_lost_after_the_last_exchange
     place.meeting.loses(0, for_good=False)
     place.apply(1, 3, last=True)
     place.meeting.loses(1, for_good=True)
-    place.meeting.comes(0)
-    place.forget()
-    place.begin(0)
-    words, blobs = place.answers[0, 1]
-    assert (words["kind"], words["step"], blobs) == ("take", 3, [b"weights of 1.1"])
+    assert place.given_to(0) == ("take", 3, [b"weights of 1.1"])
 
 
 def test_a_replica_that_had_ended_gives_its_weights_to_those_that_start_again_with_it():

@@ -115,11 +115,11 @@ def _beside(recipe: Recipe) -> tuple[str, list[str], str]:
 
 def _distant(recipe: Recipe, agreed: Mapping[str, str]) -> tuple[str, list[str], str]:
     """The same, of a gate to the meeting place that the recipe names."""
-    from thinwire.launch.run.crews.distant.settings import Settings
+    from thinwire.launch.run.crews.distant.settings import GateSettings
     from thinwire.pipeline.backends import check_installed
 
     check_installed()
     replicas, wire = recipe.replicas, recipe.wire
     assert replicas.meeting is not None and replicas.number is not None and wire.keys is not None, "the recipe checks"
-    settings = Settings(replicas.meeting, wire.keys, replicas.number, wire.heartbeat, wire.timeout, dict(agreed))
+    settings = GateSettings(replicas.meeting, wire.keys, replicas.number, wire.heartbeat, wire.timeout, dict(agreed))
     return "distant.gate", [], settings.text()

@@ -1,6 +1,6 @@
 """The way of a replica to a meeting place on another host: a process of its launcher, which passes messages on.
 
-    python -m thinwire.launch.run.crews.distant.gate DESCRIPTOR      with its Settings as JSON on standard input
+    python -m thinwire.launch.run.crews.distant.gate DESCRIPTOR      with its GateSettings as JSON on standard input
 
 It listens nowhere; it calls the meeting place, and calls again if nothing is heard of it. It ends with a sentence for
 the launcher if the meeting place sends it away, or is not heard for too long.
@@ -39,7 +39,7 @@ from thinwire.launch.run.crews.distant.line import (
     pack_words,
     unpack,
 )
-from thinwire.launch.run.crews.distant.settings import Settings
+from thinwire.launch.run.crews.distant.settings import GateSettings
 from thinwire.launch.run.crews.hub import tell
 from thinwire.launch.run.crews.pairs import Pairs
 from thinwire.pipeline.errors import OptionsError
@@ -71,7 +71,7 @@ class Gate:
     """
 
     def __init__(
-        self, settings: Settings, answer: Callable[[int, int, Mapping[str, Any], Sequence[bytes]], None]
+        self, settings: GateSettings, answer: Callable[[int, int, Mapping[str, Any], Sequence[bytes]], None]
     ) -> None:
         self._settings, self._answer = settings, answer
         self._keys = Keys.read(Path(settings.keys))
@@ -217,7 +217,7 @@ def _send(link: zmq.asyncio.Socket, kind: bytes, number: int, data: bytes = b"")
     link.send_multipart(pack(kind, number, data))
 
 
-async def lead(control: socket.socket, settings: Settings) -> Ending | None:
+async def lead(control: socket.socket, settings: GateSettings) -> Ending | None:
     """Be the way to the meeting place until the launcher is gone, or there is no way; then why."""
     pairs = Pairs(control)
     gate = Gate(settings, pairs.answer)
@@ -253,7 +253,7 @@ def _tell_launcher(control: socket.socket, ending: Ending) -> None:
 def main(descriptor: str) -> None:
     """Lead, and tell the launcher why if the way ends before it does."""
     parent.end_with_parent()
-    control, settings = socket.socket(fileno=int(descriptor)), Settings(**json.load(sys.stdin))
+    control, settings = socket.socket(fileno=int(descriptor)), GateSettings(**json.load(sys.stdin))
     try:
         asyncio.run(lead(control, settings))
     except ThinwireError as error:

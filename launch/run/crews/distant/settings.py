@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class Settings:
+class GateSettings:
     """What a gate must know."""
 
     address: str
