@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.study.definition import Row, Scale, Study
+from thinwire.launch.study.definition import Options, Row, Scale, Study
 
 CHECKPOINTS = ("--checkpoint.every", "1 epoch", "--checkpoint.keep", "1")
 """When a cell writes a checkpoint, if the study does not say it."""
@@ -32,11 +32,17 @@ class Cell:
     """The arguments of `thinwire simulate` or `thinwire train`."""
     asked: tuple[str, ...]
     """The arguments that the study gives; they come first."""
+    base: Path | None = None
+    """The folder of the cell whose last weights are the first of this one."""
 
     @property
     def name(self) -> str:
         """Its name in tables and messages."""
         return f"{self.row}, seed {self.seed}"
+
+    def starting(self, weights: str) -> tuple[str, ...]:
+        """The arguments, with these first weights if the cell starts with those of another."""
+        return (*self.arguments, "--model.weights", weights) if self.base else self.arguments
 
 
 def rows_of(study: Study, scale: Scale) -> dict[str, Row]:
@@ -51,21 +57,31 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
         study: the study.
         scale: its scale.
         folder: the folder of the cells of this scale.
-        given: options of the command line, for every cell; they come last and override the study's.
+        given: options of the command line, for every cell. They override the study's and the scale's, but not those of
+            a row, which make it what it is.
     """
-    base = scale.recipe or study.recipe
-    return [
-        _cell(row, seed, folder, [base, *CHECKPOINTS, *_arguments(options)], given)
-        for seed in scale.seeds or study.seeds
-        for row, content in rows_of(study, scale).items()
-        for options in [{**study.options, **scale.options, **content.options, **scale.row_options.get(row, {})}]
-    ]
+    recipe = scale.recipe or study.recipe
+    cells = []
+    for seed in scale.seeds or study.seeds:
+        for row, content in rows_of(study, scale).items():
+            own = own_options(study, scale, row)
+            asked = (recipe, *CHECKPOINTS, *_arguments({**study.options, **scale.options, **own}))
+            again = _arguments(own) if given else ()  # once more, so that they hold whatever was typed
+            place, named = _place(folder, row, seed), f"{_slug(row)}-seed-{seed}"
+            last = ["--training.seed", str(seed), "--name", named, "--output", str(place)]
+            base = _place(folder, content.starts_with, seed) if content.starts_with else None
+            cells.append(Cell(row, seed, place, (*asked, *given, *again, *last), asked, base))
+    return cells
 
 
-def _cell(row: str, seed: int, folder: Path, asked: Sequence[str], given: Sequence[str]) -> Cell:
-    place = folder / "cells" / _slug(row) / f"seed-{seed}"
-    own = ["--training.seed", str(seed), "--name", f"{_slug(row)}-seed-{seed}", "--output", str(place)]
-    return Cell(row, seed, place, (*asked, *given, *own), tuple(asked))
+def own_options(study: Study, scale: Scale, row: str) -> Options:
+    """The options that a row sets itself, at a scale."""
+    return {**study.all_rows[row].options, **scale.row_options.get(row, {})}
+
+
+def _place(folder: Path, row: str, seed: int) -> Path:
+    """The folder of a cell."""
+    return folder / "cells" / _slug(row) / f"seed-{seed}"
 
 
 def _slug(row: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.errors import ThinwireError
@@ -56,7 +57,8 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
     Raises:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
     """
-    recipes = _each(cells, cells, lambda cell: recipe.parse(list(cell.arguments), prog=prog))
+    # the weights of another cell may not be there yet
+    recipes = _each(cells, cells, lambda cell: recipe.parse(list(cell.starting("fresh")), prog=prog))
     from thinwire.launch.run.assembly import prepare
     from thinwire.models.data.load import load
 
@@ -70,9 +72,13 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
         ],
     )
     steps: list[int] = _each(cells, list(zip(recipes, data, strict=True)), cut)
+    origins: dict[Path | None, dict[str, Any]] = {None: {}}
+    for cell, wanted, found in zip(cells, recipes, data, strict=True):  # a base stands before those that start with it
+        base = {f"starts_with.{name}": value for name, value in origins[cell.base].items() if name != "code"}
+        origins[cell.folder] = {**_origin(wanted, found), **base}
     return [
-        Checked(cell, _origin(wanted, found), count, wanted.num_processes, wanted.training.threads)
-        for cell, wanted, found, count in zip(cells, recipes, data, steps, strict=True)
+        Checked(cell, origins[cell.folder], count, wanted.num_processes, wanted.training.threads)
+        for cell, wanted, count in zip(cells, recipes, steps, strict=True)
     ]
 
 

@@ -25,9 +25,9 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
-from thinwire.launch.study.cells import Cell, cells_of
+from thinwire.launch.study.cells import Cell, cells_of, own_options
 from thinwire.launch.study.check import Checked, check_apart
-from thinwire.launch.study.definition import Scale, Study, packaged, read_study
+from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
 from thinwire.launch.study.engine import CellProgress, run_cells
 from thinwire.launch.study.live import LiveView
 from thinwire.launch.study.progress import State, find
@@ -72,7 +72,9 @@ def _run(argv: Sequence[str]) -> int:
     folder = options.folder or Path("studies", study.name, scale_name)
     if study.prediction:
         return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
-    checked = check_apart(_chosen(cells_of(study, scale, folder, given), options.row), PROG)
+    chosen = _chosen(cells_of(study, scale, folder, given), options.row)
+    _refuse_own([own_options(study, scale, cell.row) for cell in chosen], given)
+    checked = check_apart(chosen, PROG)
     cells = [_progress(one, any_code=options.any_code) for one in checked]
     jobs = options.jobs or max(1, cores() // max(_cores(one, processes=options.processes) for one in checked))
     _tell(cells, folder, jobs)
@@ -145,6 +147,24 @@ def _refuse_words(given: Sequence[str]) -> None:
         raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; see {PROG} --help")
 
 
+def _refuse_own(rows: Sequence[Options], given: Sequence[str]) -> None:
+    """Raise OptionsError for options that every row to train sets itself: they would change nothing."""
+    names = {word.removeprefix("--").partition("=")[0] for word in given if word.startswith("--")}
+    OptionsError.require(
+        *(
+            (
+                not all(_sets(own, name) for own in rows),
+                f"--{name} must be left out: every row to train sets it itself, and keeps its own",
+            )
+            for name in sorted(names)
+        )
+    )
+
+
+def _sets(own: Options, name: str) -> bool:
+    return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
+
+
 def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
     """The cells of the named rows, or of all rows if none is named."""
     known = list(dict.fromkeys(cell.row for cell in cells))
@@ -155,7 +175,11 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
                 for row in unknown
             ]
         )
-    return [cell for cell in cells if not rows or cell.row in rows]
+    chosen = [cell for cell in cells if not rows or cell.row in rows]
+    needed = {cell.base for cell in chosen}
+    for cell in reversed(cells):  # a base stands before those that start with it
+        needed |= {cell.base} if cell.folder in needed else set()
+    return [cell for cell in cells if cell in chosen or cell.folder in needed]
 
 
 def _progress(checked: Checked, *, any_code: bool) -> CellProgress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import product
@@ -23,6 +23,9 @@ Mode = Literal["on", "off"]
 MODES: tuple[Mode, ...] = ("off", "on")
 """How the boundaries compress in evaluation, in the order of the papers' tables."""
 
+Signal = Literal["activations at the start", "activations at the end", "gradients at the start", "gradients at the end"]
+"""What crosses the cuts in a step from the first weights of a cell, or from the last."""
+
 Options = dict[str, Any]
 """Options of a recipe by dotted name, without the dashes of the command line."""
 
@@ -39,6 +42,8 @@ class Row:
     """What is predicted for this row; empty takes the study's score. For predictions only."""
     note: str = ""
     """A note about the published numbers."""
+    starts_with: str = ""
+    """A row above this one. Its weights after the last step are the first weights of this row, seed by seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,16 @@ class Side:
 
     row: str
     mode: Mode = "on"
+    energy: Signal | None = None
+    """In place of the score: the share of this signal's energy in its largest values, in %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The difference of two scores, seed by seed."""
+
+    of: Side
+    minus: Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +76,8 @@ class Claim:
     """The score that is taken from it, seed by seed."""
     over: Side | None = None
     """The score that it is divided by, seed by seed, in place of `minus`."""
+    than: Difference | None = None
+    """Another difference, which is taken from that of `of` and `minus`: is one damage larger than another?"""
     above: float | None = None
     """The claim holds if the difference is above this, in the unit of the table, or the ratio."""
     below: float | None = None
@@ -73,9 +90,18 @@ class Claim:
         assert found is not None, "a claim has one of the two"
         return found
 
-    def compare(self, of: float, other: float) -> float:
-        """The difference or the ratio of two scores."""
-        return of - other if self.minus else of / other
+    @property
+    def sides(self) -> dict[str, Side]:
+        """All scores that the claim takes, by the names of their fields."""
+        than = {"than.of": self.than.of, "than.minus": self.than.minus} if self.than else {}
+        named = {"of": self.of, "minus": self.minus, "over": self.over, **than}
+        return {name: side for name, side in named.items() if side is not None}
+
+    def compare(self, score: Callable[[Side], float]) -> float:
+        """The difference or the ratio of the scores that a function gives."""
+        of, other = score(self.of), score(self.other)
+        than = score(self.than.of) - score(self.than.minus) if self.than else 0.0
+        return (of - other if self.minus else of / other) - than
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +163,9 @@ class Study:
     score: str = "loss"
     """The score that the tables show: loss, accuracy, perplexity or matthews; of predictions samples/s, ms an
     activation or ms a gradient."""
+    energy: float | None = None
+    """Let the report measure what share of the energy of activations and gradients lies in the largest so many percent
+    of their values, from the first and from the last weights of each cell."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """Every row is trained once with each."""
     rows: dict[str, Row] = field(default_factory=dict)
@@ -219,14 +248,8 @@ def _mistakes(study: Study) -> list[str]:
     ]
     mistakes += _mistakes_of_kind(study)
     mistakes += _repeated("seeds", study.seeds)
-    sides = [
-        (f"claims.{i}.{name}", side)
-        for i, claim in enumerate(study.claims)
-        for name, side in (("of", claim.of), ("minus", claim.minus), ("over", claim.over))
-        if side is not None
-    ]
     named = {
-        **{where: [side.row] for where, side in sides},
+        **{where: [side.row] for where, side in _sides(study).items()},
         **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
         **{f"scales.{name}.row_options": list(scale.row_options) for name, scale in study.scales.items()},
     }
@@ -236,13 +259,54 @@ def _mistakes(study: Study) -> list[str]:
         for row in wanted
         if row not in rows
     ]
+    mistakes += _mistakes_of_claims(study) + _mistakes_of_starts(study)
+    for name, scale in study.scales.items():
+        mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
+    return mistakes
+
+
+def _sides(study: Study) -> dict[str, Side]:
+    """All scores that claims take, by where they stand."""
+    return {
+        f"claims.{index}.{name}": side for index, claim in enumerate(study.claims) for name, side in claim.sides.items()
+    }
+
+
+def _mistakes_of_claims(study: Study) -> list[str]:
+    """A sentence for each claim that cannot be judged as it stands."""
+    mistakes = []
     for index, claim in enumerate(study.claims):
         if (claim.above is None) == (claim.below is None):
             mistakes.append(f"claims.{index} must have above or below, but not both")
         if (claim.minus is None) == (claim.over is None):
             mistakes.append(f"claims.{index} must have minus or over, but not both")
-    for name, scale in study.scales.items():
-        mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
+        if claim.than and claim.over:
+            mistakes.append(f"claims.{index}.than must stand beside minus: it is a difference, not a ratio")
+    mistakes += [
+        f"{where}.energy needs the field energy of the study, which says how many percent of the values are taken"
+        for where, side in _sides(study).items()
+        if side.energy and study.energy is None
+    ]
+    if study.energy is not None and not 0 < study.energy < 100:
+        mistakes.append(f"energy must be above 0 and below 100, in percent of the values, got {study.energy:g}")
+    return mistakes
+
+
+def _mistakes_of_starts(study: Study) -> list[str]:
+    """A sentence for each row that cannot start with the weights of the row that it names."""
+    mistakes, above = [], list[str]()
+    for name, row in study.rows.items():
+        if row.starts_with and row.starts_with not in above:
+            known = ", ".join(above) or "none stands above"
+            mistakes.append(
+                f"rows.{name}.starts_with must name a row above it, got {row.starts_with!r}; known: {known}"
+            )
+        above.append(name)
+        mistakes += [
+            f"scales.{size}.rows must hold {row.starts_with!r} too, because {name!r} starts with its weights"
+            for size, scale in study.scales.items()
+            if row.starts_with and name in scale.rows and row.starts_with not in scale.rows
+        ]
     return mistakes
 
 
@@ -263,11 +327,9 @@ def _mistakes_of_kind(study: Study) -> list[str]:
             for part in ("recipe", "options", "row_options", "seeds")
         },
         **{f"rows.{name}.published.off": "off" in row.published for name, row in study.rows.items()},
-        **{
-            f"claims.{index}.{name}.mode off": side is not None and side.mode == "off"
-            for index, claim in enumerate(study.claims)
-            for name, side in (("of", claim.of), ("minus", claim.minus), ("over", claim.over))
-        },
+        **{f"rows.{name}.starts_with": row.starts_with for name, row in study.rows.items()},
+        **{f"{where}.mode off": side.mode == "off" for where, side in _sides(study).items()},
+        "energy": study.energy is not None,
     }
     return [
         f"{where} must be left out of predictions: nothing is trained, so only a row's options count"

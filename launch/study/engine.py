@@ -10,12 +10,21 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from thinwire.launch.run import parent
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.study.check import Checked
-from thinwire.launch.study.progress import Found, begin, drop_checkpoints, is_finished, last_line, steps_done
+from thinwire.launch.study.progress import (
+    Found,
+    begin,
+    drop_checkpoints,
+    is_finished,
+    last_line,
+    steps_done,
+    weights_digest,
+)
 
 Status = Literal["waits", "runs", "finished", "failed", "kept"]
 Runner = Literal["simulate", "train"]
@@ -57,8 +66,10 @@ class _Job:
         checked = progress.checked
         folder = checked.cell.folder
         resume = "auto" if progress.found.state == "goes on" else "never"
-        arguments = [command, *checked.cell.arguments, "--checkpoint.resume", resume]
-        begin(checked, {**environment("thinwire study"), "command": [command, *checked.cell.arguments]})
+        asked = [command, *checked.cell.starting(str(checked.cell.base))]
+        base = weights_digest(checked.cell.base) if checked.cell.base else None
+        begin(checked, {**environment("thinwire study"), "command": asked, "base": base})
+        arguments = [*asked, "--checkpoint.resume", resume]
         with (folder / "log.txt").open("a" if resume == "auto" else "w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "thinwire.launch.study.cell_process", *arguments],
@@ -110,14 +121,28 @@ def run_cells(
     running: list[_Job] = []
     try:
         while (waiting or running) and not came:
-            while waiting and len(running) < jobs:
-                running.append(_Job(waiting.pop(0), command))
+            for ready in _ready(waiting, cells)[: jobs - len(running)]:
+                waiting.remove(ready)
+                try:
+                    running.append(_Job(ready, command))
+                except OSError as error:  # a full disk, or a file where a folder should be
+                    place = error.filename or ready.checked.cell.folder
+                    ready.status, ready.trouble = "failed", f"{place} cannot be written: {error.strerror}"
             running = [job for job in running if not job.look()]
             view.update(cells)
             if running:
                 time.sleep(_POLL)
     finally:
         _stop(running)
+
+
+def _ready(waiting: list[CellProgress], cells: Sequence[CellProgress]) -> list[CellProgress]:
+    """The cells that can start. Those that start with the weights of a failed cell fail; `waiting` loses them."""
+    status: dict[Path | None, Status] = {one.checked.cell.folder: one.status for one in cells}
+    for one in [one for one in waiting if status.get(one.checked.cell.base) == "failed"]:
+        one.status, one.trouble = "failed", f"it starts with the weights of {one.checked.cell.base}, which failed"
+        waiting.remove(one)
+    return [one for one in waiting if status.get(one.checked.cell.base, "kept") in ("finished", "kept")]
 
 
 def _stop(running: Sequence[_Job]) -> None:

@@ -52,10 +52,11 @@ class Judged:
 
 def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row], *, exact: bool = False) -> Judged:
     """Judge a claim by the scores of the cells; `exact` ones have no spread."""
-    of, other = _by_seed(claim.of, results), _by_seed(claim.other, results)
+    found = {side: _by_seed(side, results) for side in claim.sides.values()}
+    common = sorted(set.intersection(*(set(scores) for scores in found.values())))
     # a ratio to 0 is none
-    seeds = tuple(seed for seed in sorted(of.keys() & other.keys()) if claim.minus or other[seed])
-    differences = [claim.compare(of[seed], other[seed]) for seed in seeds]
+    seeds = tuple(seed for seed in common if claim.minus or found[claim.other][seed])
+    differences = [claim.compare(lambda side, seed=seed: found[side][seed]) for seed in seeds]  # type: ignore[misc]
     mean = fmean(differences) if differences else None
     error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
     if exact and differences:
@@ -82,13 +83,18 @@ def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) 
 
 
 def _by_seed(side: Side, results: Sequence[Result]) -> dict[int, float]:
-    return {
-        result.cell.seed: result.scores[side.mode]
-        for result in results
-        if result.cell.row == side.row and side.mode in result.scores
-    }
+    own = [(result.cell.seed, _number(side, result)) for result in results if result.cell.row == side.row]
+    return {seed: number for seed, number in own if number is not None}
+
+
+def _number(side: Side, result: Result) -> float | None:
+    """What a side takes of a cell; None if the cell has no such number."""
+    return result.energies.get(side.energy) if side.energy else result.scores.get(side.mode)
 
 
 def _published(claim: Claim, rows: Mapping[str, Row]) -> float | None:
-    of, other = (rows[side.row].published.get(side.mode) for side in (claim.of, claim.other))
-    return None if of is None or other is None or (claim.over and not other) else claim.compare(of, other)
+    numbers = {side: None if side.energy else rows[side.row].published.get(side.mode) for side in claim.sides.values()}
+    known = {side: number for side, number in numbers.items() if number is not None}
+    if len(known) < len(numbers) or (claim.over and not known[claim.over]):
+        return None
+    return claim.compare(known.__getitem__)

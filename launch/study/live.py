@@ -101,7 +101,9 @@ def _ended(progress: CellProgress, study: Study) -> str:
     """How a cell ended, in a sentence."""
     name, took = progress.checked.cell.name, timedelta(seconds=round(progress.seconds))
     if progress.status == "failed":
-        return f"{name} failed after {took}: {progress.trouble}; see {progress.checked.cell.folder / 'log.txt'}"
+        log = progress.checked.cell.folder / "log.txt"
+        see = f"; see {log}" if progress.seconds else ""
+        return f"{name} failed after {took}: {progress.trouble}{see}"
     scores = ", ".join(f"{_score(progress, study, mode)} {mode}" for mode in MODES)
     return f"{name} finished in {took}: {study.score} {scores}"
 

@@ -50,7 +50,13 @@ def find(checked: Checked, *, any_code: bool) -> Found:
 def is_finished(folder: Path) -> bool:
     """Whether a run has taken all its steps and its summary says so."""
     summary = read_json(folder / "summary.json")
-    return bool(summary) and not summary["running"] and summary["steps"] == summary["planned_steps"]
+    steps = summary.get("steps")
+    return summary.get("running") is False and steps is not None and steps == summary.get("planned_steps")
+
+
+def weights_digest(folder: Path) -> str | None:
+    """The digest of a run's last weights; None where there is no summary."""
+    return read_json(folder / "summary.json").get("weights_digest")
 
 
 def begin(checked: Checked, beside: Mapping[str, Any]) -> None:

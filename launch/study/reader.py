@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from thinwire.errors.names import did_you_mean
 from thinwire.pipeline.errors import OptionsError
@@ -54,7 +54,7 @@ def _value(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, value, name, mistakes)
-    if origin is UnionType and isinstance(value, Mapping):
+    if _is_union(kind) and isinstance(value, Mapping):
         for part in inside:
             if isinstance(part, type) and is_dataclass(part):
                 return _dataclass(part, value, name, mistakes)
@@ -75,10 +75,15 @@ def _value(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
     return value
 
 
+def _is_union(kind: Any) -> bool:
+    """Whether a type is one of several; a Literal makes another kind of union than a class."""
+    return get_origin(kind) in (UnionType, Union)
+
+
 def _fits(kind: Any, value: Any) -> bool:
     if kind is Any:
         return True
-    if isinstance(kind, UnionType):
+    if _is_union(kind):
         return any(_fits(part, value) for part in get_args(kind)) or (float in get_args(kind) and type(value) is int)
     if get_origin(kind) is Literal:
         return value in get_args(kind)
@@ -87,7 +92,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 def _words(kind: Any) -> str:
     """A type as people say it."""
-    if isinstance(kind, UnionType):
+    if _is_union(kind):
         return " or ".join(map(_words, get_args(kind)))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"

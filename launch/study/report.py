@@ -11,24 +11,27 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.errors import ThinwireError
 from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
-from thinwire.launch.study.cells import cells_of, rows_of
+from thinwire.launch.study.cells import Cell, cells_of, rows_of
 from thinwire.launch.study.curves import draw
-from thinwire.launch.study.definition import Row, Scale, Study, read_study
+from thinwire.launch.study.definition import Row, Scale, Signal, Study, read_study
+from thinwire.launch.study.energy import Measures, energy_of
 from thinwire.launch.study.judge import Judged, judge
 from thinwire.launch.study.results import Result, read_results
 from thinwire.launch.study.tables import (
     cells_table,
     claims_table,
+    energy_table,
     missing_table,
     predictions_table,
     scores_table,
@@ -87,14 +90,17 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         return _of_predictions(study, scale_name, scale, rows)
     cells = cells_of(study, scale, folder)
     results, missing = read_results(study, cells)
+    measured, unmeasured = _energies(study, results)
+    results = [replace(result, energies=_shares(measured.get(result.cell, {}))) for result in results]
     judged = [judge(claim, results, study.all_rows) for claim in study.claims]
     tables = [scores_table(study, rows, results)]
     tables += [claims_table(study, judged)] if judged else []
+    tables += [energy_table(study, rows, measured)] if measured else []
     tables += [cells_table(study, results)] if results else []
     tables += [missing_table(missing)] if missing else []
     words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
     words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")
-    words += _circumstances(results)
+    words += [*_circumstances(results), *unmeasured]
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
     return StudyReport(
         f"{study.name}, {scale_name}",
@@ -103,6 +109,23 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         draw(study, rows, results),
         {**beside, **_claims_json(judged)},
     )
+
+
+def _energies(study: Study, results: Sequence[Result]) -> tuple[dict[Cell, dict[Signal, Measures]], list[str]]:
+    """What crosses the cuts of the finished cells, if the study asks for it, and a sentence for each that has none."""
+    found, mistakes = {}, []
+    for cell in [result.cell for result in results if study.energy is not None]:
+        assert study.energy is not None, "the study asks for it"
+        try:
+            found[cell] = energy_of(cell, study.energy, PROG)
+        except ThinwireError as error:
+            mistakes.append(f"{cell.name}: what crosses its cuts is not measured: {'; '.join(error.mistakes)}.")
+    return found, mistakes
+
+
+def _shares(signals: Mapping[Signal, Measures]) -> dict[Signal, float]:
+    """The share of the energy of each signal that has one."""
+    return {signal: share for signal, one in signals.items() if (share := one["energy"]) is not None}
 
 
 def _of_predictions(study: Study, scale_name: str, scale: Scale, rows: Mapping[str, Row]) -> StudyReport:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.launch.study.cells import Cell
-from thinwire.launch.study.definition import MODES, Mode, Study
-from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done
+from thinwire.launch.study.definition import MODES, Mode, Signal, Study
+from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done, weights_digest
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 
 CurvePoints = list[tuple[float, float]]
@@ -31,6 +31,8 @@ class Result:
     digest: str
     made: Mapping[str, Any]
     """The values of cell.json."""
+    energies: Mapping[Signal, float] = field(default_factory=dict)
+    """The share of each signal's energy in its largest values, in %; empty where it is not measured."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,10 @@ def read_results(study: Study, cells: Sequence[Cell]) -> tuple[list[Result], lis
     results, missing = [], []
     for cell in cells:
         made = read_json(cell.folder / "cell.json")
-        if made and tuple(made["command"][1 : 1 + len(cell.asked)]) != cell.asked:
+        if made and tuple(made.get("command", [])[1 : 1 + len(cell.asked)]) != cell.asked:
             missing.append(Missing(cell, "what is there was made by other options of the study; run it again"))
+        elif made and cell.base and made.get("base") != weights_digest(cell.base):
+            missing.append(Missing(cell, "the row that it starts with has other weights now; run it again"))
         elif is_finished(cell.folder):
             results.append(_result(study, cell))
         else:
@@ -84,7 +88,7 @@ def _why(folder: Path) -> str:
     if not (folder / "cell.json").exists():
         return "not begun"
     done = steps_done(folder)
-    planned = f" of {summary['planned_steps']}" if summary else ""
+    planned = f" of {summary['planned_steps']}" if "planned_steps" in summary else ""
     said = last_line(folder / "log.txt")
     ended = f"; it said last: {said}" if said and not said.startswith(("step ", "held out ")) else ""
     return f"not finished: {done}{planned} steps are done{ended}"

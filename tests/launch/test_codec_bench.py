@@ -9,11 +9,11 @@ from thinwire.compress import parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import cli
 from thinwire.launch.bench.codecs import inputs, trial
-from thinwire.launch.bench.codecs.capture import Passage, capture, snapshots
 from thinwire.launch.bench.codecs.inputs import EXAMPLES, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
+from thinwire.launch.shared.capture import Passage, capture, snapshots
 from thinwire.launch.shared.tables import read_document
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.layers import build_stage

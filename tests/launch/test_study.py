@@ -91,6 +91,14 @@ def test_a_grid_has_a_row_for_every_combination():
     assert options["--training.seed"] == "3"
 
 
+def test_what_a_row_sets_itself_holds_however_a_command_line_spells_it():
+    study = parse_study("recipe: t\nrows: {exact: {options: {codec: none}}, other: {}}", "g.yaml", "g")
+    exact, other = cells_of(study, Scale(), Path("out"), ["--compression.activations", "q(8)"])
+    options = [word for word in exact.arguments if word in ("--codec", "--compression.activations")]
+    assert options[-1] == "--codec"
+    assert "--compression.activations" in other.arguments and "--codec" not in other.arguments
+
+
 def test_rows_whose_names_differ_in_signs_alone_have_folders_of_their_own():
     text = "recipe: t\ngrid: {codec: ['q(4)/q(8)', 'q(4)-q(8)']}"
     first, second = cells_of(parse_study(text, "g.yaml", "g"), Scale(), Path("out"))
@@ -128,9 +136,11 @@ def test_a_claim_below_a_number_is_the_mirror():
 def test_the_studies_on_the_page_can_be_read():
     page = (Path(__file__).parents[2] / "docs/how-to/studies.md").read_text()
     blocks = [dedent(block) for block in re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)]
-    grid, rows = (parse_study(block, "page", "page") for block in blocks if block.startswith("recipe: "))
+    studies = [parse_study(block, "page", "page") for block in blocks if block.startswith("recipe: ")]
+    grid, rows, pretrained = studies
     assert len(cells_of(grid, Scale(), Path("f"))) == 18
     assert list(rows.scales) == ["long", "short"] and rows.claims[0].below == 0.05
+    assert pretrained.rows["TopK"].starts_with == "pretrained" and pretrained.claims[0].than
 
 
 def progress(cell, status, done=0, seconds=0.0):

@@ -84,7 +84,7 @@ def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
 
     A key is the name of the channel. With several recipes, the name of the recipe stands before it.
     """
-    from thinwire.launch.bench.codecs.capture import capture
+    from thinwire.launch.shared.capture import capture
 
     found = {}
     for name in names:

@@ -1,0 +1,200 @@
+"""Rows that start with the weights of another row, claims about two differences, and the energy at the cuts."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.commands import THINWIRE, completed
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.study.cells import cells_of
+from thinwire.launch.study.check import Checked
+from thinwire.launch.study.command import _chosen
+from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
+from thinwire.launch.study.energy import measured
+from thinwire.launch.study.engine import CellProgress, _ready, run_cells
+from thinwire.launch.study.judge import judge
+from thinwire.launch.study.live import LiveView
+from thinwire.launch.study.progress import Found, begin, is_finished
+from thinwire.launch.study.results import Result, read_results
+from thinwire.pipeline.errors import OptionsError
+
+STUDY = """
+recipe: tiny.yaml
+options: {training.steps: 2, training.evaluate_every: 2 steps}
+energy: 10
+rows:
+  first: {options: {codec: none/none}}
+  second: {options: {codec: topk(0.1)/none, optimizer.lr: 0}, starts_with: first}
+claims:
+  - claim: TopK takes something.
+    of: {row: second}
+    minus: {row: second, mode: off}
+    above: 0
+  - claim: Training changed the energy.
+    of: {row: second, energy: activations at the start}
+    minus: {row: first, energy: activations at the start}
+    above: 0
+"""
+
+
+def mistakes(text):
+    with pytest.raises(OptionsError) as caught:
+        parse_study(text, "mine.yaml", "mine")
+    return "\n".join(caught.value.mistakes)
+
+
+def test_a_row_starts_with_one_that_stands_above_it():
+    told = mistakes(STUDY.replace("starts_with: first", "starts_with: second"))
+    assert "rows.second.starts_with must name a row above it, got 'second'; known: first" in told
+    told = mistakes(STUDY + "scales: {short: {rows: [second]}}")
+    assert "scales.short.rows must hold 'first' too, because 'second' starts with its weights" in told
+
+
+def test_energy_needs_a_share_of_the_values():
+    told = mistakes(STUDY.replace("energy: 10\n", ""))
+    assert "claims.1.of.energy needs the field energy of the study" in told
+    assert "energy must be above 0 and below 100, in percent" in mistakes(
+        STUDY.replace("energy: 10\n", "energy: 100\n")
+    )
+    told = mistakes(STUDY.replace("energy: activations at the start", "energy: activations"))
+    assert "claims.1.of.energy must be one of activations at the start, " in told
+
+
+def cells():
+    return cells_of(parse_study(STUDY, "s", "s"), Scale(), Path("f"))
+
+
+def progress(cell, status):
+    return CellProgress(Checked(cell, {}, steps=2, processes=2, threads=1), Found("begins"), status)
+
+
+def test_a_row_waits_for_the_weights_that_it_starts_with():
+    first, second = (progress(cell, "waits") for cell in cells())
+    assert second.checked.cell.base == first.checked.cell.folder
+    assert second.checked.cell.starting("w")[-2:] == ("--model.weights", "w")
+    assert _ready([second, first], [first, second]) == [first]
+    first.status = "runs"
+    assert _ready([second], [first, second]) == []
+    first.status = "kept"
+    assert _ready([second], [first, second]) == [second]
+    first.status, waiting = "failed", [second]
+    assert _ready(waiting, [first, second]) == [] and waiting == []
+    assert second.status == "failed" and "which failed" in second.trouble
+
+
+def test_a_cell_whose_folder_cannot_be_written_fails_and_those_that_need_it_too(tmp_path, capsys):
+    study = parse_study(STUDY, "s", "s")
+    first, second = (progress(cell, "waits") for cell in cells_of(study, Scale(), tmp_path))
+    (tmp_path / "cells").write_text("a file where a folder should be")
+    with LiveView(study, jobs=1) as view:
+        run_cells([first, second], 1, "simulate", view, came=[])
+    told = capsys.readouterr().out
+    assert "first, seed 0 failed after 0:00:00: " in told and "cannot be written: " in told
+    assert f"it starts with the weights of {first.checked.cell.folder}, which failed" in told
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"steps": 2}', '{"running": false}'])
+def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, text):
+    study = parse_study(STUDY, "s", "s")
+    first, second = cells_of(study, Scale(), tmp_path)
+    for name in ("cell.json", "summary.json"):
+        first.folder.mkdir(parents=True, exist_ok=True)
+        (first.folder / name).write_text(text)
+    assert not is_finished(first.folder)
+    results, missing = read_results(study, [first, second])
+    assert results == [] and len(missing) == 2
+
+
+def test_a_chosen_row_brings_the_row_that_it_starts_with():
+    assert [cell.row for cell in _chosen(cells(), ["second"])] == ["first", "second"]
+    assert [cell.row for cell in _chosen(cells(), ["first"])] == ["first"]
+
+
+def test_a_report_takes_no_cell_whose_first_weights_are_others_now(tmp_path):
+    study = parse_study(STUDY, "s", "s")
+    first, second = cells_of(study, Scale(), tmp_path)
+    for cell in (first, second):
+        begin(
+            Checked(cell, {}, steps=2, processes=2, threads=1),
+            {"command": ["simulate", *cell.arguments], "base": "old" if cell.base else None},
+        )
+    (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
+    _, missing = read_results(study, [first, second])
+    assert missing[1].why == "the row that it starts with has other weights now; run it again"
+
+
+def test_an_option_of_the_command_line_is_for_all_rows_but_those_that_set_it_themselves():
+    given = ["--optimizer.lr", "0.5", "--data.limit=7"]
+    first, second = cells_of(parse_study(STUDY, "s", "s"), Scale(), Path("f"), given)
+
+    def last(cell, name):
+        return [value for word, value in zip(cell.arguments, cell.arguments[1:], strict=False) if word == name][-1]
+
+    assert last(first, "--optimizer.lr") == "0.5" and last(second, "--optimizer.lr") == "0"
+    assert "--data.limit=7" in first.arguments and "--data.limit=7" in second.arguments
+
+
+def test_a_claim_compares_two_differences_seed_by_seed():
+    rows = {name: Row(published={"on": number}) for name, number in zip("abcd", (5.0, 3.0, 2.0, 1.5), strict=True)}
+    than = Difference(of=Side(row="c"), minus=Side(row="d"))
+    claim = Claim(claim="c", of=Side(row="a"), minus=Side(row="b"), than=than, above=1)
+    scores = {"a": [5.0, 6.0], "b": [3.0, 4.0], "c": [2.0, 2.5], "d": [1.5, 2.0]}
+    text = "recipe: t\nrows: {a: {}, b: {}, c: {}, d: {}}"
+    found = [
+        Result(cell, {"on": scores[cell.row][cell.seed]}, {}, 0.0, 1.0, "", {})
+        for cell in cells_of(parse_study(text, "s", "s"), Scale(seeds=[0, 1]), Path("f"))
+    ]
+    judged = judge(claim, found, rows)
+    assert (judged.mean, judged.error, judged.published, judged.verdict) == (1.5, 0.0, 1.5, "holds")
+    assert judge(claim, found[:-1], rows).seeds == (0,), "a seed counts if all four rows have it"
+
+
+def test_known_tensors_have_known_energy():
+    torch.manual_seed(0)
+    gaussian = torch.randn(20, 100, 50)
+    found = measured([gaussian[:10], gaussian[10:]], 10)
+    assert found["energy"] == pytest.approx(43.9, abs=1)  # beyond 1.645 deviations
+    assert found["excess kurtosis"] == pytest.approx(0, abs=0.1)
+    assert found["largest channel / median"] == pytest.approx(1, abs=0.1)
+    gaussian[..., 7] *= 20
+    assert measured([gaussian], 10)["largest channel / median"] == pytest.approx(20, rel=0.1)
+    assert measured([gaussian], 2)["energy"] > 80, "one channel of fifty holds most"
+    ones = torch.ones(2, 10, 10)
+    ones[1] *= 1000
+    assert math.isclose(measured([ones], 10)["energy"], 10), "of each sample, as TopK takes them"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_study_starts_a_row_with_the_weights_of_another(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    ran = completed([*THINWIRE, "study", "mine.yaml", "--jobs", "2"], tmp_path, timeout=600)
+    assert ran.status == 0, ran.stderr
+    folder = tmp_path / "studies/mine/all"
+    first, second = (
+        json.loads((folder / f"cells/{row}/seed-0/summary.json").read_text()) for row in ("first", "second")
+    )
+    # the second does not learn, so it ends with the weights of the first
+    assert first["weights_digest"] == second["weights_digest"]
+    assert cli.main(["study", "report", "mine.yaml"]) == 0
+    report = json.loads((folder / "report.json").read_text())
+    (table,) = [table for table in report["tables"] if table["title"] == "What crosses the cuts"]
+    lines = {(row, signal): numbers for row, signal, *numbers in table["rows"]}
+    assert lines["second", "activations at the start"] == lines["first", "activations at the end"]
+    assert lines["first", "activations at the start"] != lines["first", "activations at the end"]
+    assert report["claims"][1]["difference"] is not None
+    # another first row makes the second another one, too
+    capsys.readouterr()
+    (tmp_path / "mine.yaml").write_text(STUDY.replace("first: {options: {", "first: {options: {optimizer.lr: 0.1, "))
+    assert cli.main(["study", "mine.yaml", "--check"]) == 0
+    told = capsys.readouterr().out
+    assert "second, seed 0 begins anew, because these have changed: starts_with.optimizer.lr" in told
+    for name in ("--codec", "--compression.activations"):
+        assert cli.main(["study", "mine.yaml", "--check", name, "none"]) == 2
+        assert f"{name} must be left out: every row to train sets it itself" in capsys.readouterr().err
