@@ -66,7 +66,7 @@ class Key:
     @property
     def number(self) -> int:
         """A hash of all fields, of 64 bits and the same in every process."""
-        fields = json.dumps(dataclasses.astuple(self)).encode()
+        fields = json.dumps([getattr(self, name) for name in _KEY_FIELDS]).encode()
         return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little")
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
@@ -81,6 +81,9 @@ class Key:
         """
         numbers = np.random.PCG64(self.number)
         return lambda count: put(torch.from_numpy(numbers.random_raw(count).view(np.int64)), device)
+
+
+_KEY_FIELDS = tuple(field.name for field in dataclasses.fields(Key))
 
 
 class Described(ABC):

@@ -11,9 +11,10 @@ from thinwire.compress.codec import Codec, Key, require_floating
 from thinwire.compress.codecs.coding.bits import entropy_with_codes
 from thinwire.compress.codecs.coding.entropy import EntropyCoded
 from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
+from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
-from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
+from thinwire.compress.codecs.quantizer import Quantizer
 
 _REACH = 3.0
 """The last level of nf is 2.73 root mean squares."""
@@ -78,7 +79,7 @@ class Blockwise(MayVary, Codec):
 
     @property
     def _quantizer(self) -> Quantizer:
-        return GridQuantizer(self._grid, self._blocks)
+        return FusedQuantizer(self._grid, self._blocks)
 
     @property
     def _complete(self) -> Quantizer:

@@ -27,6 +27,7 @@ from thinwire.compress.codec import Key
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Wrapper
+from thinwire.compress.transfer import put
 
 Rotate = Literal["hadamard"]
 """How `rotate` rotates the rows."""
@@ -112,7 +113,7 @@ def signs(n: int) -> Tensor:
 
 def _parts(shape: Sequence[int], device: torch.device) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
     """Yield the indices of a few rows of one piece, rotated at once, and their signs over sqrt(m)."""
-    row_signs = signs(shape[1]).to(device)
+    row_signs = put(signs(shape[1]), device)
     for start, size in pieces(shape[1]):
         columns = slice(start, start + size)
         factors = row_signs[columns] * size**-0.5

@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from support.cards import CARD, FakeCard, fake_put
 from support.codec_helpers import EXPRESSIONS, KEY
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
-from thinwire.compress.codecs import lowrank, sparse
-from thinwire.compress.stores import memory
+from thinwire.compress.codecs import lowrank, rotation, sparse
+from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
 SHAPE = (4, 6, 64)
@@ -37,7 +37,7 @@ WAITING = ('topk(0.1, code="entropy")', 'q(4, code="entropy")', 'q(3, group=8, a
 
 @pytest.fixture(autouse=True)
 def fake_puts(monkeypatch):
-    for module in (codec, coder, lowrank, memory, plan, sparse):
+    for module in (codec, coder, lowrank, memory, plan, rotation, sparse, store):
         monkeypatch.setattr(module, "put", fake_put)
 
 
@@ -82,8 +82,8 @@ def test_both_ends_of_a_channel_on_a_card_wait_for_nothing(expression, kind, see
         x = torch.empty(SHAPE, device=CARD)
         microbatch = Microbatch(kind, range(4), IDS)
         for end in ends:
-            for store in end.buffers.stores.values():
-                store._known[:seen] = True
+            for made in end.buffers.stores.values():
+                made._known[:seen] = True
         plans = [end.plan(microbatch) for end in ends]
         payload = torch.empty(plans[0].nbytes, dtype=torch.uint8, device=CARD)
         sender, receiver = ends

@@ -1,0 +1,106 @@
+"""A GridQuantizer whose tensors on a card are encoded by one kernel and decoded by one, where kernels.py covers them.
+
+Everything else goes the eager way: the CPU, other grids and widths, blocks that end inside a byte, float64. Which way a
+tensor goes follows from the grid, the blocks, the dtype and the device; the payload is the same.
+"""
+
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from math import prod
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.codec import Key
+from thinwire.compress.codecs.granularity import Blocks, Per, blocks_per
+from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
+from thinwire.compress.codecs.quantizer import GridQuantizer
+
+_GRIDS: Mapping[Grid, bool] = MappingProxyType(
+    {make(bits, False): make is MinMaxGrid for bits in (2, 4, 8) for make in (AbsMaxGrid, MinMaxGrid)}
+)
+"""The grids that have kernels, without noise and clip -> whether their scale is a minimum and a range."""
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_MOST_ELEMENTS = 1 << 30
+"""Kernels count the elements of a block in 32 bits."""
+
+
+class FusedQuantizer(GridQuantizer):
+    """A quantizer on a grid, by a kernel on a card where there is one."""
+
+    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
+        """Write each block's scale, then the codes."""
+        blocks = self.blocks(x.shape)
+        if covers(self.grid, blocks, x.dtype) and _work_on(x.device, self.grid, x.dtype):
+            with torch.cuda.device(x.device):
+                encode_fused(self.grid, blocks, x, out)
+        else:
+            super().encode(x, out, key)
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the values of the codes, scaled, into `out`."""
+        blocks = self.blocks(out.shape)
+        if covers(self.grid, blocks, out.dtype) and _work_on(out.device, self.grid, out.dtype):
+            with torch.cuda.device(out.device):
+                decode_fused(self.grid, blocks, payload, out)
+        else:
+            super().decode(payload, out)
+
+
+def covers(grid: Grid, blocks: Blocks, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for this: a byte must not have codes of two blocks."""
+    whole_bytes = blocks.count == 1 or blocks.inner * grid.bits % 8 == 0
+    return grid in _GRIDS and dtype in _DTYPES and blocks.outer == 1 and whole_bytes and blocks.numel < _MOST_ELEMENTS
+
+
+def encode_fused(grid: Grid, blocks: Blocks, x: Tensor, out: Tensor) -> None:
+    """Write the payload of `x` by a kernel; the scales of blocks too long for a program come before it."""
+    from thinwire.compress.codecs.fused import kernels
+
+    measured = blocks.inner > kernels.LONGEST
+    if measured:
+        out[: grid.scales_size(blocks.count)] = grid.pack_scales(grid.measure(blocks.view(x.float())))
+    kernels.encode(x.contiguous(), out, blocks.count, blocks.inner, grid.bits, _GRIDS[grid], measured)
+
+
+def decode_fused(grid: Grid, blocks: Blocks, payload: Tensor, out: Tensor) -> None:
+    """Write the decoded tensor into `out` by a kernel."""
+    from thinwire.compress.codecs.fused import kernels
+
+    kernels.decode(payload, out, blocks.count, blocks.inner, grid.bits, _GRIDS[grid])
+
+
+@cache
+def _work_on(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
+    """Whether these kernels work on this device, tried once beside the eager code: Triton also needs a C compiler."""
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.version.cuda is None or not find_spec("triton"):
+        return False
+    try:
+        with torch.cuda.device(device):
+            agree = _agree(device, grid, dtype, "row") and _agree(device, grid, dtype, "tensor")
+        reason = "" if agree else "they gave other bytes than the eager code"
+    except Exception as error:  # a driver, a compiler or a cache folder: Triton has many ways to fail
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    if reason:
+        warnings.warn(
+            f"the kernels for q({grid.bits}) do not work on {device}, so it takes the slower way: {reason}",
+            stacklevel=2,
+        )
+    return not reason
+
+
+def _agree(device: torch.device, grid: Grid, dtype: torch.dtype, per: Per) -> bool:
+    """Whether kernels and eager code give the same payload and values for a small tensor."""
+    x = torch.linspace(-3, 2, 64 * 1024, device=device).sin().view(64, 1024).to(dtype)
+    blocks, key = blocks_per(per, x.shape), Key(0, 0, "activations", "train", 0, 0)
+    eager = GridQuantizer(grid, lambda shape: blocks)
+    payloads = torch.zeros(2, eager.nbytes(x.shape), dtype=torch.uint8, device=device)
+    decoded = torch.zeros(2, prod(x.shape), dtype=dtype, device=device)
+    eager.encode(x, payloads[0], key)
+    eager.decode(payloads[0], decoded[0])
+    encode_fused(grid, blocks, x, payloads[1])
+    decode_fused(grid, blocks, payloads[0], decoded[1])
+    return torch.equal(payloads[0], payloads[1]) and torch.equal(decoded[0], decoded[1])

@@ -1,0 +1,64 @@
+"""Tensors for the fused kernels, and the comparison with the eager code; the interpreter and a card both use them."""
+
+import torch
+
+from support.codec_helpers import KEY, gaussian
+from thinwire.compress.codecs.quantizer import GridQuantizer
+
+CASES = [
+    (expression, dtype)
+    for expression, dtypes in {
+        "q(2)": (torch.float32, torch.bfloat16),
+        "q(4)": (torch.float32, torch.bfloat16, torch.float16),
+        "q(8)": (torch.float32, torch.float16),
+        'q(4, per="tensor")': (torch.bfloat16,),
+        "q(2, group=24)": (torch.float32,),
+        'q(2, scale="minmax")': (torch.float32, torch.bfloat16),
+        'q(8, scale="minmax", per="tensor")': (torch.float32, torch.float16),
+        'q(4, scale="minmax", group=8)': (torch.bfloat16,),
+    }.items()
+    for dtype in dtypes
+]
+INF, NAN = float("inf"), float("nan")
+SHAPES = {"one": (1,), "ragged": (13,), "rows": (3, 2, 40), "images": (2, 3, 4, 6), "long": (1, 20003)}
+SPECIAL = {
+    "zeros": lambda: torch.zeros(4, 8),
+    "negative zeros": lambda: torch.full((4, 8), -0.0),
+    "constant": lambda: torch.full((4, 8), -1.75),
+    "subnormal": lambda: gaussian(4, 8) * 1e-39,
+    "tiny beside one": lambda: torch.tensor([[1.0, -1e-40, 1e-40, -1e-45, 0.0, -1.0, 1e-38, -1e-38]]),
+    "huge": lambda: gaussian(4, 8).sign() * 3.38e38,
+    "ties": lambda: torch.arange(-16.0, 16.0).view(4, 8) / 2,
+    "infinities": lambda: torch.tensor([[1.0, INF, -2, 3, 4, 5, 6, 7], [1, -INF, -2, 3, 4, 5, 6, INF], [INF] * 8]),
+    "nan": lambda: torch.tensor([[1.0, NAN, -2, 3, 4, 5, 6, 7], [NAN] * 8, [1, 2, 3, 4, 5, 6, 7, 8]]),
+    "strided": lambda: gaussian(24, 5).t()[:, ::3],
+}
+
+
+def tensor_of(name, dtype):
+    return (SPECIAL[name]() if name in SPECIAL else gaussian(*SHAPES[name])).to(dtype)
+
+
+def differing(codec, x, fused):
+    """What differs between the fused and the eager way, in words; "" if nothing does, but for the bits of a NaN."""
+    grid, eager = codec._grid, GridQuantizer(codec._grid, codec._blocks)
+    wanted = torch.zeros(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
+    eager.encode(x, wanted, KEY)
+    payload, decode = fused(codec, x)
+    size = grid.scales_size(codec._blocks(x.shape).count)
+    scales, others = (part[:size].clone().view(grid.scale_dtype) for part in (payload, wanted))
+    same = scales.view(torch.uint8) == others.view(torch.uint8)
+    either = same.view(len(scales), -1).all(1) | (scales.isnan() & others.isnan())
+    if grid.scale_dtype == torch.float32:  # the sign of a least value of zero is nobody's promise
+        either |= scales == others
+    if not either.all():
+        return f"scales {scales.tolist()[:4]}, not {others.tolist()[:4]}"
+    if not torch.equal(payload[size:], wanted[size:]):
+        return f"codes {payload[size:].tolist()[:16]}, not {wanted[size:].tolist()[:16]}"
+    values, expected = (torch.full(x.shape, 77, dtype=x.dtype, device=x.device) for _ in range(2))
+    decode(wanted, values)
+    eager.decode(wanted, expected)
+    zeros = (values == 0) & (values.signbit() != expected.signbit())
+    if zeros.any() or not torch.equal(values.nan_to_num(123), expected.nan_to_num(123)):
+        return f"values {values.flatten().tolist()[:8]}, not {expected.flatten().tolist()[:8]}"
+    return ""

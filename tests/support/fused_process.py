@@ -1,0 +1,38 @@
+"""Runs the fused kernels beside the eager code in Triton's interpreter, and prints the cases that differ as JSON.
+
+A process of its own: Triton reads TRITON_INTERPRET when it is first imported.
+"""
+
+import json
+import warnings
+
+import torch
+
+from support.fused_cases import CASES, SHAPES, SPECIAL, differing, tensor_of
+from thinwire.compress import parse
+from thinwire.compress.codecs.fused.quantizer import covers, decode_fused, encode_fused
+
+
+def fused(codec, x):
+    grid, blocks = codec._grid, codec._blocks(x.shape)
+    assert covers(grid, blocks, x.dtype)
+    backing = torch.full((codec.nbytes(x.shape, x.dtype) + 8,), 0xA5, dtype=torch.uint8)
+    payload = backing[3:-5]
+    encode_fused(grid, blocks, x, payload)
+    assert (backing[:3] == 0xA5).all() and (backing[-5:] == 0xA5).all(), "wrote outside the payload"
+    return payload, lambda sent, out: decode_fused(grid, blocks, sent, out)
+
+
+def main():
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of infinity minus infinity
+    found = []
+    for expression, dtype in CASES:
+        for name in (*SHAPES, *SPECIAL):
+            wrong = differing(parse(expression), tensor_of(name, dtype), fused)
+            found += [f"{expression} {dtype} {name}: {wrong}"] if wrong else []
+    print(json.dumps({"cases": len(CASES) * len({*SHAPES, *SPECIAL}), "differing": found}))
+
+
+if __name__ == "__main__":
+    main()
