@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from isal import isal_zlib
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync
@@ -54,7 +54,7 @@ class SavedRows:
         with _told(path, "write"), path.open("wb") as file:
             for slot, row in zip(snapshot.slots, snapshot.rows, strict=True):
                 content = row.numpy().data
-                sums.append(zlib.crc32(content))
+                sums.append(isal_zlib.crc32(content))
                 checksums[slot] = sums[-1]
                 file.write(content)
             file.flush()
@@ -64,7 +64,7 @@ class SavedRows:
     def digest(self) -> str:
         """The SHA-256 of the CRC-32 of all rows, in hex. Rows are many gigabytes, and SHA-256 of them costs most."""
         row_bytes = self.path.stat().st_size // max(1, len(self.slots))
-        return _digest([zlib.crc32(content) for _, content in self.read(row_bytes)])
+        return _digest([isal_zlib.crc32(content) for _, content in self.read(row_bytes)])
 
     def read(self, row_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Every row with its slot; StoreError if the file does not have the size of its rows."""
@@ -135,7 +135,7 @@ def _checked(rows: Iterator[tuple[int, bytes]], path: Path, checksums: Tensor) -
     """The rows in parts, each row compared with its checksum."""
     part: list[tuple[int, bytes]] = []
     for slot, content in rows:
-        if zlib.crc32(content) != int(checksums[slot]):
+        if isal_zlib.crc32(content) != int(checksums[slot]):
             raise StoreError(f"{path} does not hold the row of slot {slot} as it was saved: the checkpoint is damaged")
         part.append((slot, content))
         if len(part) == _ROWS_AT_ONCE:

@@ -26,6 +26,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, Key, tensor_bytes
 from thinwire.compress.codecs.coding.bits import packed_size
 from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.transfer import put
 from thinwire.errors import ThinwireError
 
 CPU = torch.device("cpu")
@@ -183,7 +184,8 @@ class Store(ABC):
             return self.layout.decode(self._take(slots.tolist()))
         values = torch.zeros(len(slots), *self.layout.row_shape, device=self.device)
         if known.any():
-            values[known] = self.layout.decode(self._take(slots[known].tolist()))
+            at = put(known.nonzero().flatten(), self.device)
+            values[at] = self.layout.decode(self._take(slots[known].tolist()))
         return values
 
     def write(self, slots: Tensor, values: Tensor) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 Job = Callable[[], None]
+T = TypeVar("T")
 
 
 class Carrier(Protocol):
@@ -66,3 +68,17 @@ class Courier:
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def promised(carrier: Carrier, work: Callable[[], T]) -> Future[T]:
+    """The result of work that a carrier does in its turn. What the work raises is raised by `Future.result` alone."""
+    future: Future[T] = Future()
+
+    def job() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as failure:
+            future.set_exception(failure)
+
+    carrier.submit(job)
+    return future

@@ -19,8 +19,8 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 CPU = torch.device("cpu")
 
 
-def choose(wanted: DeviceName) -> torch.device:
-    """The device of this process: of the cards of its host, the one that LOCAL_RANK points at, in turn.
+def choose(wanted: DeviceName, local_rank: int = 0) -> torch.device:
+    """The device of a process: of the cards of its host, the one that its number there points at, in turn.
 
     `auto` takes the CPU where there is no card. Asking does not start the driver, so a launcher may fork afterwards.
 
@@ -29,11 +29,7 @@ def choose(wanted: DeviceName) -> torch.device:
     """
     count = 0 if wanted == "cpu" else num_cards()
     if count:
-        place = os.environ.get("LOCAL_RANK", "0")
-        OptionsError.require(
-            (place.isascii() and place.isdecimal(), f"LOCAL_RANK must be a whole number, got {place[:60]!r}; unset it")
-        )
-        return torch.device("cuda", int(place) % count)
+        return torch.device("cuda", local_rank % count)
     if wanted == "cuda":
         raise OptionsError(
             "training.device cuda needs a card that torch can use, and this machine has none; add --training.device "

@@ -3,12 +3,17 @@
 NCCL wants exact lengths, and both ends have them from the plan. It knows no tags: a communicator delivers in the order
 of sending, and two channels have no common order, because each stage receives when its own turn has come. A receive is
 a kernel that waits on the card until data come, so each is enqueued where the schedule wants its frame, and none
-ahead. The header is written on the host and copied into the frame; the receiver compares all headers of a pass at its
-end. Payloads have no checksum here: NVLink and InfiniBand have their own.
+ahead. The header is written on the host and copied into the frame. For a checksum the host would need the payloads, so
+the card sums them, and the sum travels behind them:
+
+    | header, 64 bytes | payloads, zeros up to a multiple of 8 | sum, int64 |
+
+The receiver compares all headers and sums of a pass at its end.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +37,7 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
 
 BACKEND = "nccl"
+_SUM_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,45 @@ def _communicators(
     return mine
 
 
+class PayloadSums:
+    """Sums of payloads on a card. Every changed byte changes the sum, and so do words that change places.
+
+    A sum is that of the payloads' int32 words, each times an odd number of its own, modulo 2^64. So it is the same in
+    any order of adding.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._factors = 2 * torch.arange((sealed_bytes(capacity) - HEADER_BYTES) // 4, device=device) + 1
+
+    def of(self, frame: Tensor, nbytes: int) -> Tensor:
+        """The sum of a frame of `nbytes` with zeros behind, int64 [1]."""
+        words = frame[HEADER_BYTES : sealed_bytes(nbytes) - _SUM_BYTES].view(torch.int32)
+        return (words * self._factors[: len(words)]).sum(dim=0, keepdim=True)
+
+    def seal(self, frame: Tensor, nbytes: int) -> None:
+        """Put zeros and the sum behind the payloads."""
+        stop = sealed_bytes(nbytes)
+        frame[nbytes : stop - _SUM_BYTES] = 0
+        frame[stop - _SUM_BYTES : stop].view(torch.int64).copy_(self.of(frame, nbytes))
+
+    def compared(self, frame: Tensor, nbytes: int) -> Tensor:
+        """Whether a frame has the sum that it should have, bool [1]."""
+        stop = sealed_bytes(nbytes)
+        return frame[stop - _SUM_BYTES : stop].view(torch.int64) == self.of(frame, nbytes)
+
+
+def sealed_bytes(nbytes: int) -> int:
+    """Bytes of a frame of `nbytes` with the sum behind it."""
+    return math.ceil(nbytes / _SUM_BYTES) * _SUM_BYTES + _SUM_BYTES
+
+
 class CardSender:
     """The way of frames to another card. A frame is written again only when it has left."""
 
-    def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
-        self._capacity, self._device, self._group = capacity, device, group
+    def __init__(
+        self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int, sums: PayloadSums | None
+    ) -> None:
+        self._capacity, self._device, self._group, self._sums = sealed_bytes(capacity), device, group, sums
         self._peer = dist.get_group_rank(group, peer)
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._free: list[Tensor] = []
@@ -94,12 +134,14 @@ class CardSender:
         return torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
 
     def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
-        """Put the header into the frame and enqueue its send, behind the compute that was asked for until now."""
+        """Put header and sum into the frame and enqueue its send, behind the compute that was asked for until now."""
         head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._device.type != "cpu")
         seal(head)
         frame[:HEADER_BYTES].copy_(head, non_blocking=True)
+        if self._sums is not None:
+            self._sums.seal(frame, nbytes)
         with reaching(what):
-            work = dist.isend(frame[:nbytes], group=self._group, group_dst=self._peer)
+            work = dist.isend(frame[: sealed_bytes(nbytes)], group=self._group, group_dst=self._peer)
         assert work is not None, "this process is a member"
         self._sent.append((work, frame))
 
@@ -116,14 +158,14 @@ class CardArrivals:
     """The receiving end of frames from another card: one buffer, because one receive is enqueued at a time."""
 
     def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
-        self._capacity, self._device, self._group = capacity, device, group
+        self._capacity, self._device, self._group = sealed_bytes(capacity), device, group
         self._peer = dist.get_group_rank(group, peer)
         self._free: list[Tensor] = []
         self._nbytes = 0
 
     def expect(self, nbytes: int) -> None:
         """Say how long the next frame is."""
-        self._nbytes = nbytes
+        self._nbytes = sealed_bytes(nbytes)
 
     def post(self, count: int, what: str) -> None:
         """Nothing: receives are enqueued one by one."""
@@ -152,10 +194,12 @@ class CardReceiver(Receiver):
         arrivals: CardArrivals,
         options: WireOptions,
         meter: Meter,
+        sums: PayloadSums | None,
     ) -> None:
         super().__init__(channel, decoders, StraightReceiver(arrivals), options, meter)
-        self._arrivals = arrivals
+        self._arrivals, self._sums = arrivals, sums
         self._heads: list[tuple[str, Header, Tensor]] = []
+        self._intact: list[tuple[str, Tensor]] = []
 
     def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
         """Order one micro-batch's frame and its decoding; nobody waits, and `confirm` tells if it was the right one."""
@@ -167,6 +211,8 @@ class CardReceiver(Receiver):
             frame = self._arrivals.receive(waiting)
             planned = channel.header(microbatch, plan.nbytes)
             self._heads.append((what, planned, frame[:HEADER_BYTES].clone()))
+            if self._sums is not None:
+                self._intact.append((what, self._sums.compared(frame, plan.nbytes)))
             self.count(self._meter.received, microbatch, plan, plan.nbytes)
             try:
                 places = self._places(frame, planned, plan)
@@ -178,7 +224,10 @@ class CardReceiver(Receiver):
         return tensors
 
     def confirm(self) -> None:
-        """Compare the headers of the pass with the planned ones; waits for the card. WireError if one differs."""
+        """Compare the headers of the pass with the planned ones, and look at the sums; waits for the card.
+
+        Raises WireError if a header or a sum is not as it should be.
+        """
         heads, self._heads = self._heads, []
         if heads:
             arrived = torch.stack([head for _, _, head in heads]).cpu()
@@ -188,4 +237,8 @@ class CardReceiver(Receiver):
                         raise WireError("a tensor is None, which only gloo can carry; add --wire.transport gloo")
                 except WireError as error:
                     raise self._refused(what, error) from error
+        sums, self._intact = self._intact, []
+        if sums and not all(intact := torch.cat([each for _, each in sums]).tolist()):
+            damaged = WireError("the payloads do not match their sum: the frame was damaged on the way")
+            raise self._refused(sums[intact.index(False)][0], damaged)
         super().confirm()

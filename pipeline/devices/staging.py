@@ -17,7 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinwire.compress.stores.store import Store
 from thinwire.pipeline.devices.courier import AtOnce, Carrier, Courier
+from thinwire.pipeline.devices.staged_store import RowLanes, StagedStore
 from thinwire.pipeline.devices.streams import CopyStream
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
@@ -182,10 +184,11 @@ class StagedReceiver(_FromTransport):
 
 
 class Ways:
-    """Makes the ways of one process, which share a side stream for each device and a courier."""
+    """Makes the ways of one process, which share side streams for each device and a courier for each kind of order."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, CopyStream] = {}
+        self._lanes: dict[torch.device, RowLanes] = {}
         self._courier = Courier("thinwire courier")
 
     def departing(self, transport: SendingEnd, capacity: int, device: torch.device, *, at_once: bool) -> Departing:
@@ -201,7 +204,17 @@ class Ways:
             return StraightReceiver(transport)
         return StagedReceiver(transport, capacity, self._stream(device))
 
+    def store(self, store: Store, device: torch.device) -> Store:
+        """A store as compute on a device sees it: that of a host is reached through pinned memory from a card."""
+        return store if store.device.type == device.type else StagedStore(store, self._rows(device))
+
     def _stream(self, device: torch.device) -> CopyStream:
         if device not in self._streams:
             self._streams[device] = CopyStream(device)
         return self._streams[device]
+
+    def _rows(self, device: torch.device) -> RowLanes:
+        if device not in self._lanes:
+            reader, writer = (Courier(f"thinwire {name} rows") for name in ("reads", "writes"))
+            self._lanes[device] = RowLanes(CopyStream(device), reader, writer)
+        return self._lanes[device]

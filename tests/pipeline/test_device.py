@@ -14,22 +14,19 @@ from thinwire.pipeline.options import TrainingOptions
 @pytest.mark.parametrize(
     ("cards", "local_rank", "wanted", "got"),
     [
-        (0, "3", "auto", "cpu"),
-        (0, "3", "cpu", "cpu"),
-        (4, "3", "auto", "cuda:3"),
-        (4, "3", "cuda", "cuda:3"),
-        (4, "3", "cpu", "cpu"),
-        (2, "3", "auto", "cuda:1"),
-        (1, "3", "cuda", "cuda:0"),
-        (2, None, "cuda", "cuda:0"),
+        (0, 3, "auto", "cpu"),
+        (0, 3, "cpu", "cpu"),
+        (4, 3, "auto", "cuda:3"),
+        (4, 3, "cuda", "cuda:3"),
+        (4, 3, "cpu", "cpu"),
+        (2, 3, "auto", "cuda:1"),
+        (1, 3, "cuda", "cuda:0"),
+        (2, 0, "cuda", "cuda:0"),
     ],
 )
 def test_processes_take_the_cards_of_their_host_in_turn(monkeypatch, cards, local_rank, wanted, got):
     monkeypatch.setattr(device, "num_cards", lambda: cards)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if local_rank is not None:
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert choose(wanted) == torch.device(got)
+    assert choose(wanted, local_rank) == torch.device(got)
 
 
 def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):

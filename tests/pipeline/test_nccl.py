@@ -1,12 +1,14 @@
 import pytest
 import torch
 
+from support.cards import CARD, FakeCard
 from support.processes import run
 from support.toy import Setting, train
 from thinwire.pipeline import wire
 from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.transports import Location, advice, carrying
 from thinwire.pipeline.errors import OptionsError, PipelineError
+from thinwire.pipeline.frames import HEADER_BYTES
 from thinwire.pipeline.process import Placement
 
 CPU_A, ONE, TWO, FAR = Location("a", None), Location("a", "GPU-1"), Location("a", "GPU-2"), Location("b", "GPU-3")
@@ -60,11 +62,19 @@ def test_without_a_wish_no_process_is_asked():
     assert nccl.connect("gloo", Placement({0: 0, 1: 1}), torch.device("cpu"), None) == nccl.CardLinks()
 
 
-def from_card_to_card(rank, options):
+def from_card_to_card(rank, options, damaged=False):
     """Train with the ends of NCCL; gloo carries their messages, which are tensors of the CPU."""
-    made = wire.Wire.__init__
+    made, receive = wire.Wire.__init__, nccl.CardArrivals.receive
     locations = iter([Location("a", f"GPU-{rank}")])
+
+    def received(self, what):
+        frame = receive(self, what)
+        if damaged and what.startswith("stage 1 was waiting for activations of micro-batch 2, train step 1"):
+            frame[100] ^= 1
+        return frame
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nccl.CardArrivals, "receive", received)
         patch.setattr(nccl, "BACKEND", "gloo")
         patch.setattr(nccl.Location, "of", lambda device: next(locations))
 
@@ -106,6 +116,41 @@ def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, schedule, proc
         for stage, state in found[1].items():
             assert all(torch.equal(tensor, weights[stage][name]) for name, tensor in state.items())
     assert all(any(traffic for traffic in found[2].values()) for found in results)
+
+
+@pytest.mark.processes
+def test_a_payload_that_is_damaged_between_cards_is_told_before_the_optimizer_moves():
+    options = {"schedule": "1f1b", "compression": {"activations": "q(4)", "gradients": "q(8)"}}
+    _, said = run(from_card_to_card, 2, options, True)
+    assert said == (
+        "stage 1 received from stage 0, as activations of micro-batch 2, train step 1, over boundary 0: the payloads "
+        "do not match their sum: the frame was damaged on the way"
+    )
+
+
+def test_a_sum_changes_with_every_byte_and_with_the_order_of_words():
+    frame = torch.randint(0, 256, (200,), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    for nbytes in (HEADER_BYTES, HEADER_BYTES + 1, 150, 152):
+        sums = nccl.PayloadSums(150 + 2, torch.device("cpu"))
+        sealed = frame.clone()
+        sums.seal(sealed, nbytes)
+        assert torch.equal(sealed[:nbytes], frame[:nbytes]) and sums.compared(sealed, nbytes)
+        for place in range(HEADER_BYTES, nccl.sealed_bytes(nbytes)):
+            for bit in (1, 128):
+                sealed[place] ^= bit
+                assert not sums.compared(sealed, nbytes), f"byte {place}"
+                sealed[place] ^= bit
+    swapped = sealed.clone()
+    swapped[64:68], swapped[68:72] = sealed[68:72], sealed[64:68]
+    assert not sums.compared(swapped, nbytes)
+
+
+def test_a_sum_is_ordered_on_the_card_without_a_look_at_it():
+    with FakeCard():
+        sums = nccl.PayloadSums(150, CARD)
+        frame = torch.empty(nccl.sealed_bytes(150), dtype=torch.uint8, device=CARD)
+        sums.seal(frame, 140)
+        assert sums.compared(frame, 140).device == CARD
 
 
 @pytest.mark.processes

@@ -9,6 +9,7 @@ from support.toy import train
 from thinwire.pipeline.devices.courier import AtOnce, Courier
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.devices.finite import FiniteFlags
+from thinwire.pipeline.devices.staged_store import StagedStore
 from thinwire.pipeline.devices.staging import StagedReceiver, StagedSender, Ways
 from thinwire.pipeline.devices.streams import CopyStream
 
@@ -132,16 +133,24 @@ def test_flags_of_a_card_are_ordered_without_a_look_at_it():
         flags.add(torch.empty(5, device=CARD), "a tensor")
 
 
-@pytest.mark.parametrize("pair", [("q(4)", "q(8)"), ("aqsgd(q(4))", "ef(topk(0.25))")])
-def test_staged_frames_carry_the_same_numbers(monkeypatch, alone, pair):
+@pytest.mark.parametrize(
+    "pair", [("q(4)", "q(8)"), ("aqsgd(q(4))", "ef(topk(0.25))"), ("aqsgd(q(4), store_bits=8)", "q(8)")]
+)
+def test_staged_frames_and_buffers_carry_the_same_numbers(monkeypatch, alone, pair):
     options = {"compression": dict(zip(("activations", "gradients"), pair, strict=True)), "simulated": True}
     straight = train(0, options)
     streams = Streams(monkeypatch)
     monkeypatch.setattr(Ways, "departing", staged_departing)
     monkeypatch.setattr(Ways, "arriving", staged_arriving)
+    monkeypatch.setattr(Ways, "store", staged_store)
     staged = train(0, options)
     assert_same(straight, staged)
-    assert len([entry for entry in streams.log if entry[0] == "on"]) == 2 * 2 * 4 * 3, "a copy out and in a frame"
+    assert straight[3] == staged[3], "the buffers of feedback differ"
+    # a frame is copied out and in; each of its messages brings and takes rows where feedback has them
+    copies = len([entry for entry in streams.log if entry[0] == "on"])
+    assert copies == 2 * 2 * 4 * 3 if pair == ("q(4)", "q(8)") else copies > 2 * 2 * 4 * 3
+    waited = {entry[2] for entry in streams.log if entry[0] == "waited for" and "rows" in entry[2]}
+    assert waited <= {"thinwire reads rows", "thinwire writes rows"}
 
 
 def staged_departing(self, transport, capacity, device, *, at_once):
@@ -153,11 +162,16 @@ def staged_arriving(self, transport, capacity, device):
     return StagedReceiver(transport, capacity, self._stream(device))
 
 
+def staged_store(self, store, device):
+    return StagedStore(store, self._rows(device))
+
+
 def train_staged(rank, options):
     with pytest.MonkeyPatch.context() as patch:
         streams = Streams(patch)
         patch.setattr(Ways, "departing", staged_departing)
         patch.setattr(Ways, "arriving", staged_arriving)
+        patch.setattr(Ways, "store", staged_store)
         found = train(rank, options)
     return found, {entry[2] for entry in streams.log if entry[0] == "waited for"}
 
