@@ -8,6 +8,7 @@ activation plus gradient, because GPipe sends all activations before the first g
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -46,27 +47,70 @@ def partition(
         ModelError: there are more stages than layers, or no stage; a number is negative or not finite; or no cut keeps
             the limit.
     """
-    count = len(costs)
+    machine = Machine(costs=costs, memory=memory, memory_limit=memory_limit)
+    return partition_over([machine] * max(num_stages, 0), boundary_costs=boundary_costs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Machine:
+    """What the layers cost where one stage computes."""
+
+    costs: Sequence[float]
+    """The cost of each layer, in the unit of all other machines."""
+    memory: Sequence[float] | None = None
+    """The memory that each layer adds to the stage; None is 0."""
+    memory_limit: float = math.inf
+    """The most memory of the stage."""
+
+
+def partition_over(machines: Sequence[Machine], *, boundary_costs: Sequence[float] | None = None) -> tuple[range, ...]:
+    """Cut layers so that the bottleneck costs as little as possible, where each stage has a machine of its own.
+
+    Args:
+        machines: that of each stage, in their order; machines may be the same object.
+        boundary_costs: as for `partition`, which says how ties are broken too.
+
+    Raises:
+        ModelError: as for `partition`.
+    """
+    num_stages = len(machines)
+    require((num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"))
+    count = len(machines[0].costs)
+    lengths = [len(machine.costs) for machine in machines]
+    require((len(set(lengths)) == 1, f"every machine must have a cost for each layer, got {lengths} costs"))
     boundaries = [0.0] * (count - 1) if boundary_costs is None else boundary_costs
-    sizes = [0.0] * count if memory is None else memory
-    _check(costs, num_stages, boundaries, sizes)
-    # every other stage has at least one layer, so none can have more than this
-    most = count - num_stages + 1
-    compute, fits = _span_sums(costs, most), _span_sums(sizes, most) <= memory_limit
+    for machine in dict.fromkeys(machines):
+        _check(machine.costs, num_stages, boundaries, [0.0] * count if machine.memory is None else machine.memory)
     entering = np.array([0.0, *boundaries])[:, None]
-    bottleneck = np.where(fits, np.maximum(compute, entering), math.inf)
-    least, cuts = _least_bottleneck(bottleneck, num_stages)
-    require(
-        (
-            least < math.inf,
-            f"no cut of {count} layers into {num_stages} stages keeps each stage within {memory_limit:g} of memory: "
-            f"all layers take {math.fsum(sizes):g}, the largest {max(sizes):g}; raise num_stages or the limit",
-        )
-    )
+    tables = {machine: _tables(machine, entering, count - num_stages + 1) for machine in dict.fromkeys(machines)}
+    least, cuts = _least_bottleneck([tables[machine][1] for machine in machines])
+    require((least < math.inf, _too_large(machines)))
     if boundary_costs is None:
         return cuts
     # most cuts tie if a link is the bottleneck, so the stages decide among them
-    return _least_bottleneck(np.where(bottleneck <= least, compute, math.inf), num_stages)[1]
+    among = {machine: np.where(high <= least, compute, math.inf) for machine, (compute, high) in tables.items()}
+    return _least_bottleneck([among[machine] for machine in machines])[1]
+
+
+def _tables(machine: Machine, entering: CostTable, most: int) -> tuple[CostTable, CostTable]:
+    """For each [start, stop] of at most `most` layers: the compute of a stage, and the bottleneck that it makes."""
+    # every other stage has at least one layer, so none can have more than this
+    compute = _span_sums(machine.costs, most)
+    high = np.maximum(compute, entering)
+    if machine.memory is None:
+        return compute, high
+    return compute, np.where(_span_sums(machine.memory, most) <= machine.memory_limit, high, math.inf)
+
+
+def _too_large(machines: Sequence[Machine]) -> str:
+    """Why no cut keeps the limits, in words."""
+    sizes = max((machine.memory or [0.0] for machine in machines), key=math.fsum)
+    limits = list(dict.fromkeys(f"{machine.memory_limit:g}" for machine in machines))
+    within = limits[0] if len(limits) == 1 else "its own of " + ", ".join(f"{each.memory_limit:g}" for each in machines)
+    return (
+        f"no cut of {len(sizes)} layers into {len(machines)} stages keeps each stage within {within} of memory: all "
+        f"layers take {math.fsum(sizes):g}, the largest {max(sizes):g}; raise num_stages or the limit"
+    )
 
 
 def _check(costs: Sequence[float], num_stages: int, boundaries: Sequence[float], sizes: Sequence[float]) -> None:
@@ -156,20 +200,21 @@ def _span_sums(values: Sequence[float], most: int) -> CostTable:
     return sums
 
 
-def _least_bottleneck(stage_cost: CostTable, num_stages: int) -> tuple[float, tuple[range, ...]]:
+def _least_bottleneck(stage_costs: Sequence[CostTable]) -> tuple[float, tuple[range, ...]]:
     """The least cost that the costliest stage can have, and the cut that gives it, its last cuts as late as possible.
 
     Dynamic programming over the place of the last cut: best(s, j) = min over i < j of max(best(s - 1, i),
-    stage_cost[i, j]), for s stages over the first j layers. Each stage before and after takes at least one layer, so
-    a cut has as many possible places as a stage has possible layers.
+    stage_costs[s][i, j]), for s stages over the first j layers. Each stage before and after takes at least one layer,
+    so a cut has as many possible places as a stage has possible layers.
     """
-    count = len(stage_cost)
+    count, num_stages = len(stage_costs[0]), len(stage_costs)
     places = count - num_stages + 1
-    best = stage_cost[0, 1 : places + 1]
+    best = stage_costs[0][0, 1 : places + 1]
     # cut_at[s - 1][j - s - 1]: where the last of s + 1 stages over the first j layers begins
     cut_at = []
     for stage in range(1, num_stages):
-        costliest = np.maximum(best[:, None], stage_cost[stage : stage + places, stage + 1 : stage + places + 1])
+        spans = stage_costs[stage][stage : stage + places, stage + 1 : stage + places + 1]
+        costliest = np.maximum(best[:, None], spans)
         # the least cost, then the latest cut
         latest = places - 1 - costliest[::-1].argmin(axis=0)
         best = costliest[latest, np.arange(places)]

@@ -1,7 +1,8 @@
 """`thinwire partition RECIPE`: the cost of each layer, the cut of the recipe, and the best cut.
 
 If a recipe gives no `pipeline.layers`, a run cuts the model by counted costs: every process must find the same cut, and
-measured times differ. To use the best cut of measured costs, give it as `pipeline.layers`.
+measured times differ. To use the best cut of measured costs, give it as `pipeline.layers`. If stages are on different
+machines, each of them measures all layers, and one puts their files together (`--measured`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ def main(argv: Sequence[str]) -> int:
 
     prepared = prepare(wanted).of_model()
     with telling("timing the layers"):
-        tables, best = examine(prepared, options)
+        found = examine(prepared, options)
     if options.json:
-        print(dumps(document(f"partition of {prepared.recipe.name}", tables, layers=best), indent=2))
+        measured = {} if found.measured is None else {"measured": found.measured.to_json()}
+        title = f"partition of {prepared.recipe.name}"
+        print(dumps(document(title, found.tables, layers=found.cut, **measured), indent=2))
         return OK
-    show(tables)
-    Console().print(f"to use the best cut: --pipeline.layers '{json.dumps(best)}'", highlight=False, soft_wrap=True)
+    show(found.tables)
+    advice = f"to use the best cut: --pipeline.layers '{json.dumps(found.cut)}'"
+    Console().print(advice, highlight=False, soft_wrap=True)
     return OK
 
 
@@ -44,8 +48,8 @@ def make_parser() -> Parser:
     """The options of the command itself."""
     parser = Parser(
         prog=PROG,
-        usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB] [--codec q(4) ...] [--json] [options of "
-        "the recipe]",
+        usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB ...] [--measured FILE ...] "
+        "[--codec q(4) ...] [--json] [options of the recipe]",
         description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
         "stage or link is fastest.",
         allow_abbrev=False,
@@ -57,7 +61,21 @@ def make_parser() -> Parser:
         default="none",
         help="bandwidth of the links, such as 100mbit; then the best cut counts the time of the wire too",
     )
-    parser.add_argument("--memory", type=float, help="the largest memory of one stage, in GB")
+    parser.add_argument(
+        "--memory",
+        type=float,
+        nargs="+",
+        metavar="GB",
+        help="the largest memory of a stage: a number for all stages, or one for each",
+    )
+    parser.add_argument(
+        "--measured",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measure nothing here: FILE is what `thinwire partition RECIPE --json` printed on the machine of a stage, "
+        "one for each stage in their order",
+    )
     parser.add_argument(
         "--codec",
         nargs="+",

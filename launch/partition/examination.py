@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from thinwire.launch.partition.measured import Measured, read_all
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
@@ -17,8 +18,8 @@ from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
-from thinwire.models.partition import boundary_seconds, partition
-from thinwire.pipeline.devices.device import choose
+from thinwire.models.partition import Machine, boundary_seconds, partition_over
+from thinwire.pipeline.devices.device import choose, described
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
@@ -27,62 +28,100 @@ _COPIES = {"adamw": 4, "quantized-adam": 4, "sgd": 3}
 """Tensors as large as the parameters that training keeps: parameters, gradients, moments of the optimizer."""
 
 
-def examine(prepared: Prepared, options: argparse.Namespace) -> tuple[list[Table], list[int]]:
-    """The tables, and the number of layers of each stage in the best cut."""
-    bandwidth = parse_bandwidth(options.bandwidth)
-    if options.memory is not None and not options.memory > 0:
-        raise OptionsError(f"--memory must be above 0 GB, got {options.memory:g}")
+@dataclass(frozen=True)
+class Examination:
+    """What the command shows and says."""
+
+    tables: list[Table]
+    cut: list[int]
+    """The number of layers of each stage in the best cut."""
+    measured: Measured | None
+    """What was measured on this machine; None if nothing was."""
+
+
+def examine(prepared: Prepared, options: argparse.Namespace) -> Examination:
+    """The costs of the layers, the cut of the recipe and the best cut."""
+    bandwidth, num_stages = parse_bandwidth(options.bandwidth), prepared.recipe.pipeline.num_stages
+    limits = _limits(options.memory, num_stages)
     codecs = {expression: codec_pair(expression) for expression in options.codec}
-    if options.count and (bandwidth is not None or options.memory is not None):
-        raise OptionsError("--bandwidth and --memory need measured costs; remove --count")
-    costs = _costs(prepared, counted=options.count)
-    layers = range(len(costs))
+    if options.count and (bandwidth is not None or options.memory or options.measured):
+        raise OptionsError("--bandwidth, --memory and --measured need measured costs; remove --count")
+    names = [layer.name for layer in prepared.blueprint.layers]
+    places = read_all(options.measured, num_stages, names) or [_here(prepared, counted=options.count)] * num_stages
     outputs = stage_output_examples(
         prepared.blueprint,
-        [range(index, index + 1) for index in layers],
+        [range(index, index + 1) for index in range(len(names))],
         prepared.inputs,
         prepared.recipe.training.precision,
         side=prepared.side,
     )
-    memory = None if options.count else [_memory(cost, prepared) for cost in costs]
-    cuts = partition(
-        [cost.compute for cost in costs],
-        prepared.recipe.pipeline.num_stages,
+    memory = None if options.count else {place: [_memory(cost, prepared) for cost in place.costs] for place in places}
+    cuts = partition_over(
+        _machines(places, memory, limits),
         boundary_costs=None if bandwidth is None else _boundary_costs(prepared, outputs[:-1], bandwidth),
-        memory=memory,
-        memory_limit=math.inf if options.memory is None else options.memory * 1e9,
     )
+    several = len(set(places)) > 1
     tables = [
-        _layers_table(costs, cuts, counted=options.count),
-        _stages_table("the cut of the recipe", prepared.cuts, costs, memory),
-        _stages_table("the best cut for these costs", cuts, costs, memory),
+        _machines_table(places, cuts) if several else _layers_table(places[0], cuts, counted=options.count),
+        _stages_table("the cut of the recipe", prepared.cuts, places, memory),
+        _stages_table("the best cut for these costs", cuts, places, memory),
         *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
-    return tables, [len(cut) for cut in cuts]
+    return Examination(tables, [len(cut) for cut in cuts], None if options.count or options.measured else places[0])
 
 
-def _costs(prepared: Prepared, *, counted: bool) -> tuple[LayerCost, ...]:
+def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
+    """The most bytes of each stage."""
+    gigabytes = list(given or [math.inf])
+    if mistaken := [value for value in gigabytes if not value > 0]:
+        raise OptionsError(f"--memory must be above 0 GB, got {mistaken[0]:g}")
+    if len(gigabytes) not in (1, num_stages):
+        raise OptionsError(
+            f"--memory must be one number for all stages, or one for each of {num_stages}, got {len(gigabytes)}"
+        )
+    return [1e9 * value for value in gigabytes] * (num_stages if len(gigabytes) == 1 else 1)
+
+
+def _machines(
+    places: Sequence[Measured], memory: Mapping[Measured, list[int]] | None, limits: Sequence[float]
+) -> list[Machine]:
+    """What the layers cost each stage; stages alike share one object."""
+    made = {
+        (place, limit): Machine(
+            costs=[cost.compute for cost in place.costs],
+            memory=None if memory is None else memory[place],
+            memory_limit=limit,
+        )
+        for place, limit in zip(places, limits, strict=True)
+    }
+    return [made[key] for key in zip(places, limits, strict=True)]
+
+
+def _here(prepared: Prepared, *, counted: bool) -> Measured:
     """The cost of each layer for one micro-batch of the training data, counted or measured."""
     training = prepared.recipe.training
     if counted:
-        return count(
+        costs = count(
             prepared.blueprint,
             prepared.inputs,
             precision=training.precision,
             recompute=training.recompute,
             side=prepared.side,
         )
+        return Measured("", "", costs)
     torch.set_num_threads(training.threads)
     ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
-    return measure(
+    device = choose(training.device)
+    costs = measure(
         prepared.blueprint,
         prepared.data.training.inputs(ids, 0),
         seed=training.seed,
         precision=training.precision,
         recompute=training.recompute,
-        device=choose(training.device),
+        device=device,
         side=prepared.data.training.side(ids),
     )
+    return Measured("", described(device), costs)
 
 
 def _memory(cost: LayerCost, prepared: Prepared) -> int:
@@ -101,13 +140,13 @@ def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], b
     ]
 
 
-def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted: bool) -> Table:
-    stage_of = {layer: stage for stage, cut in enumerate(cuts) for layer in cut}
+def _layers_table(place: Measured, cuts: Sequence[range], *, counted: bool) -> Table:
+    costs, stage_of = place.costs, _stage_of(cuts)
     if counted:
         columns = ["layer", "compute", "share", "weights, MB", "output, kB", "stage"]
-        scale, total = 1.0, sum(cost.compute for cost in costs)
+        total = sum(cost.compute for cost in costs)
         rows: list[list[Value]] = [
-            [cost.name, cost.compute * scale, cost.compute / total, cost.parameter_bytes / 1e6, cost.output_bytes / 1e3]
+            [cost.name, cost.compute, cost.compute / total, cost.parameter_bytes / 1e6, cost.output_bytes / 1e3]
             for cost in costs
         ]
     else:
@@ -123,21 +162,46 @@ def _layers_table(costs: Sequence[LayerCost], cuts: Sequence[range], *, counted:
             ]
             for cost in costs
         ]
-    title = "layers, for one micro-batch" + (", counted" if counted else ", measured on this machine")
+    how = "counted" if counted else f"measured in {place.name}" if place.name else "measured on this machine"
+    title = f"layers, for one micro-batch, {how}"
     return Table(title, columns, [[*row, stage_of[index]] for index, row in enumerate(rows)])
 
 
-def _stages_table(title: str, cuts: Sequence[range], costs: Sequence[LayerCost], memory: Sequence[int] | None) -> Table:
-    compute = [sum(costs[layer].compute for layer in cut) for cut in cuts]
-    columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]
+def _machines_table(places: Sequence[Measured], cuts: Sequence[range]) -> Table:
+    """The layers as measured on several machines."""
+    distinct, stage_of = list(dict.fromkeys(places)), _stage_of(cuts)
     rows: list[list[Value]] = [
-        [stage, costs[cut.start].name, costs[cut.stop - 1].name, len(cut), compute[stage] / max(compute)]
+        [costs[0].name, *(cost.compute * 1e3 for cost in costs), stage_of[index]]
+        for index, costs in enumerate(zip(*(place.costs for place in distinct), strict=True))
+    ]
+    columns = ["layer", *(f"{place.name}, ms" for place in distinct), "stage"]
+    note = "; ".join(f"{place.name}: {place.device}" for place in distinct)
+    return Table("forward and backward of one micro-batch, as measured on each machine", columns, rows, note)
+
+
+def _stage_of(cuts: Sequence[range]) -> dict[int, int]:
+    return {layer: stage for stage, cut in enumerate(cuts) for layer in cut}
+
+
+def _stages_table(
+    title: str, cuts: Sequence[range], places: Sequence[Measured], memory: Mapping[Measured, list[int]] | None
+) -> Table:
+    compute = [sum(place.costs[layer].compute for layer in cut) for place, cut in zip(places, cuts, strict=True)]
+    columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]
+    names = [cost.name for cost in places[0].costs]
+    rows: list[list[Value]] = [
+        [stage, names[cut.start], names[cut.stop - 1], len(cut), compute[stage] / max(compute)]
         for stage, cut in enumerate(cuts)
     ]
-    if memory is None:
-        return Table(title, columns, rows)
-    taken = [sum(memory[layer] for layer in cut) / 1e6 for cut in cuts]
-    return Table(title, [*columns, "memory, MB"], [[*row, cell] for row, cell in zip(rows, taken, strict=True)])
+    if memory is not None:
+        columns.append("memory, MB")
+        for row, place, cut in zip(rows, places, cuts, strict=True):
+            row.append(sum(memory[place][layer] for layer in cut) / 1e6)
+    if any(place.name for place in places):
+        columns.append("measured in")
+        for row, place in zip(rows, places, strict=True):
+            row.append(place.name)
+    return Table(title, columns, rows)
 
 
 def _boundaries_table(

@@ -79,8 +79,13 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
     ("options", "said"),
     [
         (["--codec", "q(9)"], "--codec q(9): q's bits must be an integer from 1 to 8, got 9\n"),
-        (["--count", "--memory", "1"], "--bandwidth and --memory need measured costs; remove --count"),
+        (["--count", "--memory", "1"], "--memory and --measured need measured costs; remove --count"),
         (["--memory", "-1"], "--memory must be above 0 GB, got -1"),
+        (["--memory", "1", "2"], "--memory must be one number for all stages, or one for each of 3, got 2"),
+        (["--measured", "a.json"], "--measured must name a file for each of the 3 stages, in their order, got 1"),
+        (["--measured", "a.json", "a.json", "a.json"], "cannot read --measured a.json: No such file or directory"),
+        (["--measured", "tiny.yaml", "tiny.yaml", "tiny.yaml"], "tiny.yaml must be the output of `thinwire partition"),
+        (["--count", "--measured", "a.json"], "--memory and --measured need measured costs; remove --count"),
         (["--memory", "0.0000001"], "no cut of 6 layers into 3 stages keeps each stage within 100 of memory"),
         (["--bandwidth", "fast"], "fast"),
         (["--pipeline.num_stages", "7", "--pipeline.layers", "null"], "each stage must have a layer, got 7 stages"),
@@ -95,3 +100,38 @@ def test_what_cannot_be_cut_is_one_sentence(here, capsys, options, said):
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1
     assert said in told.err
+
+
+def test_a_slow_machine_gets_fewer_layers_where_each_measured_its_own(here, capsys):
+    assert cli.main(["partition", "tiny.yaml", "--json"]) == 0
+    fast = json.loads(capsys.readouterr().out)
+    assert fast["measured"]["device"] == "cpu"
+    for cost in fast["measured"]["costs"]:
+        cost.update(forward=0.01, backward=0.02)
+    (here / "fast.json").write_text(json.dumps(fast))
+    for cost in fast["measured"]["costs"]:
+        cost.update(forward=0.03, backward=0.06)
+    fast["measured"]["device"] = "cuda:0 (OLD)"
+    (here / "slow.json").write_text(json.dumps(fast))
+    (layers, _, best, *_), found = asked(capsys, "--measured", "fast.json", "slow.json", "fast.json")
+    assert found["layers"] == [3, 1, 2] and "measured" not in found
+    assert [row["measured in"] for row in best] == ["fast", "slow", "fast"]
+    assert [row["compute, of slowest"] for row in best] == pytest.approx([1, 1, 2 / 3])
+    assert [row["slow, ms"] for row in layers] == pytest.approx([90] * 6)
+    assert found["tables"][0]["note"] == "fast: cpu; slow: cuda:0 (OLD)"
+    (_, _, best, *_), found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "0.00021", "1")
+    assert found["layers"] == [3, 1, 2] and best[1]["memory, MB"] <= 0.21
+
+
+def test_costs_of_other_microbatches_or_models_are_not_mixed(here, capsys):
+    for name, options in (
+        ("one", []),
+        ("two", ["--pipeline.microbatch_size", "1"]),
+        ("three", ["--model.config.n_layer", "3"]),
+    ):
+        cut = ["--pipeline.layers", "null"]
+        assert cli.main(["partition", "tiny.yaml", "--json", *cut, *options]) == 0
+        (here / f"{name}.json").write_text(capsys.readouterr().out)
+    for other, said in (("two", "must be of the same micro-batches"), ("three", "has the costs of another model")):
+        assert cli.main(["partition", "tiny.yaml", "--measured", "one.json", "one.json", f"{other}.json"]) == 2
+        assert said in capsys.readouterr().err

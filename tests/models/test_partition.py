@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.models.errors import ModelError
-from thinwire.models.partition import boundary_seconds, cut_after, explicit, partition
+from thinwire.models.partition import Machine, boundary_seconds, cut_after, explicit, partition, partition_over
 
 
 def all_cuts(count: int, num_stages: int) -> list[tuple[range, ...]]:
@@ -208,3 +208,36 @@ def test_impossible_sizes(sizes, messages):
     with pytest.raises(ModelError) as caught:
         explicit(sizes, 6)
     assert all(message in str(caught.value) for message in messages), str(caught.value)
+
+
+def test_a_slow_machine_gets_fewer_layers():
+    fast, slow = (Machine(costs=[seconds] * 12) for seconds in (1.0, 3.0))
+    assert [len(cut) for cut in partition_over([fast, slow, fast, fast])] == [4, 1, 4, 3]
+
+
+def test_a_small_memory_gets_fewer_layers():
+    small, large = (Machine(costs=[1.0] * 6, memory=[4.0] * 6, memory_limit=limit) for limit in (8.0, 80.0))
+    assert [len(cut) for cut in partition_over([small, large])] == [2, 4]
+    with pytest.raises(ModelError, match=r"6 layers into 2 stages keeps each stage within 8 of memory"):
+        partition_over([small, small])
+    huge = Machine(costs=[1.0] * 6, memory=[9.0] * 6, memory_limit=16.0)
+    with pytest.raises(ModelError, match=r"within its own of 8, 16 of memory: all layers take 54"):
+        partition_over([small, huge])
+
+
+def test_the_cut_over_machines_is_as_good_as_trying_everything():
+    draw = random.Random(1)
+    for _ in range(200):
+        count = draw.randint(1, 8)
+        num_stages = draw.randint(1, count)
+        machines = [Machine(costs=[float(draw.randint(0, 6)) for _ in range(count)]) for _ in range(num_stages)]
+
+        def slowest(cuts, machines=machines):
+            return max(sum(machine.costs[i] for i in cut) for machine, cut in zip(machines, cuts, strict=True))
+
+        assert slowest(partition_over(machines)) == min(map(slowest, all_cuts(count, num_stages)))
+
+
+def test_machines_have_the_costs_of_the_same_layers():
+    with pytest.raises(ModelError, match=r"must have a cost for each layer, got \[3, 2\] costs"):
+        partition_over([Machine(costs=[1.0] * 3), Machine(costs=[1.0] * 2)])
