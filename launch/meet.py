@@ -17,13 +17,19 @@ from pathlib import Path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.exit_codes import OK, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire meet"
+_BYTES_OF_A_PARAMETER = 16
+"""What a message may carry: a replica gives weights and outer momentum, 8 bytes of each; twice that, to be sure."""
+_BESIDES = 1 << 26
+"""Bytes of a message that do not grow with the parameters, such as headers of frames."""
+_UNKNOWN_MEMORY = 1 << 36
+"""Bytes that stand for a machine's memory where the system does not say it."""
 _SILENCES = 2
-"""A replica is lost after so many times `wire.heartbeat`: its gate calls again after one."""
+"""A replica is lost after so many times `wire.heartbeat`: its proxy calls again after one."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,23 +102,43 @@ def _is_place(text: str) -> bool:
 def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     import asyncio
 
-    from thinwire.launch.run.crews.distant.agreement import agreed
-    from thinwire.launch.run.crews.distant.door import serve
-    from thinwire.launch.run.crews.distant.hall import Hall, Size
+    from thinwire.launch.hosts.crew import gathered_signals
     from thinwire.launch.run.crews.hub import tell
+    from thinwire.launch.run.crews.remote.agreement import agreed
+    from thinwire.launch.run.crews.remote.listener import serve
+    from thinwire.launch.run.crews.remote.server import MeetingServer, Size
     from thinwire.pipeline.zeromq.keys import Keys
 
     assert wanted.wire.keys is not None, "it was checked"
     keys, wire = Keys.read(Path(wanted.wire.keys)), wanted.wire
-    size = Size(wanted.replicas.count, wanted.group_processes, wire.timeout, _SILENCES * wire.heartbeat)
-    asyncio.run(
-        serve(
-            listen,
-            keys,
-            lambda send: Hall(size, agreed(wanted), send, tell),
-            lambda address: _tell_commands(address, wanted, arguments),
+    silence = _SILENCES * wire.heartbeat
+    size = Size(wanted.replicas.count, wanted.group_processes, wire.timeout, silence, _largest(wanted))
+    with gathered_signals() as came:
+        over = asyncio.run(
+            serve(
+                listen,
+                keys,
+                lambda send: MeetingServer(size, agreed(wanted), send, tell),
+                lambda address: _tell_commands(address, wanted, arguments),
+                lambda: came,
+            )
         )
-    )
+    if not over:
+        raise StoppedError(
+            f"the meeting place was stopped by {came[0].name}; replicas that are in the run wait for it up to "
+            f"{wire.timeout:g} s (wire.timeout), and go on from their checkpoints if the same command starts it again"
+        )
+
+
+def _largest(wanted: Recipe) -> int:
+    """The most bytes that a message may carry; without a bound, one could make this process gather memory for ever."""
+    from thinwire.launch.shared.memory import machine_memory
+    from thinwire.models.size import count_parameters
+
+    parameters = count_parameters(wanted.model)
+    if parameters is None:
+        return machine_memory() or _UNKNOWN_MEMORY
+    return _BYTES_OF_A_PARAMETER * parameters + _BESIDES
 
 
 def _tell_commands(address: str, wanted: Recipe, arguments: Sequence[str]) -> None:

@@ -290,7 +290,8 @@ def connect(
         if replica not in here
     }
     timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
-    links = LaneEnds(here, where.across, where.num_stages, timeout, times)
+    # frames are matched by group and tag, so two trainers of one process must not share a group
+    links = LaneEnds(here, where.another_across(timeout), where.num_stages, timeout, times)
     if len(here) > 1:
         _give_wires(stages, options)
     groups = {stage.stage_index: divide_layers(stage.submod, options.groups) for stage in stages}
@@ -356,7 +357,10 @@ def _give_wires(stages: Sequence[CompressedStage], options: ReplicaOptions) -> N
     """Give each replica with codecs of its own a wire between all stages, which are in this process."""
     wire = stages[0].wire
     for replica in sorted(options.overrides):
-        own = wire.beside(options.codecs(replica, wire.compression), f"replica-{replica}")
+        codecs = options.codecs(replica, wire.compression)
+        if codecs == wire.compression:  # it has passes of its own alone
+            continue
+        own = wire.beside(codecs, f"replica-{replica}")
         for stage in stages:
             stage.all_ends.own[replica] = (own, StageEnds())
 

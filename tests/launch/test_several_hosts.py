@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -15,7 +16,7 @@ from support.recipe_runs import simulate
 from support.run_files import digest, metrics
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.crews.distant.agreement import agreed, difference
+from thinwire.launch.run.crews.remote.agreement import agreed, difference
 from thinwire.pipeline.errors import OptionsError
 
 OPTIONS = [
@@ -94,7 +95,7 @@ def test_a_launcher_that_was_killed_is_taken_in_again(folder):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_all_start_again_if_their_meeting_place_was_started_again(folder):
-    """The end of a gate took two restarts: its stage processes ended before the launcher knew of it."""
+    """The end of a proxy took two restarts: its stage processes ended before the launcher knew of it."""
     long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--max-restarts", "1"]
     with hosts(folder, *long, "--checkpoint.every", "3 steps") as (place, launcher):
         both = [launcher(0), launcher(1)]
@@ -129,4 +130,42 @@ def test_what_all_must_agree_on(folder):
     assert difference(known, agreed(recipe.parse(["tiny.yaml", *OPTIONS, *own]))) is None
     other = agreed(recipe.parse(["tiny.yaml", *OPTIONS, "--training.seed", "7"]))
     assert "these differ: training.seed (0 at the meeting place, 7 here)" in difference(known, other)
+    later = {**known, "the release of thinwire": "99"}
+    assert re.search(
+        r"these differ: the release of thinwire \(.* at the meeting place, 99 here\)", difference(known, later)
+    )
     assert len(json.dumps(known)) < 30_000, "it fits into one packet"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--wire.keys", "none"], "wire.keys must be a file that thinwire keys made, got none: No such file"),
+        (["--replicas.meeting", "x..y:29600"], "replicas.meeting must name a host that this one finds, got x..y: "),
+    ],
+)
+def test_what_keeps_a_replica_from_its_meeting_is_told_before_the_data_are_read(folder, options, said, capsys):
+    rest = ["--replicas.meeting", "127.0.0.1:29600", "--replicas.number", "0"]
+    assert cli.main(["train", "tiny.yaml", *OPTIONS, *rest, *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "reading the data" not in told and not (folder / "runs").exists()
+
+
+def test_keys_of_the_transport_are_read_before_the_data(folder, capsys):
+    keys = folder / "run.keys"
+    keys.chmod(0o644)
+    assert cli.main(["train", "tiny.yaml", "--wire.transport", "zmq", "--wire.keys", "run.keys"]) == 2
+    told = capsys.readouterr().err
+    assert "run chmod 600 run.keys" in told and "reading the data" not in told
+
+
+@pytest.mark.processes
+def test_a_meeting_place_that_is_stopped_says_so_and_frees_its_port(folder):
+    with hosts(folder) as (place, _):
+        place.process.send_signal(signal.SIGTERM)
+        assert place.wait() == 130
+    assert "the meeting place was stopped by SIGTERM; replicas that are in the run wait for it up to " in place.stderr
+    assert "Traceback" not in place.stderr
+    address = re.search(r"replicas meet at (\S+):(\d+);", place.stdout)
+    with socket.create_server((address[1], int(address[2]))):
+        pass

@@ -26,7 +26,7 @@ class Place:
     def begin_at_end(self, replica, held, digest="x"):
         """Say what a replica says that has done all steps: with its weights."""
         for process in range(2):
-            words = {"kind": "begin", "held": held, "digest": digest, "step": held, "passes": {}, "last": True}
+            words = {"kind": "end", "held": held, "digest": digest, "step": held, "passes": {}}
             self.say(replica, process, words, [f"weights of {replica}.{process}".encode()])
 
     def deliver(self, replica, step, processes=(0, 1), samples=4, last=False):

@@ -1,5 +1,7 @@
 """Pieces of messages, and the receives that take them."""
 
+import os
+
 import pytest
 
 from thinwire.pipeline.errors import WireError
@@ -81,6 +83,15 @@ def test_a_long_message_is_cut_without_a_gap():
         (2 * PIECE_BYTES, slice(2 * PIECE_BYTES, 2 * PIECE_BYTES + 1)),
     ]
     assert {piece.total for piece, _ in cut} == {2 * PIECE_BYTES + 1}
+
+
+@pytest.mark.parametrize("connections", [2, 3, 64])
+def test_several_connections_share_a_message_that_would_be_one_piece(connections):
+    message = os.urandom(PIECE_BYTES)
+    cut = pieces(STREAM, 3, len(message), connections=connections)
+    assert len(cut) >= connections
+    assert b"".join(message[part] for _, part in cut) == message
+    assert [piece.offset for piece, _ in cut] == [part.start for _, part in cut]
 
 
 def test_packets_are_read_as_they_were_written():

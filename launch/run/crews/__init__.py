@@ -4,6 +4,7 @@ own      what a stage process knows of its replica: its folder, its connection t
 place    the meeting place, as the launcher has it
 pairs    the sockets between a launcher, its stage processes and the process that is their meeting place
 hub      the meeting place itself: the rules of thinwire.pipeline.replicas.membership, behind such sockets
-distant  a meeting place for several hosts, and the gate through which a launcher reaches it
+remote   a meeting place for several hosts, and the proxy through which a launcher reaches it
+way      whether this host can get to a meeting place, before it reads data
 crews    the launcher: it starts all crews of its host, and one again that is lost
 """

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from thinwire.launch.run import failures, forks, host_data, local
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.crews.distant.agreement import agreed_with_data
 from thinwire.launch.run.crews.own import REPLICA_VARIABLE, of_replica
 from thinwire.launch.run.crews.place import MeetingPlace
+from thinwire.launch.run.crews.remote.agreement import agreed_with_data
 from thinwire.launch.run.folders import check_folders
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError

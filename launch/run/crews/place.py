@@ -18,18 +18,18 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 
 _GRACE = 10.0
-"""Seconds in which it ends by itself: a gate says the last words of its replica."""
+"""Seconds in which it ends by itself: a proxy says the last words of its replica."""
 
 
 class MeetingPlace:
-    """A started meeting place, or the gate to one on another host; `close` ends it.
+    """A started meeting place, or the proxy to one on another host; `close` ends it.
 
     Args:
         recipe: that of the run.
         agreed: what replicas on several hosts must agree on.
 
     Raises:
-        OptionsError: this system has no sockets of the kind that it needs; a replica has too many processes; or a gate
+        OptionsError: this system has no sockets of the kind that it needs; a replica has too many processes; or a proxy
             needs pyzmq, and it is not installed.
     """
 
@@ -44,7 +44,7 @@ class MeetingPlace:
         self._processes = recipe.group_processes
         self._ending: dict[str, Any] | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module, words, given = _distant(recipe, agreed) if recipe.replicas.meeting else _beside(recipe)
+        module, words, given = _remote(recipe, agreed) if recipe.replicas.meeting else _beside(recipe)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"thinwire.launch.run.crews.{module}", str(theirs.fileno()), *words],
@@ -113,13 +113,13 @@ def _beside(recipe: Recipe) -> tuple[str, list[str], str]:
     return "hub", [str(recipe.replicas.count), str(recipe.group_processes), str(recipe.wire.timeout)], ""
 
 
-def _distant(recipe: Recipe, agreed: Mapping[str, str]) -> tuple[str, list[str], str]:
-    """The same, of a gate to the meeting place that the recipe names."""
-    from thinwire.launch.run.crews.distant.settings import GateSettings
+def _remote(recipe: Recipe, agreed: Mapping[str, str]) -> tuple[str, list[str], str]:
+    """The same, of a proxy to the meeting place that the recipe names."""
+    from thinwire.launch.run.crews.remote.settings import ProxySettings
     from thinwire.pipeline.backends import check_installed
 
     check_installed()
     replicas, wire = recipe.replicas, recipe.wire
     assert replicas.meeting is not None and replicas.number is not None and wire.keys is not None, "the recipe checks"
-    settings = GateSettings(replicas.meeting, wire.keys, replicas.number, wire.heartbeat, wire.timeout, dict(agreed))
-    return "distant.gate", [], settings.text()
+    settings = ProxySettings(replicas.meeting, wire.keys, replicas.number, wire.heartbeat, wire.timeout, dict(agreed))
+    return "remote.proxy", [], settings.text()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.pipeline.errors import MismatchError, PeerError
+from thinwire.pipeline.replicas.membership.fields import ANSWERED, check
 from thinwire.pipeline.replicas.membership.messages import Message, receive, send
 
 
@@ -60,11 +61,12 @@ class Attendance:
         Raises:
             PeerError: the meeting place is gone.
             MismatchError: the replicas have different weights.
+            WireError: the answer is none.
         """
         said, given = {"kind": "begin", "held": held, "digest": digest}, list[bytes]()
         if end is not None:
             passes, state = end
-            said, given = {**said, "step": held, "passes": passes, "last": True}, [state]
+            said, given = {**said, "kind": "end", "step": held, "passes": passes}, [state]
         words, blobs = self._ask(said, given)
         return None if words["kind"] == "go" else _taken(words, blobs)
 
@@ -81,7 +83,7 @@ class Attendance:
             What the others delivered; or other weights, if the exchange went on without this replica.
 
         Raises:
-            PeerError, MismatchError: as `begin`.
+            PeerError, MismatchError, WireError: as `begin`.
         """
         words, blobs = self._ask({"kind": "deliver", "step": step, "samples": samples, "last": last}, frames)
         if words["kind"] != "exchange":
@@ -103,6 +105,7 @@ class Attendance:
             told, arrived = receive(self._connection)
         except (OSError, EOFError) as error:
             raise self._gone() from error
+        check((told, arrived), ANSWERED)
         if told["kind"] == "failed":
             raise MismatchError(told["text"])
         if told["kind"] == "stopped":

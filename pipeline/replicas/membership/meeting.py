@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.replicas.membership.fields import kind_of
 from thinwire.pipeline.replicas.membership.messages import Message
 
 State = Literal["away", "gone", "starting", "waiting", "training", "delivered", "late"]
@@ -78,6 +80,12 @@ class Meeting:
         self._deadline = 0.0
         self._stopping: set[int] = set()
         self._failure: str | None = None
+        self._hears = {
+            "begin": self._begins,
+            "end": self._begins,
+            "deliver": self._delivers,
+            "applied": self._applies,
+        }
 
     def comes(self, replica: int) -> None:
         """Note that the processes of a replica start."""
@@ -95,8 +103,10 @@ class Meeting:
         self.settle()
 
     def said(self, replica: int, process: int, message: Message) -> None:
-        """Take what a process said."""
+        """Take what a process said. WireError if it does not fit to what the other processes of its replica say."""
         seat, (words, _) = self._seats[replica], message
+        if seat.state in ("away", "gone"):
+            raise WireError("a replica must come before its processes say anything")
         if self._failure is not None:
             if words["kind"] != "applied":
                 self._answer(replica, process, {"kind": "failed", "text": self._failure}, [])
@@ -104,7 +114,7 @@ class Meeting:
         kept = seat.applied if words["kind"] == "applied" else seat.asked
         kept[process] = message
         if len(kept) == len(self._processes):
-            {"begin": self._begins, "deliver": self._delivers, "applied": self._applies}[words["kind"]](replica)
+            self._hears[kind_of(kept)](replica)
         self.settle()
 
     def settle(self) -> None:
@@ -197,7 +207,7 @@ class Meeting:
     def _keep_end(self, replica: int) -> None:
         """If a replica begins with the weights of the end, keep them for those who have older ones."""
         told = [self._seats[replica].asked[process] for process in self._processes]
-        if told[0][0].get("last") and told[0][0]["kind"] == "begin":
+        if told[0][0]["kind"] == "end":
             self._final = replica, told
 
     def _go_on(self, replica: int) -> None:

@@ -169,8 +169,9 @@ class World:
         self._ask(replica, lambda worker: self._beginning(replica, worker))
 
     def _beginning(self, replica, worker):
-        words, last = {"kind": "begin", "held": worker.held}, replica.done == self.steps
-        return (words | {"step": worker.held, "passes": {}, "last": True}, [worker.state]) if last else (words, [])
+        if replica.done < self.steps:
+            return {"kind": "begin", "held": worker.held}, []
+        return {"kind": "end", "held": worker.held, "step": worker.held, "passes": {}}, [worker.state]
 
     def _ask(self, replica, message):
         replica.kinds = set()

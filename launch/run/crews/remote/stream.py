@@ -1,11 +1,11 @@
-"""A stream of messages in each direction between a gate and the hall, over one connection after the other.
+"""A stream of messages in each direction between a proxy and the server, over one connection after the other.
 
 A connection carries packets of two parts: a kind with a number, and bytes.
 
-    hello    gate to hall, first: who it is, as JSON; the number is the version of these packets
-    welcome  hall to gate: the hall's life; the number is that of the piece that it expects next
-    refusal  hall to gate: why not, as JSON
-    unknown  hall to gate: it does not know this connection, and waits for a hello
+    hello    proxy to server, first: who it is, as JSON; the number is the version of these packets
+    welcome  server to proxy: the identifier of the server; the number is that of the piece that it expects next
+    refusal  server to proxy: why not, as JSON
+    unknown  server to proxy: it does not know this connection, and waits for a hello
     piece    a piece of the stream, with its number
     ack      the number of the piece that is expected next; sent every moment, so it is the heartbeat too
 
@@ -25,7 +25,7 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.membership.messages import Message, packed, read
 from thinwire.pipeline.zeromq.flows import Inflow, Outflow
 
-VERSION = 1
+VERSION = 2
 HELLO, WELCOME, REFUSAL, UNKNOWN, PIECE, ACK = b"H", b"W", b"R", b"U", b"P", b"A"
 LAUNCHER = -1
 """Stands for the launcher, where others have the number of a stage process."""
@@ -57,7 +57,7 @@ def pack_words(kind: bytes, number: int, **words: Any) -> list[bytes]:
     return pack(kind, number, json.dumps(words).encode())
 
 
-class Line:
+class MessageStream:
     """One end of the streams. Create it where an event loop runs."""
 
     def __init__(self) -> None:
@@ -96,10 +96,10 @@ class Line:
                 if self._send is not None:
                     self._send(PIECE, number, piece)
 
-    async def read(self) -> tuple[int, Message]:
-        """Wait for a message: the process that it is of or for, and what it says."""
+    async def read(self, largest: int | None = None) -> tuple[int, Message]:
+        """Wait for a message: the process that it is of or for, and what it says. Errors as `messages.read`."""
         [process] = _PROCESS.unpack(await self._reader.readexactly(_PROCESS.size))
-        return process, await read(self._reader)
+        return process, await read(self._reader, largest)
 
     def take(self, number: int, piece: bytes) -> None:
         """Take a piece, if it is the next one."""

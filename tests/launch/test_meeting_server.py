@@ -1,10 +1,9 @@
-"""Replicas on several hosts: the meeting place that listens, and the gates to it, over ZeroMQ in one process."""
+"""Replicas on several hosts: the meeting place that listens, and the world to it, over ZeroMQ in one process."""
 
 import asyncio
 import json
 import os
 import socket
-import struct
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,11 +11,13 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq")
 
+from support.meeting_world import in_world
 from thinwire.launch import cli
-from thinwire.launch.run.crews.distant.door import serve
-from thinwire.launch.run.crews.distant.gate import lead
-from thinwire.launch.run.crews.distant.hall import Hall, Size
-from thinwire.launch.run.crews.distant.line import (
+from thinwire.launch.run.crews.remote.listener import serve
+from thinwire.launch.run.crews.remote.proxy import lead
+from thinwire.launch.run.crews.remote.server import MeetingServer, Size
+from thinwire.launch.run.crews.remote.settings import ProxySettings
+from thinwire.launch.run.crews.remote.stream import (
     ACK,
     HELLO,
     LAUNCHER,
@@ -26,12 +27,10 @@ from thinwire.launch.run.crews.distant.line import (
     UNKNOWN,
     VERSION,
     WELCOME,
-    Line,
     pack,
     pack_words,
     unpack,
 )
-from thinwire.launch.run.crews.distant.settings import GateSettings
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.zeromq.keys import Keys
 
@@ -44,10 +43,12 @@ class Meeting:
 
     def __init__(self, keys, address="127.0.0.1:*"):
         self.told, self._opened = [], asyncio.get_running_loop().create_future()
-        size = Size(replicas=2, processes=1, timeout=TIMEOUT, silence=TIMEOUT)
+        size = Size(replicas=2, processes=1, timeout=TIMEOUT, silence=TIMEOUT, largest=1 << 20)
         agreed = {"model.name": '"gpt2"'}
         self.serving = asyncio.create_task(
-            serve(address, keys, lambda send: Hall(size, agreed, send, self.told.append), self._opened.set_result)
+            serve(
+                address, keys, lambda send: MeetingServer(size, agreed, send, self.told.append), self._opened.set_result
+            )
         )
 
     async def address(self):
@@ -59,7 +60,7 @@ class Meeting:
 
 
 class Host:
-    """A launcher and its stage process, with their gate."""
+    """A launcher and its stage process, with their proxy."""
 
     def __init__(self, settings):
         self.replica = settings.replica
@@ -87,11 +88,11 @@ class Host:
 
 @asynccontextmanager
 async def met(folder):
-    """A meeting place, and the settings of the gate of replica 0."""
+    """A meeting place, and the settings of the proxy of replica 0."""
     Keys.fresh().write(folder / "keys")
     place = Meeting(Keys.read(folder / "keys"))
     agreed = {"model.name": '"gpt2"', "the samples of training": "abc"}
-    yield place, GateSettings(await place.address(), str(folder / "keys"), 0, TIMEOUT, TIMEOUT, agreed)
+    yield place, ProxySettings(await place.address(), str(folder / "keys"), 0, TIMEOUT, TIMEOUT, agreed)
     await place.close()
 
 
@@ -173,7 +174,7 @@ def test_a_meeting_place_that_was_started_again_has_its_replicas_start_again(tmp
 
 
 class Lecturer:
-    """A hall that sends a message in three pieces and nothing else; it ends when the gate has said that it has all."""
+    """A server that sends a message in three pieces and nothing else; it ends when the proxy says that it has all."""
 
     def __init__(self, send):
         self._send, self.is_over = send, False
@@ -181,7 +182,7 @@ class Lecturer:
     def take(self, route, parts):
         kind, number, _ = unpack(parts)
         if kind == HELLO:
-            self._send(route, pack_words(WELCOME, 0, hall="this one"))
+            self._send(route, pack_words(WELCOME, 0, server="this one", noted=None))
             for piece in range(3):
                 self._send(route, pack(PIECE, piece, b"abc"))
         self.is_over = (kind, number) == (ACK, 3)
@@ -194,14 +195,14 @@ class Lecturer:
 
 
 def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
-    """Over a slow link it was lost, because a gate answered the heartbeats behind the message only."""
+    """Over a slow link it was lost, because a proxy answered the heartbeats behind the message only."""
 
     async def scene():
         Keys.fresh().write(tmp_path / "keys")
         opened = asyncio.get_running_loop().create_future()
         keys = Keys.read(tmp_path / "keys")
         serving = asyncio.create_task(serve("127.0.0.1:*", keys, Lecturer, opened.set_result))
-        host = Host(GateSettings(await opened, str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
+        host = Host(ProxySettings(await opened, str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
         await asyncio.wait_for(serving, TIMEOUT)
         await host.leave()
 
@@ -211,7 +212,7 @@ def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
 def test_an_address_that_is_none_is_a_sentence(tmp_path):
     async def scene():
         Keys.fresh().write(tmp_path / "keys")
-        host = Host(GateSettings("-:1", str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
+        host = Host(ProxySettings("-:1", str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
         ending = await host.leading
         assert ending.lasting and "replicas.meeting must be ADDRESS:PORT" in ending.text
 
@@ -232,135 +233,91 @@ def test_who_waits_in_vain_for_another_one_to_go_is_told_so(tmp_path):
     asyncio.run(scene())
 
 
-class Gates:
-    """A hall without a socket, with what it sent over each connection; `now` is its clock."""
-
-    def __init__(self):
-        self.now, self.sent, self.told = 0.0, {}, []
-        size = Size(replicas=2, processes=1, timeout=10.0, silence=6.0)
-        self.hall = Hall(size, {}, self._send, self.told.append, lambda: self.now)
-
-    def _send(self, route, parts):
-        self.sent.setdefault(route, []).append(unpack(parts))
-
-    def hello(self, route, replica, life, hall=None, expected=0):
-        words = {"replica": replica, "life": life, "hall": hall, "expected": expected, "agreed": {}}
-        self.hall.take(route, pack_words(HELLO, VERSION, **words))
-        kind, number, data = self.sent[route][-1]
-        return kind, number, json.loads(data)
-
-    def enter(self, route, replica, life="life"):
-        """Let a replica come over a connection: the gate's end of its streams, and the hall's life."""
-        _, _, welcome = self.hello(route, replica, life)
-        line = Line()
-        line.begin(lambda *packet: self.hall.take(route, pack(*packet)), 0)
-        line.write(LAUNCHER, {"comes": replica})
-        return line, welcome["hall"]
-
-    async def wait(self, seconds, *routes):
-        """Let time pass; what comes over these connections is heard all the time."""
-        for _ in range(round(2 * seconds)):
-            self.now += 0.5
-            for route in routes:
-                self.hall.take(route, pack(ACK, 0))
-            self.hall.look()
-            await asyncio.sleep(0)
-
-
-def in_hall(scene):
-    """Run a scene with a hall of its own."""
-
-    async def played():
-        await scene(Gates())
-
-    asyncio.run(played())
-
-
 def test_a_silent_replica_is_lost_and_comes_anew():
-    async def scene(gates):
-        _, hall = gates.enter(b"a", 0)
-        await gates.wait(5)
-        assert gates.told == ["replica 0 has come"]
-        await gates.wait(2)
-        assert gates.told[1:] == ["replica 0 is lost: nothing was heard of it for 6 s"]
-        gates.hall.take(b"a", pack(ACK, 0))
-        assert gates.sent[b"a"][-1][0] == UNKNOWN
-        kind, _, words = gates.hello(b"b", 0, "life", hall)
+    async def scene(world):
+        _, server = world.enter(b"a", 0)
+        await world.wait(5)
+        assert world.told == ["replica 0 has come"]
+        await world.wait(2)
+        assert world.told[1:] == ["replica 0 is lost: nothing was heard of it for 6 s"]
+        world.server.take(b"a", pack(ACK, 0))
+        assert world.sent[b"a"][-1][0] == UNKNOWN
+        kind, _, words = world.hello(b"b", 0, "session", server)
         assert kind == REFUSAL and not words["lasting"] and "was lost there" in words["text"]
-        assert gates.hello(b"c", 0, "another life")[0] == WELCOME
+        assert world.hello(b"c", 0, "another session")[0] == WELCOME
 
-    in_hall(scene)
+    in_world(scene)
 
 
 def test_a_broken_connection_loses_nothing():
-    async def scene(gates):
-        line, hall = gates.enter(b"a", 0)
-        await gates.wait(1)
-        line.interrupt()
-        line.write(0, {"kind": "begin", "held": 0, "digest": "x"})
-        kind, expected, _ = gates.hello(b"b", 0, "life", hall)
+    async def scene(world):
+        stream, server = world.enter(b"a", 0)
+        await world.wait(1)
+        stream.interrupt()
+        stream.write(0, {"kind": "begin", "held": 0, "digest": "x"})
+        kind, expected, _ = world.hello(b"b", 0, "session", server)
         assert kind == WELCOME and expected > 0
-        line.begin(lambda *packet: gates.hall.take(b"b", pack(*packet)), expected)
-        await gates.wait(11, b"b")
-        assert any(kind == PIECE for kind, *_ in gates.sent[b"b"]), "it may go on alone after the time-out"
-        assert gates.told == ["replica 0 has come"]
+        stream.begin(lambda *packet: world.server.take(b"b", pack(*packet)), expected)
+        await world.wait(11, b"b")
+        assert any(kind == PIECE for kind, *_ in world.sent[b"b"]), "it may go on alone after the time-out"
+        assert world.told == ["replica 0 has come"]
 
-    in_hall(scene)
+    in_world(scene)
 
 
 def test_a_replica_has_one_host():
-    async def scene(gates):
-        gates.hello(b"a", 0, "life")
-        kind, _, words = gates.hello(b"b", 0, "another life")
+    async def scene(world):
+        world.hello(b"a", 0, "session")
+        kind, _, words = world.hello(b"b", 0, "another session")
         assert kind == REFUSAL and words["waits"] and words["text"] == "replica 0 is there already"
 
-    in_hall(scene)
+    in_world(scene)
 
 
 def test_packets_that_are_none_change_nothing():
-    async def scene(gates):
-        gates.hello(b"a", 0, "life")
-        endless = b'{"replica": 1e999, "life": "x", "agreed": {}, "hall": null, "expected": 0}'
+    async def scene(world):
+        world.hello(b"a", 0, "session")
+        endless = b'{"replica": 1e999, "session": "x", "agreed": {}, "server": null, "expected": 0}'
         hellos = [pack(HELLO, VERSION, words) for words in (b"?", b"[]", b"[" * 100_000, endless)]
         for parts in ([], [b"x"], [b"", b""], *hellos, pack(HELLO, 99, b"{}"), pack(ACK, 7)):
-            gates.hall.take(b"a", parts)
-            assert gates.sent[b"a"][-1][0] == REFUSAL
-        gates.hall.take(b"a", pack(b"?", 0))
-        gates.hall.take(b"a", pack(PIECE, 0, b"\xff" * 100))
-        await gates.wait(1, b"a")
-        assert not gates.hall.is_over
+            world.server.take(b"a", parts)
+            assert world.sent[b"a"][-1][0] == REFUSAL
+        world.server.take(b"a", pack(b"?", 0))
+        world.server.take(b"a", pack(PIECE, 0, b"\xff" * 100))
+        await world.wait(1, b"a")
+        assert not world.server.is_over
 
-    in_hall(scene)
-
-
-@pytest.mark.parametrize("text", [b"7", b"[]", b"{}", b"[" * 100_000, b'{"sizes": [], "kind": []}'])
-def test_a_message_that_is_none_loses_the_replica_alone(text):
-    async def scene(gates):
-        gates.enter(b"a", 0)
-        head = struct.pack("!iQQ", 0, len(text), 0)
-        for number, piece in enumerate([head, text[:PIECE_BYTES], text[PIECE_BYTES:]], start=3):
-            gates.hall.take(b"a", pack(PIECE, number, piece))
-        await gates.wait(1)
-        assert gates.told[1].startswith("replica 0 is lost: it said what is no message")
-        assert not gates.hall.is_over
-
-    in_hall(scene)
+    in_world(scene)
 
 
 def test_it_waits_for_replicas_that_may_come_back_before_it_ends():
-    async def scene(gates):
-        lines = [gates.enter(bytes([replica]), replica)[0] for replica in range(2)]
-        await gates.wait(1, b"\0", b"\1")
-        lines[0].write(LAUNCHER, {"loses": 0, "for_good": True})
-        await gates.wait(7, b"\0")
-        assert gates.told[-2:] == ["replica 0 has ended", "replica 1 is lost: nothing was heard of it for 6 s"]
-        assert not gates.hall.is_over
-        await gates.wait(11)
-        assert gates.hall.is_over
-        gates.hall.tell_end()
-        assert gates.told[-1] == "the run has ended without replica 1"
+    async def scene(world):
+        streams = [world.enter(bytes([replica]), replica)[0] for replica in range(2)]
+        await world.wait(1, b"\0", b"\1")
+        streams[0].write(LAUNCHER, {"kind": "loses", "replica": 0, "for_good": True})
+        await world.wait(7, b"\0")
+        assert world.told[-2:] == ["replica 0 has ended", "replica 1 is lost: nothing was heard of it for 6 s"]
+        assert not world.server.is_over
+        await world.wait(11)
+        assert world.server.is_over
+        world.server.tell_end()
+        assert world.told[-1] == "the run has ended without replica 1"
 
-    in_hall(scene)
+    in_world(scene)
+
+
+def test_another_release_of_torch_is_told_and_let_in():
+    async def scene(world):
+        for replica, release in enumerate(["2.11", "2.13"]):
+            kind, _, words = world.hello(
+                bytes([replica]), replica, "session", agreed=[("the release of torch", release)]
+            )
+            assert kind == WELCOME
+        said = "it has torch 2.13, and another replica has 2.11: their weights may differ in the last bits"
+        assert said in words["noted"] and world.told == [f"replica 1 comes; {words['noted']}"]
+        assert world.hello(b"c", 1, "session", agreed=[("the release of torch", "2.11")])[2]["noted"] is None
+
+    in_world(scene)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The way of a replica to a meeting place on another host: a process of its launcher, which passes messages on.
 
-    python -m thinwire.launch.run.crews.distant.gate DESCRIPTOR      with its GateSettings as JSON on standard input
+    python -m thinwire.launch.run.crews.remote.proxy DESCRIPTOR      with its ProxySettings as JSON on standard input
 
 It listens nowhere; it calls the meeting place, and calls again if nothing is heard of it. It ends with a sentence for
 the launcher if the meeting place sends it away, or is not heard for too long.
@@ -25,7 +25,10 @@ import zmq.asyncio
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.run import parent
-from thinwire.launch.run.crews.distant.line import (
+from thinwire.launch.run.crews.hub import tell
+from thinwire.launch.run.crews.pairs import Pairs
+from thinwire.launch.run.crews.remote.settings import ProxySettings
+from thinwire.launch.run.crews.remote.stream import (
     ACK,
     HELLO,
     LAUNCHER,
@@ -34,14 +37,11 @@ from thinwire.launch.run.crews.distant.line import (
     UNKNOWN,
     VERSION,
     WELCOME,
-    Line,
+    MessageStream,
     pack,
     pack_words,
     unpack,
 )
-from thinwire.launch.run.crews.distant.settings import GateSettings
-from thinwire.launch.run.crews.hub import tell
-from thinwire.launch.run.crews.pairs import Pairs
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.replicas.membership.messages import Message
 from thinwire.pipeline.zeromq.connections import Patience, bounded
@@ -55,14 +55,14 @@ _FAREWELL = 5.0
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a gate ends before its launcher does."""
+    """Why a proxy ends before its launcher does."""
 
     text: str
     lasting: bool
     """Whether the launcher must not start its replica again."""
 
 
-class Gate:
+class Proxy:
     """The way to the meeting place; to the launcher and its processes, it is the meeting itself.
 
     Args:
@@ -71,12 +71,12 @@ class Gate:
     """
 
     def __init__(
-        self, settings: GateSettings, answer: Callable[[int, int, Mapping[str, Any], Sequence[bytes]], None]
+        self, settings: ProxySettings, answer: Callable[[int, int, Mapping[str, Any], Sequence[bytes]], None]
     ) -> None:
         self._settings, self._answer = settings, answer
         self._keys = Keys.read(Path(settings.keys))
-        self._life, self._hall = secrets.token_hex(16), None
-        self._line = Line()
+        self._session, self._server = secrets.token_hex(16), None
+        self._stream = MessageStream()
         self._context = zmq.asyncio.Context()
         self._heard = time.monotonic()
         self._told: str | None = None
@@ -84,19 +84,19 @@ class Gate:
 
     def comes(self, replica: int) -> None:
         """Say that the processes of the replica start."""
-        self._line.write(LAUNCHER, {"comes": replica})
+        self._stream.write(LAUNCHER, {"kind": "comes", "replica": replica})
 
     def loses(self, replica: int, *, for_good: bool) -> None:
         """Say that the replica has ended, and whether it comes again."""
-        self._line.write(LAUNCHER, {"loses": replica, "for_good": for_good})
+        self._stream.write(LAUNCHER, {"kind": "loses", "replica": replica, "for_good": for_good})
 
     def stop(self) -> None:
         """Have the replica stop after the next exchange."""
-        self._line.write(LAUNCHER, {"stop": True})
+        self._stream.write(LAUNCHER, {"kind": "stop"})
 
     def said(self, replica: int, process: int, message: Message) -> None:
         """Pass on what a process said."""
-        self._line.write(process, *message)
+        self._stream.write(process, *message)
 
     def settle(self) -> None:
         """Do nothing: messages leave at once."""
@@ -110,13 +110,13 @@ class Gate:
                 return ending
             if time.monotonic() - self._heard > self._settings.timeout:
                 return Ending(self._given_up(), lasting=True)
-            self._line.interrupt()
+            self._stream.interrupt()
             await asyncio.sleep(_EVERY)
 
     async def farewell(self) -> None:
         """Wait until the meeting place has all messages, but not for long."""
         deadline = time.monotonic() + _FAREWELL
-        while not self._line.is_empty and time.monotonic() < deadline:
+        while not self._stream.is_empty and time.monotonic() < deadline:
             await asyncio.sleep(_EVERY / 5)
 
     def close(self) -> None:
@@ -152,22 +152,24 @@ class Gate:
             link.close(linger=0)
 
     def _hello(self) -> list[bytes]:
-        about = {"replica": self._settings.replica, "life": self._life, "hall": self._hall}
-        return pack_words(HELLO, VERSION, **about, expected=self._line.expected, agreed=self._settings.agreed)
+        about = {"replica": self._settings.replica, "session": self._session, "server": self._server}
+        return pack_words(HELLO, VERSION, **about, expected=self._stream.expected, agreed=self._settings.agreed)
 
     def _take(self, link: zmq.asyncio.Socket, kind: bytes, number: int, data: bytes) -> None:
         """Take a packet of the meeting place."""
         if kind == WELCOME:
-            self._tell(f"replica {self._settings.replica} is at the meeting place at {self._settings.address}")
-            self._hall = json.loads(data)["hall"]
-            self._line.begin(lambda *packet: _send(link, *packet), number)
+            welcome = json.loads(data)
+            noted = f"; {welcome['noted']}" if welcome["noted"] else ""
+            self._tell(f"replica {self._settings.replica} is at the meeting place at {self._settings.address}{noted}")
+            self._server = welcome["server"]
+            self._stream.begin(lambda *packet: _send(link, *packet), number)
             self._refused = None
         elif kind == PIECE:
-            self._line.take(number, data)
+            self._stream.take(number, data)
         elif kind == ACK:
-            self._line.acknowledge(number)
+            self._stream.acknowledge(number)
         # a piece is answered too: over a slow link a long message takes longer than the meeting place waits for a word
-        _send(link, ACK, self._line.expected)
+        _send(link, ACK, self._stream.expected)
 
     def _sent_away(self, refusal: Mapping[str, Any]) -> Ending | None:
         if refusal.get("waits"):
@@ -180,7 +182,7 @@ class Gate:
     async def _hear(self) -> None:
         """Give the stage processes what the meeting place says to them."""
         while True:
-            process, (words, blobs) = await self._line.read()
+            process, (words, blobs) = await self._stream.read()
             self._answer(self._settings.replica, process, words, blobs)
 
     def _given_up(self) -> str:
@@ -217,11 +219,11 @@ def _send(link: zmq.asyncio.Socket, kind: bytes, number: int, data: bytes = b"")
     link.send_multipart(pack(kind, number, data))
 
 
-async def lead(control: socket.socket, settings: GateSettings) -> Ending | None:
+async def lead(control: socket.socket, settings: ProxySettings) -> Ending | None:
     """Be the way to the meeting place until the launcher is gone, or there is no way; then why."""
     pairs = Pairs(control)
-    gate = Gate(settings, pairs.answer)
-    holding, serving = asyncio.create_task(gate.hold()), asyncio.create_task(pairs.serve(gate))
+    proxy = Proxy(settings, pairs.answer)
+    holding, serving = asyncio.create_task(proxy.hold()), asyncio.create_task(pairs.serve(proxy))
     try:
         await asyncio.wait({holding, serving}, return_when=asyncio.FIRST_COMPLETED)
         if holding.done():
@@ -230,12 +232,12 @@ async def lead(control: socket.socket, settings: GateSettings) -> Ending | None:
             _tell_launcher(control, ending)
             return ending
         serving.result()
-        await gate.farewell()
+        await proxy.farewell()
         return None
     finally:
         for task in (holding, serving):
             task.cancel()
-        gate.close()
+        proxy.close()
 
 
 def _ending_of(holding: asyncio.Task[Ending]) -> Ending:
@@ -253,7 +255,7 @@ def _tell_launcher(control: socket.socket, ending: Ending) -> None:
 def main(descriptor: str) -> None:
     """Lead, and tell the launcher why if the way ends before it does."""
     parent.end_with_parent()
-    control, settings = socket.socket(fileno=int(descriptor)), GateSettings(**json.load(sys.stdin))
+    control, settings = socket.socket(fileno=int(descriptor)), ProxySettings(**json.load(sys.stdin))
     try:
         asyncio.run(lead(control, settings))
     except ThinwireError as error:

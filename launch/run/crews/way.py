@@ -1,0 +1,15 @@
+"""The way of this process to others of its run, checked before a training is imported and the data are read."""
+
+from __future__ import annotations
+
+from thinwire.launch.run.crews.remote.settings import check_host
+from thinwire.launch.run.recipe import Recipe
+from thinwire.pipeline.backends import check_keys
+
+
+def check_way(recipe: Recipe) -> None:
+    """Raise OptionsError if the file of keys cannot be used, or the host of the meeting place is not found."""
+    meeting = recipe.replicas.meeting
+    check_keys(recipe.wire, meets=meeting is not None)
+    if meeting is not None:
+        check_host(meeting)
