@@ -135,6 +135,7 @@ class Trainer:
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in self.stages}, trace)
         for stage in self.stages:
             stage.keep_outputs = False
+        self._trains: bool | None = None
         self.done = 0
 
     def begin(self, done: int) -> int:
@@ -170,8 +171,7 @@ class Trainer:
         started, before = time.perf_counter(), spending(meters)
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
-        for stage in self.stages:
-            stage.submod.train()
+        self.set_mode(trains=True)
         warms_up = self.stages[0].wire.compression.warms_up(step, self.sampler.steps_per_epoch)
         kind: PassKind = "warmup" if warms_up else "train"
         # pass numbers are those of the whole batch: dropout and codecs draw by them, so not by replica
@@ -238,6 +238,14 @@ class Trainer:
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
         return self._shares.before(replica) - self._shares.before(self.replicas.here.start)
+
+    def set_mode(self, *, trains: bool) -> None:
+        """Put the modules into the mode of training or of evaluation, if they are not in it: the walk takes time."""
+        if self._trains == trains:
+            return
+        self._trains = trains
+        for stage in self.stages:
+            stage.submod.train(trains)
 
     def use_ends_of(self, replica: int) -> None:
         """Let the next passes go through the codecs of a replica."""

@@ -24,6 +24,8 @@ COMMON = {
     "--replicas.count": "2",
     "--training.steps": str(STEPS),
     "--training.threads": "1",
+    "--pipeline.num_microbatches": "2",
+    "--pipeline.microbatch_size": "8",
 }
 EXCHANGES: Mapping[str, Mapping[str, str]] = {
     "none": {},

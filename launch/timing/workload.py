@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options import CompressionOptions, split_pair
+from thinwire.pipeline.options import CompressionOptions, ReplicaOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, placement
 
 Examples = tuple[Tensor, ...]
@@ -136,6 +136,16 @@ def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: i
 def _frame_bytes(examples: Examples, method: Method, activations: Method, channel: ChannelName) -> int:
     crossing = [example for example in examples if channel == "activations" or example.requires_grad]
     return frame_length(crossing, method, activations)
+
+
+def check_replica_codecs(listed: Sequence[str]) -> None:
+    """Raise OptionsError, with a sentence, if one of --replica-codec is no codec of gradients between replicas."""
+    for text in listed:
+        try:
+            ReplicaOptions(count=2, gradients=text)
+        except OptionsError as error:
+            told = [mistake.partition(": ")[2] for mistake in error.mistakes]
+            raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
 
 
 def codec_pair(text: str) -> CompressionOptions:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from support.commands import THINWIRE, hosts_of, started
 from support.processes import run
 from thinwire.launch import cli
 from thinwire.launch.bench.links import contests
+from thinwire.launch.bench.links.command import make_parser
 from thinwire.launch.bench.links.contenders import Codecs, make
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
+from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
@@ -53,6 +56,31 @@ def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
         assert any(moved), "bf16 on the wire changes nothing"
 
 
+def rounds_in_turn(rank, folder):
+    """By contender: the frames of each of its two rounds, and whether an exchange was under way after one."""
+    alone = ["--replicas.count", "2", "--replicas.sync.every", "4", "--replicas.sync.overlap", "1"]
+    prepared = prepare(parse([*SMALL, "--pipeline.num_stages", "1", *alone], prog="thinwire bench"))
+    where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=30))
+    contenders = {
+        codec: make(codec, Codecs("none", "none", codec), prepared, where, rank, folder / codec)
+        for codec in ("none", "q(4)")
+    }
+    found = {codec: [] for codec in contenders}
+    for codec, contender in [*contenders.items(), *contenders.items()]:
+        frames = contender.step(torch.arange(prepared.recipe.batch_size)).frames
+        found[codec].append((frames, contender._trainer._local.under_way))
+    return found
+
+
+@pytest.mark.processes
+def test_a_round_ends_when_its_exchange_does(tmp_path):
+    """A group is sent in the last step of four and arrives in the next one, so rounds begin behind that step."""
+    [found, _] = run(rounds_in_turn, 2, tmp_path)
+    for (frames, _), (again, _) in found.values():
+        assert frames == again and {channel for _, channel, _, _ in frames} == {"parts", "sums"}
+    assert not any(under_way for rounds in found.values() for _, under_way in rounds)
+
+
 @pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
@@ -84,6 +112,7 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
 @pytest.mark.usefixtures("can_make_hosts")
 def test_replicas_are_measured_beside_their_limit(capsys):
     arguments = [*SMALL, "--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--bandwidth", "20mbit"]
+    arguments += ["--replicas.overrides.1.compression.activations", "none"]
     assert cli.main(["bench", *arguments, "--codec", "q(4)/q(8)", "--repetitions", "1", "--steps", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     speeds, sections, conditions = map(Table.from_json, found["tables"])
@@ -95,14 +124,56 @@ def test_replicas_are_measured_beside_their_limit(capsys):
     assert all(row["samples/s"] > 0 and row["LIMIT"] > 0 for row in rows)
     sizes = [row["MB a step"] for row in rows[4:]]
     assert sizes == sorted(sizes, reverse=True)
+    # frames as above, of two replicas; one of them sends its activations uncompressed
+    compressed = 4 * (64 + 64 + 512) + 2 * (64 + 64 + 256) + 2 * (32 * 16 * 4 + 64)
+    assert sizes[0] - sizes[1] == pytest.approx((8 * (32 * 16 * 4 + 64) - compressed) / 1e6)
     assert {row[2] for row in sections.rows} == {0, 1, 2, 3}
     assert 0 < conditions.rows[1][1] < 22, "the goodput of 20 Mbit/s"
+
+
+def test_each_codec_between_replicas_is_a_contender():
+    wanted = parse([*SMALL, "--replicas.count", "2", "--replicas.gradients", "bf16"], prog="thinwire bench")
+    options = make_parser().parse_args(["--codec", "q(4)/q(8)", "--replica-codec", "ef(q(4))", "bf16"])
+    assert {name: codecs.between for name, codecs in contests._contenders(options, wanted).items()} == {
+        "none": "none",
+        "q(4)/q(8)": "none",
+        "none, replicas bf16": "bf16",
+        "q(4)/q(8), replicas bf16": "bf16",
+        "none, replicas ef(q(4))": "ef(q(4))",
+        "q(4)/q(8), replicas ef(q(4))": "ef(q(4))",
+    }
+
+
+def measured(nbytes):
+    """What a process of the second stage or the first measured: compute, and frames of so many bytes."""
+    compute = [[stage, task, 0.001] for stage in (0, 1) for task in ("forward", "backward", "optimizer")]
+    frames = [[0, channel, 2, 2 * nbytes] for channel in ("activations", "gradients")]
+    links = [
+        {"source": source, "target": target, "goodput": 1e6, "latency": 0.0, "duplex": 1.0}
+        for source, target in ((0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1))
+    ]
+    step = {"seconds": 1.0, "sections": {}, "compute": compute, "frames": frames, "exchange": {}}
+    return {"links": links, "turns": [{"contender": "none", "first": step, "later": [step]}]}
+
+
+def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
+    prepared = prepare(parse([*SMALL, "--replicas.count", "2"], prog="thinwire bench"))
+
+    def limit(*sizes):
+        processes = [measured(nbytes) for nbytes in sizes for _ in range(2)]
+        return simulated(Contest(None, processes, size=2), prepared, free_codecs=True)["none"]
+
+    assert limit(1000, 9000) == limit(9000, 1000) == limit(9000, 9000) > limit(1000, 1000)
 
 
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
     assert "unknown codec 'zip'" in capsys.readouterr().err
+    assert cli.main(["bench", *SMALL, "--replica-codec", "bf16"]) == 2
+    assert "--replica-codec needs replicas" in capsys.readouterr().err
+    assert cli.main(["bench", *SMALL, "--replicas.count", "2", "--replica-codec", "reuse"]) == 2
+    assert "--replica-codec reuse: reuse needs the indices of an activation" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--compressed-only", "--codec", "none"]) == 2
     assert capsys.readouterr().err == "--compressed-only needs a --codec that compresses, got none\n"
     assert cli.main(["bench", *SMALL, "--bandwidth", "fast"]) == 2

@@ -227,11 +227,14 @@ def shared_weights(setting, stages, where):
     return SharedWeights(range(setting.num_stages), copies, meters, where)
 
 
-def make_trainer(rank, **options):
-    """A trainer over the stages of one process, connected; the options are fields of `Setting`."""
+def make_trainer(rank, *, where=None, **options):
+    """A trainer over the stages of one process, connected; the options are fields of `Setting`.
+
+    `where` is the placement of an earlier trainer of the process, for another one beside it.
+    """
     setting = Setting(**options)
     optimizer = OptimizerOptions(**setting.optimizer)
-    where = setting.placement(rank).connected(timedelta(seconds=60))
+    where = where or setting.placement(rank).connected(timedelta(seconds=60))
     stages, task = make_stages(setting, rank, where), Task()
     loss = WholeBatchLoss(task, Meter())
     trainer = Trainer(

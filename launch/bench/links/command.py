@@ -53,11 +53,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
     """Raise OptionsError that names every option that does not fit a bench."""
+    from thinwire.launch.timing.workload import check_replica_codecs
     from thinwire.pipeline.devices.device import CPU, choose
 
+    check_replica_codecs(options.replica_codec)
     pipeline = wanted.pipeline
+    several = {replica: each.pipeline.accumulation for replica, each in wanted.replicas.overrides.items()}
+    several = {replica: passes for replica, passes in several.items() if passes not in (None, 1)}
     OptionsError.require(
         (pipeline.accumulation == 1, "a bench measures one pass in each step; set pipeline.accumulation to 1"),
+        (
+            not several,
+            f"a bench measures one pass in each step; remove pipeline.accumulation from replicas.overrides, got "
+            f"{', '.join(f'{passes} in replica {replica}' for replica, passes in several.items())}",
+        ),
         (
             pipeline.num_processes > 1,
             "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
@@ -72,17 +81,12 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "a bench compares with plain torch, whose layers are not compiled; set training.compile to false",
         ),
         (
-            not (wanted.replicas.step_alone and wanted.replicas.sync.overlap),
-            f"contenders of a bench take turns on the links, so no exchange may be under way between two rounds; set "
-            f"replicas.sync.overlap to 0, got {wanted.replicas.sync.overlap}",
-        ),
-        (
             not wanted.replicas.elastic,
             "a bench measures replicas that are always there; set replicas.membership to fixed, got elastic",
         ),
         (
-            not wanted.replicas.overrides,
-            "a bench compares codecs that all replicas have; remove replicas.overrides",
+            wanted.replicas.count > 1 or not options.replica_codec,
+            "--replica-codec needs replicas; add --replicas.count, such as 2",
         ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
@@ -116,6 +120,14 @@ def make_parser() -> Parser:
         nargs="+",
         default=list(DEFAULT_CODECS),
         help="codecs as activations/gradients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--replica-codec",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CODEC",
+        help="codecs of the gradients between replicas, beside none and that of the recipe, such as 'ef(q(4))'",
     )
     parser.add_argument(
         "--repetitions", type=int, default=5, help="number of turns of each contender (default: %(default)s)"

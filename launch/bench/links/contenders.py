@@ -32,6 +32,9 @@ BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""
 
 
+UNCOMPRESSED = "none"
+
+
 @dataclass(frozen=True)
 class Codecs:
     """The codecs of both channels, as expressions."""
@@ -100,7 +103,9 @@ class Thinwire:
         )
         ready = with_codecs(prepared, compression)
         recipe = ready.recipe
-        replicas = replace(recipe.replicas, gradients=codecs.between)
+        # uncompressed is uncompressed in all replicas
+        overrides = {} if codecs.activations == codecs.gradients == UNCOMPRESSED else recipe.replicas.overrides
+        replicas = replace(recipe.replicas, gradients=codecs.between, overrides=overrides)
         # no step is the last one, after which all groups of layers are exchanged
         training = replace(recipe.training, steps=MOST_STEPS)
         ready = replace(ready, recipe=replace(recipe, replicas=replicas, training=training))
@@ -112,6 +117,10 @@ class Thinwire:
         if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
             self._take(torch.arange(recipe.batch_size))
             self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
+        # a group is sent at the end of every `sync.every` steps, and arrives `overlap` steps later: if rounds begin so
+        # much later, they end with nothing under way that would slow the next contender
+        for _ in range(replicas.sync.overlap if replicas.step_alone else 0):
+            self._take(torch.arange(recipe.batch_size))
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""

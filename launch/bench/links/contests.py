@@ -46,7 +46,7 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
         arguments: the words of the command line that give this recipe.
         options: those of the bench, and `ratios`, what `ratios_of` finds in them.
     """
-    contenders, bandwidths = _contenders(options.codec, wanted), _bandwidths(options.bandwidth)
+    contenders, bandwidths = _contenders(options, wanted), _bandwidths(options.bandwidth)
     processes = wanted.num_processes
     shapes = [_links(wanted, rate) for rate in (None, *bandwidths)]
     if reason := missing(shapes[-1]):
@@ -101,19 +101,19 @@ def ratios_of(options: argparse.Namespace) -> dict[float, float]:
     return {bandwidth: RATIOS[bandwidth] for bandwidth in wanted}
 
 
-def _contenders(pairs: Sequence[str], wanted: Recipe) -> dict[str, Codecs | None]:
+def _contenders(options: argparse.Namespace, wanted: Recipe) -> dict[str, Codecs | None]:
     """The contenders by name: uncompressed, the pairs of codecs, and plain torch (None).
 
-    With replicas, each pair is there without compression between replicas and with that of the recipe. Plain torch has
-    no replicas here.
+    With replicas, each pair is there without compression between replicas, with that of the recipe, and with each
+    --replica-codec. Plain torch has no replicas here.
     """
-    ends = {label(pair): pair for pair in (at_the_end(codec_pair(text)) for text in (REFERENCE, *pairs))}
+    ends = {label(pair): pair for pair in (at_the_end(codec_pair(text)) for text in (REFERENCE, *options.codec))}
     if wanted.replicas.count == 1:
         ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in ends.items()}
         return {**ours, **dict.fromkeys(BASELINES)}
     return {
         name if between == REFERENCE else f"{name}{BETWEEN}{between}": Codecs(pair.activations, pair.gradients, between)
-        for between in dict.fromkeys((REFERENCE, str(wanted.replicas.method)))
+        for between in dict.fromkeys((REFERENCE, str(wanted.replicas.method), *options.replica_codec))
         for name, pair in ends.items()
     }
 

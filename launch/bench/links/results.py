@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Contest:
     processes: Sequence[Mapping[str, Any]]
     size: int = 0
     """Processes of each pipeline; 0 if all are of one."""
+    first: int = 0
+    """The rank of the first of these processes."""
 
     @classmethod
     def read(cls, folder: Path, index: int, num_processes: int, bandwidth: float | None, size: int) -> Contest:
@@ -51,6 +53,15 @@ class Contest:
     def pipeline(self) -> Sequence[Mapping[str, Any]]:
         """The measurements of the first pipeline."""
         return self.processes[: self.size or len(self.processes)]
+
+    @property
+    def replicas(self) -> list[Contest]:
+        """The same contest in the processes of each replica."""
+        size = self.size or len(self.processes)
+        return [
+            replace(self, processes=self.processes[first : first + size], first=first)
+            for first in range(0, len(self.processes), size)
+        ]
 
     @property
     def contenders(self) -> list[str]:
@@ -144,8 +155,14 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     found = {}
     for contender in contest.contenders:
         if contest.frames(contender):
-            channels = [_channel(contest, contender, name, prepared, free_codecs) for name in CHANNELS]
-            course = time_step(table, spent, *channels)
+            # replicas may have codecs of their own, and all wait for the slowest
+            courses = [
+                time_step(
+                    table, spent, *(_channel(replica, contender, name, prepared, free_codecs) for name in CHANNELS)
+                )
+                for replica in contest.replicas
+            ]
+            course = max(courses, key=lambda course: course.seconds)
             between = contender.partition(BETWEEN)[2] or REFERENCE
             apart = [] if free_codecs else contest.exchange(contender)
             added = exchange_seconds(prepared, course, between, contest.links(), apart)
@@ -156,13 +173,13 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
 def _channel(
     contest: Contest, contender: str, name: ChannelName, prepared: Prepared, free_codecs: bool
 ) -> ChannelTiming:
-    """One direction over all boundaries, with the measured frames, links and codecs."""
-    frames, links = contest.frames(contender), contest.links()
+    """One direction over all boundaries of one replica, with the frames, links and codecs measured there."""
+    frames, links, first = contest.frames(contender), contest.links(), contest.first
     where = real_placement(prepared.recipe).process_of
     boundaries = range(prepared.recipe.num_boundaries)
     ends = [(where[low], where[low + 1]) for low in boundaries]
     ends = ends if name == "activations" else [pair[::-1] for pair in ends]
-    across = [links.get(pair, _HERE) for pair in ends]
+    across = [links.get((source + first, target + first), _HERE) for source, target in ends]
     encode, decode = [[0.0] * len(where)] * 2 if free_codecs else _codec_seconds(contest, contender, prepared)
     return ChannelTiming(
         nbytes=[frames[low, name][1] / frames[low, name][0] for low in boundaries],

@@ -1,0 +1,71 @@
+"""How fast replicas train over links of 100 Mbit/s, beside the LIMIT, by the codec of the exchange: a table.
+
+    sudo python docs/measured/replica_speed.py FOLDER [--turns 3] [--steps 3] [--only NAME]
+
+Four runs of `thinwire bench`, with 2 replicas x 2 stages in network namespaces, of the recipe and the exchanges of
+replicas.py. The results are kept in FOLDER as JSON; one that is there is not measured again. Nothing else should run on
+the machine.
+"""
+
+import argparse
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from replicas import EXCHANGES, PIPELINES, RECIPE
+
+LINKS = "100mbit"
+EVERY_STEP = ("bf16", "ef(q(8))", "ef(q(4))", "ef(q(2))", "powersgd(4)")
+FW3_BW6 = PIPELINES["fw3 bw6"]["--codec"]
+
+
+def benches(turns: int, steps: int) -> Mapping[str, list[str]]:
+    """The options of each bench, by name. Replicas that step alone take two rounds of 30 steps."""
+    codecs = [EXCHANGES[name].get("--replicas.gradients", name).replace(", start=26", "") for name in EVERY_STEP]
+    few = ["--repetitions", str(turns), "--steps", str(steps)]
+    rounds = ["--repetitions", "1", "--steps", "1", "--codec", "none"]
+    return {
+        "every step": ["--codec", FW3_BW6, "--replica-codec", *codecs, *few],
+        "quantized-adam": ["--codec", FW3_BW6, *_options("quantized-adam, 4 bits"), *few],
+        "DiLoCo": [*_options("DiLoCo, q(4), every 30"), *rounds],
+        "SparseLoCo": [*_options("SparseLoCo, every 30"), *rounds],
+    }
+
+
+def _options(exchange: str) -> list[str]:
+    return [word for option in EXCHANGES[exchange].items() for word in option]
+
+
+def rows(name: str, found: Mapping) -> Iterator[str]:
+    """The rows of the shaped links as Markdown."""
+    speeds = found["tables"][0]
+    for cells in speeds["rows"]:
+        row = dict(zip(speeds["columns"], cells, strict=True))
+        if row["links"] != "unshaped":
+            numbers = (row["samples/s"], row["LIMIT"], row["of LIMIT"], row["MB a step"])
+            yield f"| {name} | `{row['who']}` | {' | '.join(f'{number:.3g}' for number in numbers)} |"
+
+
+def main() -> None:
+    """Run what is not there, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--only", help="measure this one alone")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    table = ["| exchange | boundaries, between replicas | samples/s | LIMIT | of LIMIT | MB a step |", "|---" * 6 + "|"]
+    for name, words in benches(options.turns, options.steps).items():
+        path = options.folder / f"{name.replace(' ', '-')}.json"
+        if not path.is_file() and options.only in (None, name):
+            command = ["thinwire", "bench", RECIPE, "--replicas.count", "2", "--bandwidth", LINKS, *words, "--json"]
+            path.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        if path.is_file():
+            table += rows(name, json.loads(path.read_text()))
+    print("\n".join(table))
+
+
+if __name__ == "__main__":
+    main()
