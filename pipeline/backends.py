@@ -36,6 +36,13 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
     return arguments(options, beside)
 
 
+def arguments_beside() -> dict[str, Any]:
+    """`backend` and `pg_options` for another group of processes of the default one; ZeroMQ shares its connections."""
+    if dist.get_backend() == "zmq":
+        return {"backend": "zmq", "pg_options": dist.group.WORLD}
+    return {"backend": "gloo"}
+
+
 def check_installed() -> None:
     """Raise OptionsError if pyzmq is not installed."""
     try:
@@ -45,6 +52,21 @@ def check_installed() -> None:
             "wire.transport zmq, its keys and thinwire meet need pyzmq, which is not installed; run pip install "
             '"thinwire[zmq]"'
         ) from error
+
+
+def check_keys(options: WireOptions, *, meets: bool) -> None:
+    """Raise OptionsError if keys are needed from a file, and it holds none, or others may read it.
+
+    Args:
+        options: the options that name the file.
+        meets: whether replicas meet on another host, which needs the keys whatever the transport is.
+    """
+    if options.keys is None or not (meets or options.transport == "zmq"):
+        return
+    check_installed()
+    from thinwire.pipeline.zeromq.keys import Keys
+
+    Keys.read(Path(options.keys))
 
 
 def fresh_keys(options: WireOptions, folder: Path) -> dict[str, str]:

@@ -162,18 +162,18 @@ class Sender(ChannelEnd):
             encoded, nbytes = self._encode(frame, microbatch, plan, tensors)
             self.count(self._meter.sent, microbatch, plan, nbytes)
             nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
-            header = replace(channel.header(microbatch, nbytes), nones=nones)
+            header = channel.header(microbatch, nbytes)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._meter.depart(work, nbytes)
             sending = f"{channel.sender} was sending {what} to {channel.receiver}"
-            self._way.send(frame, nbytes, sending, partial(self._seal, header))
+            self._way.send(frame, nbytes, sending, partial(self._seal, header, nones))
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
 
-    def _seal(self, header: Header, frame: Tensor) -> None:
+    def _seal(self, header: Header, nones: int, frame: Tensor) -> None:
         """Write the header, with the time of departure; of a frame from a card, the courier calls it."""
-        seal(replace(header, departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
+        seal(replace(header, nones=nones, departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]

@@ -22,9 +22,10 @@ any number type.
 from __future__ import annotations
 
 import struct
-import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
+
+from isal import isal_zlib
 
 from thinwire.pipeline.errors import WireError
 
@@ -126,7 +127,8 @@ def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
     If `payload` is true, the checksum covers the payloads too.
     """
     header.write(frame)
-    replace(header, crc32=checksum(frame[: HEADER_BYTES + header.length], payload=payload)).write(frame)
+    crc32 = checksum(frame[: HEADER_BYTES + header.length], payload=payload)
+    frame[_CRC].numpy().data[:] = crc32.to_bytes(4, "little")
 
 
 def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = False) -> Header:
@@ -155,5 +157,5 @@ def checksum(frame: Tensor, *, payload: bool) -> int:
     """CRC-32 of the header, with its own field as zeros, and of the payloads if `payload` is true; never 0."""
     header = bytearray(frame[:HEADER_BYTES].numpy())
     header[_CRC] = bytes(4)
-    crc32 = zlib.crc32(header)
-    return (zlib.crc32(frame[HEADER_BYTES:].numpy().data, crc32) if payload else crc32) or 1
+    crc32 = isal_zlib.crc32(header)
+    return (isal_zlib.crc32(frame[HEADER_BYTES:].numpy().data, crc32) if payload else crc32) or 1

@@ -27,7 +27,7 @@ from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.device import CPU
-from thinwire.pipeline.devices.nccl import CardArrivals, CardLinks, CardReceiver, CardSender
+from thinwire.pipeline.devices.nccl import CardArrivals, CardLinks, CardReceiver, CardSender, PayloadSums
 from thinwire.pipeline.devices.staging import Ways
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
@@ -216,7 +216,9 @@ class Wire:
                 _warn_if_not_contractive(encoder.method, channel, example)
             capacity = ChannelEnd(channel, encoders, holder.meter).capacity
             if (group := self._to_card(channel, holder, encoders)) is not None:
-                to_card = CardSender(capacity, holder.device, group, self._rank(holder.peer))
+                to_card = CardSender(
+                    capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder)
+                )
                 header_only = replace(self.options, checksum=False)
                 return Sender(channel, encoders, to_card, header_only, holder.meter, self._observer)
             sending = self._sending(channel, capacity, holder)
@@ -228,7 +230,7 @@ class Wire:
         capacity = ChannelEnd(channel, decoders, holder.meter).capacity
         if (group := self._to_card(channel, holder, decoders)) is not None:
             arrivals = CardArrivals(capacity, holder.device, group, self._rank(holder.peer))
-            return CardReceiver(channel, decoders, arrivals, self.options, holder.meter)
+            return CardReceiver(channel, decoders, arrivals, self.options, holder.meter, self._sums(capacity, holder))
         receiving = self._receiving(channel, capacity, holder)
         arriving = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
@@ -241,7 +243,8 @@ class Wire:
         name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if kind.sends else 'receiver'}"
 
         def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
-            return self._files.make(method, f"{name}-{purpose}", layout, holder.device)
+            made = self._files.make(method, f"{name}-{purpose}", layout, holder.device)
+            return self._ways.store(made, holder.device)
 
         coder = kind(
             method,
@@ -282,6 +285,10 @@ class Wire:
                 f'add --wire.transport gloo, or drop code="entropy"'
             )
         return group
+
+    def _sums(self, capacity: int, holder: Holder) -> PayloadSums | None:
+        """What takes the place of the payloads' checksum from card to card."""
+        return PayloadSums(capacity, holder.device) if self.options.checksum else None
 
     def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:
         if holder.peer is None:

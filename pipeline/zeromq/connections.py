@@ -28,7 +28,12 @@ from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, unpack_
 
 _LOOK = 0.5
 """Seconds that a look at a port may take."""
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +48,9 @@ class Patience:
     """The pause before a failed connection is tried again; if nothing answers, it grows to twenty times this value."""
     gone: float = 3.0
     """The time for which a host refuses connections before its process counts as ended: a living one listens."""
-    farewell: float = 5.0
-    """The time that a process waits at its end until its last packets are acknowledged."""
+    farewell: float = 60.0
+    """The time that a process waits at its end until its last packets are acknowledged: for several connections, if the
+    links break just then. Who waits for a process that has ended is told sooner."""
 
     def watch(self, socket: zmq.Socket[Any]) -> None:
         """Let ZeroMQ watch the connections of a socket."""
@@ -132,7 +138,7 @@ class Connection:
 
     def _begin(self) -> None:
         """Begin the first connection, or another one."""
-        self.state, self._is_open = Standing.CONNECTING, True
+        self.state, self._is_open, self._was_reset = Standing.CONNECTING, True, False
         self._hello = replace(self._hello, attempt=self._hello.attempt + 1)
         self._socket = bounded(self._context.socket(zmq.DEALER))
         self._patience.watch(self._socket)
@@ -177,13 +183,16 @@ class Connection:
     def _notice(self) -> None:
         """Handle an event of the connection."""
         for parts in received(self._monitor):
-            event = parse_monitor_message([part.bytes for part in parts])["event"]
+            told = parse_monitor_message([part.bytes for part in parts])
+            event = told["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.state, self._refused = Standing.GREETING, None
                 self._write(self._hello.pack())
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the end of the connection is told next
+                self._was_reset = told["value"] == errno.ECONNRESET
             else:
                 self._begin_again()
                 return
@@ -197,7 +206,9 @@ class Connection:
         self._refused, self._trouble = None, ""
         pause = 0.0
         if self.state is Standing.CONNECTING:
-            self._trouble = ": what answers there is no process with the same keys"
+            # who has other keys closes the connection in order; a reset says nothing about keys
+            stranger = "what answers there is no process with the same keys"
+            self._trouble = f": {'the connection was reset' if self._was_reset else stranger}"
             pause = self._patience.retry
         self.close()
         self._loop.later(pause, self._begin)

@@ -17,6 +17,7 @@ import zmq
 
 Socket = zmq.Socket[bytes]
 Handler = Callable[[], None]
+_READABLE = int(zmq.POLLIN)
 _GLANCE = 0.05
 """Seconds between two looks at whether the thread lives."""
 
@@ -112,7 +113,16 @@ class Loop:
 def received(socket: Socket) -> list[list[zmq.Frame]]:
     """All messages that can be read from a socket now, each as its parts."""
     messages = []
-    with suppress(zmq.Again):
-        while True:
-            messages.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+    with suppress(zmq.Again):  # a connection may break between the question and the reading
+        # ask, because an exception at the end of every reading costs more than a message
+        while int(socket.get(zmq.EVENTS)) & _READABLE:
+            messages.append(_message(socket))
     return messages
+
+
+def _message(socket: Socket) -> list[zmq.Frame]:
+    """One message as its parts; a part knows whether another one follows."""
+    parts = [socket.recv(zmq.NOBLOCK, copy=False)]
+    while parts[-1].more:
+        parts.append(socket.recv(zmq.NOBLOCK, copy=False))
+    return parts

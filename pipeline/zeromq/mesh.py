@@ -77,10 +77,10 @@ class Mesh:
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = Loop("thinwire mesh", self._break, self._end)
-        # before the inbox: it admits nobody while there is no door to ask at
-        self._door = self._context.socket(zmq.ROUTER)
-        self._door.bind(_ZAP)
-        self._loop.watch(self._door, self._admit)
+        # before the inbox: it admits nobody while there is nobody to ask
+        self._admission = self._context.socket(zmq.ROUTER)
+        self._admission.bind(_ZAP)
+        self._loop.watch(self._admission, self._admit)
         self._inbox = bounded(self._context.socket(zmq.ROUTER))
         self._patience.watch(self._inbox)
         keys.serve(self._inbox)
@@ -146,7 +146,7 @@ class Mesh:
             return
         if not known.connections:
             known.connections = [self._connect(peer, number) for number in range(self._connections)]
-        cut = pieces(stream, known.sent[stream], len(data))
+        cut = pieces(stream, known.sent[stream], len(data), connections=self._connections)
         known.sent[stream] += 1
         message = Sending(len(cut), pending)
         for index, (piece, part) in enumerate(cut):
@@ -167,11 +167,11 @@ class Mesh:
 
     def _admit(self) -> None:
         """Answer ZeroMQ's question whether a process may connect."""
-        for parts in received(self._door):
+        for parts in received(self._admission):
             asking, delimiter, version, request, _, _, _, mechanism, *credentials = [part.bytes for part in parts]
             known = self._keys.admits(mechanism, b"".join(credentials))
             code, text = (b"200", b"") if known else (b"400", b"other keys")
-            self._door.send_multipart([asking, delimiter, version, request, code, text, b"", b""])
+            self._admission.send_multipart([asking, delimiter, version, request, code, text, b"", b""])
 
     def _receive(self) -> None:
         """Take the packets of all connections, and send one acknowledgement for each connection."""
@@ -244,5 +244,5 @@ class Mesh:
             connection.close()
         self._inbox.linger = _LAST_WORDS
         self._inbox.close()
-        self._door.close()
+        self._admission.close()
         self._context.term()

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from thinwire.pipeline.errors import WireError
 
-PIECE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 19
 """The most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
-VERSION = 2
+VERSION = 3
 
 _HELLO = struct.Struct("<cBHIII16s16s")
 _DATA = struct.Struct("<c7xQQqQQQ")
@@ -104,10 +104,14 @@ class Piece:
         return sequence, cls(Stream(group, tag), number, offset, total)
 
 
-def pieces(stream: Stream, number: int, total: int) -> list[tuple[Piece, slice]]:
-    """The pieces of a message, each with its bytes; an empty message has one empty piece."""
-    starts = range(0, total, PIECE_BYTES) if total else [0]
-    return [(Piece(stream, number, start, total), slice(start, min(start + PIECE_BYTES, total))) for start in starts]
+def pieces(stream: Stream, number: int, total: int, *, connections: int = 1) -> list[tuple[Piece, slice]]:
+    """The pieces of a message, each with its bytes; an empty message has one empty piece.
+
+    Several connections share a message, so its pieces are smaller.
+    """
+    largest = max(1, PIECE_BYTES // connections)
+    starts = range(0, total, largest) if total else [0]
+    return [(Piece(stream, number, start, total), slice(start, min(start + largest, total))) for start in starts]
 
 
 def pack_ack(expected: int) -> bytes:

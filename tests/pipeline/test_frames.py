@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 import torch
+from isal import isal_zlib
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, PHASES, Header, check, checksum, seal
@@ -114,8 +115,17 @@ def test_a_frame_cannot_switch_its_checksum_off():
         check(PLANNED, frame, payload=True)
 
 
+@pytest.mark.parametrize("length", [0, 1, 15, 40, 64 * 1024 + 1, 1 << 20])
+def test_the_checksum_is_the_crc32_of_zlib_with_its_own_field_as_zeros(length):
+    frame = torch.randint(256, (HEADER_BYTES + length,), dtype=torch.uint8)
+    zeroed = bytearray(frame.numpy())
+    zeroed[40:44] = bytes(4)
+    assert checksum(frame, payload=True) == zlib.crc32(zeroed)
+    assert checksum(frame, payload=False) == zlib.crc32(zeroed[:HEADER_BYTES])
+
+
 def test_a_checksum_is_never_0(monkeypatch):
-    monkeypatch.setattr(zlib, "crc32", lambda *_: 0)
+    monkeypatch.setattr(isal_zlib, "crc32", lambda *_: 0)
     assert sealed().numpy()[40:44].tolist() == [1, 0, 0, 0]
 
 

@@ -180,6 +180,24 @@ def test_a_port_that_answers_with_garbage_is_tried_again(garbage):
         assert send.wait(LONG)
 
 
+def test_a_connection_that_is_reset_at_its_start_says_nothing_about_keys():
+    with ExitStack() as stack:
+        mesh = Mesh(0, KEYS, interface="127.0.0.1", patience=QUICK)
+        stack.callback(mesh.close)
+        there = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        mesh.meet({1: Address(f"tcp://127.0.0.1:{there.getsockname()[1]}", bytes(16))})
+        mesh.send(1, STREAM, memoryview(b"are you there?"))
+        with there.accept()[0] as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # its end is a reset
+        until(lambda: "the connection was reset" in mesh.describe(1))
+
+
+def test_who_leaves_waits_for_longer_than_a_broken_link_is_noticed_after():
+    """The other one had an error after a finished run, if the last packets were lost."""
+    usual = Patience()
+    assert usual.farewell > 2 * usual.silence
+
+
 def test_a_damaged_connection_is_replaced_even_if_something_is_sent_before_this_is_known():
     """A byte from process 1 is damaged. ZeroMQ gives the connection up before the thread of process 0 hears of it."""
     with Two() as two, ExitStack() as stack:

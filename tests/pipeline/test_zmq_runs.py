@@ -105,6 +105,13 @@ def test_a_run_without_gloo_is_the_same_simulated(alone):
     assert_as_simulated(losses, weights, OPTIONS)
 
 
+@pytest.mark.parametrize("sync", [{}, {"every": 2, "overlap": 1}], ids=["every step", "every 2 steps"])
+def test_replicas_without_gloo_are_the_same_simulated(alone, sync):
+    options = OPTIONS | {"num_stages": 1, "replicas": 2, "exchange": "ef(q(4))", "sync": sync, "steps": 4}
+    losses, weights, _ = trained(options)
+    assert_as_simulated(losses, weights, options)
+
+
 def test_a_run_over_connections_that_break_and_fall_silent_is_the_same(alone):
     """Every connection is reset up to ten times a second; now and then the relay passes on nothing for two silences."""
     options = OPTIONS | {"steps": 30}
