@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
-    wanted = recipe.parse(argv, prog="thinwire simulate")
-    wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
-    from thinwire.launch.run.folders import check_folders, check_unused, held
+    from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
+    wanted = recipe.parse(argv, "thinwire simulate", early_refusal("-simulated"))
+    wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.room import check_memory

@@ -24,7 +24,7 @@ from thinwire.launch.run import forks, parent
 from thinwire.launch.run.heartbeat import pulse, watch
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
-from thinwire.launch.shared.rank import own_rank
+from thinwire.launch.shared.rank import is_spread, own_rank
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
@@ -46,16 +46,18 @@ def _main(argv: Sequence[str]) -> int:
         forks.use_one_thread()
     rank = own_rank()
     from thinwire.launch.run import recipe
+    from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
-    wanted = recipe.parse(argv)
+    wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
             watch.begin(wanted.wire.heartbeat)
         beating = pulse.begin()
-    from thinwire.launch.run.folders import check_folders, check_unused, held
+    from thinwire.launch.run.crews.way import check_way
 
     if not is_stage:
         check_unused(wanted)  # before a training is imported and the data is read
+    check_way(wanted)
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.crews.own import check_launcher
     from thinwire.launch.run.room import check_memory
@@ -63,8 +65,9 @@ def _main(argv: Sequence[str]) -> int:
 
     if is_stage:
         check_launcher(wanted)
-    with counting(not is_stage):
-        check_memory(wanted, len(wanted.replicas.here))  # before the model is built
+    if not is_spread(rank):  # other machines may hold most of the stages
+        with counting(not is_stage):
+            check_memory(wanted, len(wanted.replicas.here))  # before the model is built
     prepared = prepare(wanted, rank=rank)
     check_folders(wanted)
     if not is_stage:

@@ -74,8 +74,7 @@ def _score(
     num_targets = 0
     shared_out = trainer.replicas.options.membership == "fixed"
     trainer.loss.begin(1, counts)  # sums over batches; divided by the totals below
-    for stage in trainer.stages:
-        stage.submod.eval()
+    trainer.set_mode(trains=False)
     with torch.no_grad():
         for index, batch in enumerate(batches):
             replica = index % trainer.replicas.count if shared_out else trainer.replicas.here.start

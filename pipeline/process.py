@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.pipeline.backends import arguments_beside
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.exchange import all_gather_json, gather_json
 from thinwire.pipeline.transport import reaching
@@ -123,6 +124,13 @@ class Placement:
             group = _group(counterparts, timeout if across is None else across)
         return replace(self, pipeline=pipeline, across=group)
 
+    def another_across(self, timeout: timedelta) -> dist.ProcessGroup | None:
+        """Another group of the same processes as `across`, whose tags are its own; collective over them."""
+        if self.across is None:
+            return None
+        with reaching(f"{self._me} waiting for the other replicas"):
+            return _group(dist.get_process_group_ranks(self.across), timeout)
+
     def gather_numbers(self, local: Mapping[int, float]) -> list[float]:
         """Gather one float64 of every stage of this pipeline, in stage order, in all its processes."""
         mine = torch.zeros(self.num_stages, dtype=torch.float64)
@@ -218,7 +226,7 @@ class Placement:
 
 
 def _group(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-    created = dist.new_group(list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True)
+    created = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True, **arguments_beside())
     assert isinstance(created, dist.ProcessGroup), "this process is a member"
     return created
 

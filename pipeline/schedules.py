@@ -272,7 +272,8 @@ def build_merged(
 ) -> Any:
     """A schedule that runs `order` with every stage on this one process."""
     schedule = _PipelineScheduleRuntime(list(stages), num_microbatches, loss_fn=loss_fn, scale_grads=False)
-    schedule._prepare_schedule_with_comms({0: list(order)})
+    # as it is: torch would add steps for sharded weights and for reduced gradients, which do nothing here
+    schedule._prepare_schedule_with_comms({0: list(order)}, format="compute_comms")
     return schedule
 
 

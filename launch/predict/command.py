@@ -17,7 +17,6 @@ from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.options.overrides import ReplicaCodecs
 
 if TYPE_CHECKING:
@@ -100,12 +99,9 @@ def _every(options: argparse.Namespace, wanted: Recipe) -> int:
 
 def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
     """Raise OptionsError that names every option that does not fit the replicas of the recipe."""
-    for text in options.replica_codec:
-        try:
-            ReplicaOptions(count=2, gradients=text)
-        except OptionsError as error:
-            told = [mistake.partition(": ")[2] for mistake in error.mistakes]
-            raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
+    from thinwire.launch.timing.workload import check_replica_codecs
+
+    check_replica_codecs(options.replica_codec)
     alone = wanted.replicas.count == 1
     own = [replica for replica, each in wanted.replicas.overrides.items() if each.compression != ReplicaCodecs()]
     unknown = [replica for replica in options.replica_speed if replica >= wanted.replicas.count]

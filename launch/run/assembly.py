@@ -24,6 +24,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wiring.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, telling
+from thinwire.launch.shared.rank import own_local_rank
 from thinwire.models.autoencoder import with_autoencoders
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
@@ -275,7 +276,8 @@ def assemble(
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
-    use(device := choose(training.device))
+    # a simulation is one process, whatever torchrun or a cluster tells other programs
+    use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data)
     of_all = agreement | agreed_by_replicas(recipe)
     replica = attendance.replica if attendance else where.replica_of(rank)

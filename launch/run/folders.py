@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
@@ -47,10 +48,34 @@ def check_unused(recipe: Recipe) -> None:
 
 def replacing(recipe: Recipe) -> str | None:
     """A sentence that says why a run must not begin; None if it replaces no run, goes on, or has --overwrite."""
-    folder = recipe.folder
     if recipe.debug.smoke:
-        return _replacing_by_smoke(folder)
-    if recipe.checkpoint.resume != "auto" or has_manifests(checkpoint_folder(recipe)) or not _holds_run(folder):
+        return _replacing_by_smoke(recipe.folder)
+    return _replacing(recipe.folder, checkpoint_folder(recipe), recipe.checkpoint.resume)
+
+
+def early_refusal(suffix: str = "") -> Callable[[Any], None]:
+    """Refuses a run whose folder another run holds, or has used, by its options alone: their checks import torch.
+
+    A folder that only a recipe's name says has a `suffix`.
+
+    The function raises OptionsError. A smoke run, which names its own folder, is left for later.
+    """
+
+    def refuse(options: Any) -> None:
+        if options.debug.smoke:
+            return
+        folder = Path(options.output or f"runs/{options.name}{suffix}")
+        checkpoints = Path(options.checkpoint.folder or folder / "checkpoints")
+        if refusal := _replacing(folder, checkpoints, options.checkpoint.resume):
+            raise OptionsError(refusal)
+        if folder.is_dir():
+            os.close(_locked(folder))
+
+    return refuse
+
+
+def _replacing(folder: Path, checkpoints: Path, resume: str) -> str | None:
+    if resume != "auto" or has_manifests(checkpoints) or not _holds_run(folder):
         return None
     return (
         f"output must name a folder without a run, but {folder} holds one; --overwrite replaces it, --output DIR keeps "
@@ -67,18 +92,23 @@ def held(folder: Path) -> Iterator[int]:
     Raises:
         OptionsError: another run holds the lock.
     """
-    try:
-        descriptor = scratch.lock(folder)
-    except BlockingIOError as error:
-        raise OptionsError(
-            f"output must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "
-            f"ended, or name another --output"
-        ) from error
+    descriptor = _locked(folder)
     try:
         remove_leftovers(folder)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a folder that this process has locked. OptionsError if another run holds the lock."""
+    try:
+        return scratch.lock(folder)
+    except BlockingIOError as error:
+        raise OptionsError(
+            f"output must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "
+            f"ended, or name another --output"
+        ) from error
 
 
 def departed(recipe: Recipe, descriptor: int) -> str | None:

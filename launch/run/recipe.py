@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -207,8 +207,10 @@ def make_parser(prog: str) -> ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
-    """Parse a command line into a recipe.
+def parse(
+    argv: Sequence[str], prog: str = "thinwire train", before: Callable[[Namespace], None] = lambda options: None
+) -> Recipe:
+    """Parse a command line into a recipe. `before` sees the options before their checks, which import torch.
 
     Raises:
         OptionsError: the recipe is not found, an option is unknown or has a value of the wrong type, or parts do not
@@ -225,6 +227,7 @@ def parse(argv: Sequence[str], prog: str = "thinwire train") -> Recipe:
         raise OptionsError(_sentence(error, prog)) from error
     except RecursionError as error:
         raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
+    before(values)
     # the checks need torch
     with telling("importing torch") if "torch" not in sys.modules else nullcontext():
         wanted = _instantiate(parser, values)
@@ -280,7 +283,13 @@ def _load(named: str) -> dict[str, Any]:
 
 
 def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """The fields of the recipe. `--training.steps` on the command line replaces the recipe's epochs."""
+    """The fields of the recipe, without those that an option makes useless.
+
+    `--training.steps` replaces the recipe's epochs; `--replicas.count 1` all that it says of replicas, and
+    `--clients.count 1` all of clients.
+    """
+    spelled = " ".join(arguments).replace("=", " ") + " "
+    loaded = {name: {} if f"--{name}.count 1 " in spelled else value for name, value in loaded.items()}
     given = {argument.partition("=")[0] for argument in arguments}
     if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
         return loaded

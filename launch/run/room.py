@@ -7,7 +7,6 @@ until weights/ is a link to a folder on another disk.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -39,14 +38,12 @@ _FLOAT32 = 4
 def check_memory(recipe: Recipe, replicas: int) -> None:
     """Check that this machine can hold the parameters of `replicas` models, their gradients and moments.
 
-    The model is not built. Where other machines hold some of the stages, or where the parameters cannot be counted,
-    nothing is checked. A mistake in the model itself is left for `prepare`, which tells those of the data beside it.
+    The model is not built. Where its parameters cannot be counted, nothing is checked. A mistake in the model itself is
+    left for `prepare`, which tells those of the data beside it.
 
     Raises:
         OptionsError: they need more than the machine has.
     """
-    if os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
-        return
     parameters = None
     with suppress(ModelError):
         parameters = count_parameters(recipe.model)

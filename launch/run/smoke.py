@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.options import DataOptions
+from thinwire.pipeline.options import ClientOptions
 from thinwire.pipeline.options.durations import read_duration
 
 STEPS = 3
@@ -28,7 +29,7 @@ def smoke(recipe: Recipe) -> Recipe:
         output=recipe.output and _marked(recipe.output.rstrip("/")),
         save_every=0,
         data=_little(recipe),
-        clients=replace(recipe.clients, turn="1 step", outlines=[]),
+        clients=replace(recipe.clients, turn="1 step", outlines=[]) if recipe.clients.count > 1 else ClientOptions(),
         compression=replace(compression, measure="1 step", warmup=warmup),
         training=replace(recipe.training, steps=STEPS, epochs=None, evaluate_every="0 steps"),
         checkpoint=replace(recipe.checkpoint, every=f"{STEPS} steps", folder="", resume="never"),

@@ -36,5 +36,15 @@ def own_rank() -> int | None:
     return rank
 
 
+def own_local_rank() -> int:
+    """The number of this process among those of its host, for one that `own_rank` told a rank."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_spread(rank: int | None) -> bool:
+    """Whether processes of the run of this rank are on other hosts too. A launcher has no rank, and knows of none."""
+    return rank is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
+
+
 def _shown(value: str | None) -> str:
     return "nothing" if value is None else repr(value[:60])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.changes import changed, listed
 from thinwire.pipeline.options.durations import misspelt, read_duration
 from thinwire.pipeline.options.replicas import ReplicaOptions
 
@@ -42,8 +43,18 @@ class ClientOptions:
                 f"clients.count must be the number of clients.outlines, {len(self.outlines)}, and clients.division "
                 f"order, because each client has the samples of its outline; got {self.count} and {self.division}"
             )
-        if mistakes:
+        if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
+
+    def _without_effect(self) -> list[str]:
+        """A sentence if fields are set that say what several clients do, and there is one."""
+        set_here = [] if self.outlines else [f"clients.{name}" for name in changed(self)]
+        if self.count > 1 or not set_here:
+            return []
+        return [
+            f"clients.count must be above 1 for {listed(set_here)}: a single client has all samples, and every turn; "
+            f"raise it, or drop {'them' if len(set_here) > 1 else 'the field'}"
+        ]
 
 
 def misfits(clients: ClientOptions, replicas: ReplicaOptions) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.changes import changed, listed
 from thinwire.pipeline.options.compression import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
@@ -71,16 +72,13 @@ class SyncOptions:
 
     def _without_effect(self) -> list[str]:
         """A sentence if fields of the outer optimizer are set and there is none."""
-        usual = {field.name: field.default for field in fields(self)}
-        names = [
-            name for name in ("lr", "momentum", "groups", "overlap", "alpha") if getattr(self, name) != usual[name]
-        ]
-        if self.every > 1 or not names:
+        set_here = changed(self, "every", "sums")
+        if self.every > 1 or not set_here:
             return []
-        told = " and ".join(f"{name} {getattr(self, name)}" for name in names)
+        told = listed([f"{name} {value}" for name, value in set_here.items()])
         return [
             f"replicas.sync.every must be above 1 for replicas.sync.{told}: with 1, replicas add up their gradients in "
-            f"each step, and have no outer optimizer; raise it, or drop {' and '.join(names)}"
+            f"each step, and have no outer optimizer; raise it, or drop {listed([*set_here])}"
         ]
 
 
@@ -116,7 +114,7 @@ class ReplicaOptions:
             mistakes += [f"replicas.gradients: {mistake}" for mistake in _mistakes_of(self.method)]
         except (compress.CodecError, OptionsError) as error:
             mistakes += [f"replicas.gradients: {mistake}" for mistake in error.mistakes]
-        if mistakes:
+        if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
 
     def codecs(self, replica: int | None, common: CompressionOptions) -> CompressionOptions:
@@ -135,6 +133,22 @@ class ReplicaOptions:
     def groups(self) -> int:
         """Groups of layers that are exchanged in turn."""
         return self.sync.groups if self.step_alone else 1
+
+    def _without_effect(self) -> list[str]:
+        """A sentence if fields are set that have no effect on so many replicas, or where they exchange each step."""
+        sync = [f"sync.{name}" for name in changed(self.sync)]
+        set_here = [f"replicas.{name}" for name in [*changed(self, "sync"), *sync]]
+        if self.count == 1 and set_here:
+            return [
+                f"replicas.count must be above 1 for {listed(set_here)}: a single replica has no other one to exchange "
+                f"with; raise it, or drop {'them' if len(set_here) > 1 else 'the field'}"
+            ]
+        if self.sync.every == 1 and self.sync.sums != "owner":
+            return [
+                f"replicas.sync.every must be above 1 for replicas.sync.sums {self.sync.sums}: with 1, the owner of "
+                f"each part adds up its gradients; raise it, or drop sums"
+            ]
+        return []
 
     def _mistakes_of_membership(self) -> list[str]:
         """What keeps replicas from going on without one of them."""

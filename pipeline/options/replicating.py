@@ -21,7 +21,7 @@ def misfits(
         return []
     return [
         *_of_auto(compression),
-        *_of_transport(wire),
+        *_of_transport(replicas, wire),
         *_of_keys(replicas, wire),
         *_of_optimizer(replicas, optimizer),
         *_of_overrides(replicas, compression, num_boundaries),
@@ -38,10 +38,12 @@ def _of_auto(compression: CompressionOptions) -> list[str]:
     ]
 
 
-def _of_transport(wire: WireOptions) -> list[str]:
+def _of_transport(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
     if wire.transport in ("gloo", "auto"):
         return []
-    return [f"replicas need wire.transport gloo, got {wire.transport}"]
+    if replicas.elastic:
+        return [f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}"]
+    return [] if wire.transport == "zmq" else [f"replicas need wire.transport gloo or zmq, got {wire.transport}"]
 
 
 def _of_keys(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:

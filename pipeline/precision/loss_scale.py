@@ -50,8 +50,10 @@ class LossScale:
 
     def undo_gradients(self, parameters: Iterable[Parameter]) -> None:
         """Divide the gradients of parameters by the factor, in place."""
+        if not self.active:
+            return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if self.active and gradients:
+        if gradients:
             torch._foreach_mul_(gradients, 1 / self.factor)
 
     def allows(self, norm: float) -> bool:
