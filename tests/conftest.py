@@ -1,7 +1,9 @@
 import datetime
 import os
+import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -47,6 +49,14 @@ def answers_ctrl_c():
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """A test draws the same random numbers whatever ran before it on its worker."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -82,6 +82,16 @@ def test_a_checkpoint_of_before_there_were_clients_agrees():
     ("options", "sentence"),
     [
         (["--clients.count", "0"], "clients.count must be from 1 to 10000, got 0"),
+        (
+            ["--clients.turn", "1 step"],
+            "clients.count must be above 1 for clients.turn: a single client has all samples, and every turn; raise "
+            "it, or drop the field",
+        ),
+        (
+            ["--clients.division", "label", "--clients.turn", "1 step"],
+            "clients.count must be above 1 for clients.division and clients.turn: a single client has all samples, and "
+            "every turn; raise it, or drop them",
+        ),
         (["--clients.turn", "0 steps"], "clients.turn must be at least a step, got '0 steps'"),
         (
             ["--clients.outlines", "[a.json, b.json]", "--clients.count", "3"],

@@ -12,7 +12,7 @@ import pytest
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from thinwire.launch import cli
-from thinwire.launch.run import room
+from thinwire.launch.run import recipe, room
 from thinwire.launch.run.folders import check_folders, held, replacing
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.room import Room
@@ -63,6 +63,24 @@ def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
             assert cli.main([command, "gpt2-tiny", *options]) == 2
             said = capsys.readouterr().err
             assert said.startswith("output must name a folder that no other run uses") and said.count("\n") == 1
+
+
+def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch, capsys):
+    def instantiate(*_):
+        raise AssertionError("the checks of options import torch")
+
+    monkeypatch.setattr(recipe, "_instantiate", instantiate)
+    monkeypatch.chdir(tmp_path)
+    used = tmp_path / "runs" / "gpt2-tiny"
+    for command, suffix in (("train", ""), ("simulate", "-simulated")):
+        folder = used.with_name(used.name + suffix)
+        folder.mkdir(parents=True)
+        with held(folder):
+            assert cli.main([command, "gpt2-tiny"]) == 2
+            assert "output must name a folder that no other run uses" in capsys.readouterr().err
+        (folder / "summary.json").write_text("{}")
+        assert cli.main([command, "gpt2-tiny"]) == 2
+        assert f"but runs/{folder.name} holds one; --overwrite replaces it" in capsys.readouterr().err
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")

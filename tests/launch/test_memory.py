@@ -77,12 +77,9 @@ def test_what_training_keeps_for_a_parameter(needed):
 
 
 def test_nothing_is_refused_that_may_work(needed, monkeypatch):
-    """Other machines may hold most of the stages; and some models cannot be counted."""
+    """Some models cannot be counted. Whether other machines hold most of the stages is asked before."""
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert needed() == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert needed() == 4
+    assert needed() == 4, "a cluster may have set it for other programs"
     monkeypatch.setattr(room, "count_parameters", lambda model: None)
     assert needed() == 0
 

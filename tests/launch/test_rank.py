@@ -1,12 +1,12 @@
 """Variables of torchrun: read where a process group is meant, ignored elsewhere, and never a traceback."""
 
 import pytest
-import torch
 
 from support.run_files import summary
 from support.tiny_run import write_recipe
 from thinwire.launch import cli, train
-from thinwire.launch.shared.rank import own_rank
+from thinwire.launch.run import assembly
+from thinwire.launch.shared.rank import is_spread, own_rank
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.errors import OptionsError
 
@@ -69,10 +69,34 @@ def test_a_simulation_ignores_them(told, tmp_path, monkeypatch):
     assert summary(tmp_path / "run")["steps"] == 1
 
 
-def test_a_card_is_chosen_by_a_number(told, monkeypatch):
-    monkeypatch.setattr(device, "num_cards", lambda: 2)
-    told(LOCAL_RANK="3")
-    assert device.choose("cuda") == torch.device("cuda", 1)
-    told(LOCAL_RANK="one")
-    with pytest.raises(OptionsError, match="LOCAL_RANK must be a whole number, got 'one'; unset it"):
-        device.choose("cuda")
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ({"WORLD_SIZE": "4"}, False),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, True),
+        ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, False),
+    ],
+)
+def test_a_run_has_other_hosts_only_where_a_process_group_is_meant(told, values, spread):
+    told(**values)
+    assert is_spread(own_rank()) is spread
+
+
+class Chosen(Exception):
+    """Ends a run where it has chosen its device."""
+
+
+def test_a_simulation_takes_the_first_card_whatever_the_environment_says(told, tmp_path, monkeypatch):
+    """A cluster set LOCAL_RANK for other programs, and the simulation took that card."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+
+    def use(device):
+        raise Chosen(device)
+
+    monkeypatch.setattr(device, "num_cards", lambda: 4)
+    monkeypatch.setattr(assembly, "use", use)
+    told(RANK="1", LOCAL_RANK="3", WORLD_SIZE="8")
+    with pytest.raises(Chosen, match="cuda:0"):
+        cli.main(["simulate", "tiny.yaml", "--training.device", "cuda", "--output", "run"])

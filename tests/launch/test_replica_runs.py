@@ -14,12 +14,12 @@ from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.run.resume import header
-from thinwire.launch.run.summary import codecs_in_words
 from thinwire.launch.run.wiring.wire import agreed_by_replicas
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.handshake import differences
+from thinwire.pipeline.options import ReplicaOptions
 
 SAME = ("train_loss", "held_out", "channels", "replicas", "samples", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
@@ -158,7 +158,11 @@ def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
     ("options", "said"),
     [
         (["--codec", "auto"], "replicas need the names of codecs, because auto measures"),
-        (["--wire.transport", "zmq"], "replicas need wire.transport gloo, got zmq"),
+        (["--wire.transport", "nccl"], "replicas need wire.transport gloo or zmq, got nccl"),
+        (
+            ["--wire.transport", "zmq", "--replicas.membership", "elastic", *EVERY_SIX],
+            "replicas.membership elastic needs wire.transport gloo, got zmq",
+        ),
         (
             ["--replicas.shuffle", "across", "--codec", "aqsgd(q(4))/q(8)"],
             "replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
@@ -182,6 +186,10 @@ def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
             "replicas.overrides must be groups of fields by number",
         ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
+        (
+            ["--replicas.sync.sums", "all"],
+            "replicas.sync.every must be above 1 for replicas.sync.sums all: with 1, the owner of each part adds up",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(folder, options, said):
@@ -190,10 +198,33 @@ def test_what_cannot_work_is_refused(folder, options, said):
     assert said in str(caught.value)
 
 
-def test_a_single_pipeline_has_the_codecs_of_the_recipe(folder):
-    """Its closing table told those of an override, which nobody used."""
-    wanted = recipe.parse(["tiny.yaml", "--replicas.overrides.0.compression.activations", "none"])
-    assert codecs_in_words(wanted, wanted.compression)(0, "activations") == "q(4)"
+SET = [
+    (["--replicas.gradients", "bf16"], "replicas.gradients"),
+    (["--replicas.shuffle", "across"], "replicas.shuffle"),
+    (["--replicas.membership", "elastic", "--replicas.sync.sums", "all"], "replicas.sync.sums"),
+    (["--replicas.sync.every", "9", "--replicas.sync.lr", "1.0"], "replicas.sync.every and replicas.sync.lr"),
+    (["--replicas.overrides.0.compression.activations", "none"], "replicas.overrides"),
+    (["--replicas.overrides.7.pipeline.accumulation", "0"], "replicas.overrides"),
+]
+"""Fields that only several replicas read."""
+
+
+@pytest.mark.parametrize(("options", "names"), SET)
+def test_a_single_pipeline_refuses_the_fields_of_several(folder, options, names):
+    """They were ignored, and a closing table told the codecs of an override that nobody used."""
+    with pytest.raises(OptionsError) as caught:
+        recipe.parse(["tiny.yaml", *options])
+    told = str(caught.value)
+    assert told.startswith("replicas.count must be above 1 for ") and f"{names}: a single replica has" in told
+
+
+def test_one_replica_on_the_command_line_replaces_all_that_a_recipe_says_of_them(folder):
+    text = (folder / "tiny.yaml").read_text()
+    (folder / "many.yaml").write_text(f"{text}replicas: {{count: 3, gradients: bf16, sync: {{every: 9, lr: 1.0}}}}\n")
+    for spelled in (["--replicas.count", "1"], ["--replicas.count=1"]):
+        assert recipe.parse(["many.yaml", *spelled]).replicas == ReplicaOptions()
+    with pytest.raises(OptionsError, match=r"replicas.count must be above 1 for replicas\.gradients: "):
+        recipe.parse(["many.yaml", "--replicas.count", "1", "--replicas.gradients", "bf16"])
 
 
 def test_a_stage_with_fewer_layers_than_groups_is_refused(folder):
@@ -212,9 +243,8 @@ def test_a_batch_norm_is_refused():
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("bench", [*EVERY_SIX, *OVERLAPPED], "set replicas.sync.overlap to 0, got 5"),
         ("bench", [*EVERY_SIX, "--replicas.membership", "elastic"], "set replicas.membership to fixed, got elastic"),
-        ("bench", OVERRIDE, "remove replicas.overrides"),
+        ("bench", MORE, "remove pipeline.accumulation from replicas.overrides, got 2 in replica 1"),
         ("predict", OVERRIDE, "a prediction compares codecs that all replicas have; remove compression from"),
         ("predict", ["--replica-speed", "2:0.5"], "--replica-speed must name replicas in 0..1, got 2"),
         ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),

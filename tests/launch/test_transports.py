@@ -1,4 +1,4 @@
-"""`wire.transport: zmq` as a user starts it: the same digest as simulated, keys handed over, strangers at the door."""
+"""`wire.transport: zmq` as a user starts it: the same digest as simulated, keys handed over, strangers refused."""
 
 import os
 import socket

@@ -93,3 +93,14 @@ def test_each_batch_takes_the_slots_of_the_replica_that_scores_it(alone, monkeyp
 def test_without_batches_there_is_no_score(alone):
     scores = evaluate(make_trainer(0, num_stages=2, simulated=True), Samples(), list, mask)
     assert all(score.num_targets == 0 and score.loss != score.loss for score in scores.values())
+
+
+def test_modules_are_in_the_mode_of_what_runs(alone):
+    trainer = make_trainer(0, num_stages=2, simulated=True, dropout=0.5)
+    modes = []
+    for _ in range(2):
+        trainer.train_step(0)
+        modes += [{module.training for stage in trainer.stages for module in stage.submod.modules()}]
+        evaluate(trainer, Samples(), batches, mask)
+        modes += [{module.training for stage in trainer.stages for module in stage.submod.modules()}]
+    assert modes == [{True}, {False}] * 2

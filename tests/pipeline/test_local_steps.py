@@ -87,7 +87,7 @@ def test_between_two_exchanges_the_modules_hold_the_weights_of_the_last_one(alon
     ("options", "timeout", "seconds"),
     [
         ({"count": 2}, 300.0, 300.0),
-        ({"count": 1, "sync": SyncOptions(every=9)}, 300.0, 300.0),
+        ({"count": 1}, 300.0, 300.0),
         ({"count": 2, "sync": SyncOptions(every=9)}, 300.0, 2700.0),
         ({"count": 2, "sync": SyncOptions(every=500)}, 300.0, 86400.0),
         ({"count": 2, "sync": SyncOptions(every=9)}, 1e6, 1e6),
@@ -187,8 +187,8 @@ def test_a_stage_of_another_cut_reads_what_is_its_own():
         ({"momentum": 1.0}, "replicas.sync.momentum must be at least 0 and below 1, got 1.0"),
         (
             {"every": 1, "lr": 1.0, "momentum": 0.0, "alpha": 0.5},
-            "replicas.sync.every must be above 1 for replicas.sync.lr 1.0 and momentum 0.0 and alpha 0.5: with 1, "
-            "replicas add up their gradients in each step, and have no outer optimizer; raise it, or drop lr and "
+            "replicas.sync.every must be above 1 for replicas.sync.lr 1.0, momentum 0.0 and alpha 0.5: with 1, "
+            "replicas add up their gradients in each step, and have no outer optimizer; raise it, or drop lr, "
             "momentum and alpha",
         ),
     ],

@@ -95,3 +95,19 @@ def test_every_replica_has_work_in_each_step():
     overrides = {1: ReplicaOverride(pipeline=ReplicaPipeline(accumulation=0))}
     [mistake] = check_overrides(overrides, CompressionOptions(), replicas=2, boundaries=3)
     assert mistake.startswith("replicas.overrides.1.pipeline.accumulation must be at least 1, because each replica")
+
+
+def test_a_replica_with_passes_alone_of_its_own_shares_the_ends_of_the_others(alone):
+    """A simulation counted its stores twice. The same codecs in other words have ends of their own: nothing changes."""
+
+    def trained(codecs):
+        common = {**SLOW, "activations": "ef(q(4))"}  # by position: samples of the toy change replicas
+        options = OPTIONS | {"simulated": True, "compression": common, "overrides": {1: codecs}}
+        trainer = make_trainer(0, **options)
+        losses = [trainer.train_step(step).loss for step in range(5)]
+        return losses, [len(list(stage.all_ends)) for stage in trainer.stages]
+
+    shared, one = trained({})
+    own, two = trained({"activations": 'ef(q(4, scale="absmax"))'})
+    assert shared == own
+    assert set(one) == {1} and set(two) == {2}

@@ -152,7 +152,7 @@ def test_its_state_goes_on_by_the_names_of_parameters():
 
 @pytest.mark.parametrize("expression", ["powersgd(4)", "powersgd(4, rate=1.5, start=10)"])
 def test_an_expression_is_what_it_says(expression):
-    assert str(ReplicaOptions(gradients=expression).method) == expression
+    assert str(ReplicaOptions(count=2, gradients=expression).method) == expression
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_an_expression_is_what_it_says(expression):
 )
 def test_a_parameter_travels_whole_if_it_gains_too_little(shape, rank, columns):
     """As torch's hook: (n + m) r must be below n m by more than the rate of 2."""
-    assert ReplicaOptions(gradients=f"powersgd({rank})").method.rank_of(shape) == columns
+    assert ReplicaOptions(count=2, gradients=f"powersgd({rank})").method.rank_of(shape) == columns
 
 
 @pytest.mark.parametrize("shape", [(), (40,), (0, 3)])
 def test_a_vector_travels_whole_at_any_rate(shape):
     """Thin matrices of 40 + 1 elements are no gain over 40."""
-    assert ReplicaOptions(gradients="powersgd(1, rate=0.01)").method.rank_of(shape) == 0
+    assert ReplicaOptions(count=2, gradients="powersgd(1, rate=0.01)").method.rank_of(shape) == 0

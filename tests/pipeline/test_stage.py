@@ -160,6 +160,16 @@ def test_an_output_of_another_dtype_is_told(alone):
         schedule.step(batch()[0].bfloat16(), target=batch()[1])
 
 
+def test_one_process_runs_the_merged_order_and_nothing_else(alone):
+    wire, example = Wire(), torch.empty(2, WIDTH)
+    stages = [
+        CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example, wire=wire) for index in range(2)
+    ]
+    order = merge(actions("gpipe", 2, 2, 4))
+    schedule = build_merged(order, stages, 4, nn.functional.mse_loss)
+    assert schedule.pipeline_order_with_comms == {0: order}
+
+
 def test_dropout_is_seeded_by_the_moment_and_leaves_the_generator_alone(alone):
     def outputs(first_layer):
         stage = CompressedStage(

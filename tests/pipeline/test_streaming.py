@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from support.processes import run
 from support.toy import IGNORE, Samples, make_trainer, unsplit
 from support.toy_runs import assert_trains_to, equal_to_a_simulation, stop_and_resume
 from thinwire.models.layers import Layer, Stage
@@ -92,6 +93,34 @@ def test_a_simulation_equals_the_processes_bit_for_bit(alone):
     equal_to_a_simulation(4, options)
 
 
+def weights_of(trainer):
+    return [parameter.tolist() for stage in trainer.stages for parameter in stage.submod.parameters()]
+
+
+def weights_of_two(rank, options, other):
+    """Two trainers of one process: the second one trains while an exchange of the first one is under way."""
+    first = make_trainer(rank, **options)
+    second = make_trainer(rank, where=first.placement, **options | other)
+    for trainer, steps in ((first, range(4)), (second, range(6)), (first, range(4, 6))):
+        for step in steps:
+            trainer.train_step(step)
+    return weights_of(first), weights_of(second)
+
+
+@pytest.mark.processes
+def test_two_trainers_of_a_process_do_not_take_each_others_frames(alone):
+    """The second one sends its sums before the first one does, in frames with the same header."""
+    options = OPTIONS | {"num_stages": 1, "replicas": 2, "sync": {"every": 4, "overlap": 1}}
+    other, wanted = {"optimizer": {"lr": 0.02}}, []
+    for own in ({}, other):
+        trainer = make_trainer(0, **options | own)
+        for step in range(6):
+            trainer.train_step(step)
+        wanted.append(weights_of(trainer))
+    replicas = run(weights_of_two, 2, options | {"simulated": False}, other)
+    assert [list(each) for each in replicas] == [wanted, wanted]
+
+
 def test_the_most_bytes_of_a_step_fall_with_the_groups(alone):
     """The 52 layers of a stage fill two rows, or one row of each group."""
     most, total = {}, {}
@@ -107,8 +136,7 @@ def test_the_most_bytes_of_a_step_fall_with_the_groups(alone):
 
 def finished(trainer, first=0):
     losses = [trainer.train_step(step).loss for step in range(first, STEPS)]
-    weights = [parameter.tolist() for stage in trainer.stages for parameter in stage.submod.parameters()]
-    return losses, weights, [stage.meter.sent for stage in trainer.stages]
+    return losses, weights_of(trainer), [stage.meter.sent for stage in trainer.stages]
 
 
 @pytest.mark.parametrize(("exchange", "stop"), [("ef(q(4))", 4), (PUBLISHED, 5), ("powersgd(1)", 7)])
