@@ -260,8 +260,8 @@ class Receiver(ChannelEnd):
         what = f"{channel.receiver} was making room for {channel.name} from {channel.sender}"
         self._way.post(count, what)
 
-    def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
-        """Wait for one micro-batch's frame and decode it into fresh tensors.
+    def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
+        """Wait for one micro-batch's frame and decode it into fresh tensors, or into `room` if there is any.
 
         Raises PeerError if none comes, WireError if it is not the planned frame or cannot be decoded.
         """
@@ -284,7 +284,7 @@ class Receiver(ChannelEnd):
                 # 4. Decode, which updates the buffers of feedback.
                 brought = self._way.bring(frame, HEADER_BYTES + header.length)
                 payloads = [None if place is None else brought[place] for place in places]
-                tensors = self._decode(payloads, microbatch, plan, brought.device)
+                tensors = self._decode(payloads, microbatch, plan, brought.device, room)
             except (CodecError, WireError) as error:
                 raise self._refused(what, error) from error
             # 5. Give the frame back last: the next receive may overwrite it.
@@ -313,14 +313,20 @@ class Receiver(ChannelEnd):
         return places
 
     def _decode(
-        self, payloads: Sequence[Tensor | None], microbatch: Microbatch, plan: FramePlan, device: torch.device
+        self,
+        payloads: Sequence[Tensor | None],
+        microbatch: Microbatch,
+        plan: FramePlan,
+        device: torch.device,
+        room: Sequence[Tensor] = (),
     ) -> tuple[Tensor | None, ...]:
-        """Decode payloads into fresh tensors; they are as finite as those that a sender with these options sends."""
+        """Decode payloads into room or fresh tensors, as finite as those that a sender with these options sends."""
         finite = refuses_nonfinite(self._options, self.channel)
         tensors: list[Tensor | None] = []
         parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
         for index, (example, decoder, message, payload) in enumerate(parts):
-            tensor = None if payload is None else torch.empty(example.shape, dtype=example.dtype, device=device)
+            new = partial(torch.empty, example.shape, dtype=example.dtype, device=device)
+            tensor = None if payload is None else room[index] if room else new()
             if payload is not None and tensor is not None:
                 decoder.decode(payload, tensor, self.channel.key(microbatch, index), message, finite=finite)
                 fills = message.store is not None and message.writes  # NaN would stay there

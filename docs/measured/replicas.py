@@ -38,6 +38,7 @@ EXCHANGES: Mapping[str, Mapping[str, str]] = {
         "--optimizer.freeze_after": "52 steps",
         "--replicas.gradients": 'ef(q(4, grid="midtread"), store_bits=16)',
     },
+    "quantized-adam, none": {"--optimizer.name": "quantized-adam", "--optimizer.freeze_after": "52 steps"},
     "powersgd(4)": {"--replicas.gradients": "powersgd(4, start=26)"},
     "DiLoCo, q(4), every 30": {"--replicas.gradients": "q(4)", "--replicas.sync.every": "30"},
     "SparseLoCo, every 30": {

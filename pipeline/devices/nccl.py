@@ -201,7 +201,7 @@ class CardReceiver(Receiver):
         self._heads: list[tuple[str, Header, Tensor]] = []
         self._intact: list[tuple[str, Tensor]] = []
 
-    def receive(self, microbatch: Microbatch) -> tuple[Tensor | None, ...]:
+    def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Order one micro-batch's frame and its decoding; nobody waits, and `confirm` tells if it was the right one."""
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
@@ -217,7 +217,7 @@ class CardReceiver(Receiver):
             try:
                 places = self._places(frame, planned, plan)
                 payloads = [None if place is None else frame[place] for place in places]
-                tensors = self._decode(payloads, microbatch, plan, frame.device)
+                tensors = self._decode(payloads, microbatch, plan, frame.device, room)
             except (CodecError, WireError) as error:
                 raise self._refused(what, error) from error
             self._arrivals.give(frame)

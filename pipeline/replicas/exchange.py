@@ -74,6 +74,9 @@ class StageExchange:
         self._rows = StageRows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
         buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row, first_bucket)
         self.next_bucket = first_bucket + len(buckets)
+        self._buckets = buckets
+        self._longest = max((len(bucket.rows) for bucket in buckets), default=0)
+        self._given: Sequence[Tensor | None] = []
         self._members = {
             replica: [member(Lanes(setting, replica, bucket.index, links), bucket) for bucket in buckets]
             for replica in here
@@ -88,14 +91,21 @@ class StageExchange:
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send the gradients of one replica, and clear them."""
-        rows = self._rows.fill([parameter.grad for parameter in self.parameters])
+        gradients = [parameter.grad for parameter in self.parameters]
         if not self._used.all():
-            seen = [parameter.grad is not None for parameter in self.parameters]
+            seen = [gradient is not None for gradient in gradients]
             self._seen |= torch.tensor(seen, dtype=torch.bool)
         for parameter in self.parameters:
             parameter.grad = None
-        for member in self._members[replica]:
+        flat, scratch = self._rows.flat(gradients), self._scratch()
+        for bucket, member in zip(self._buckets, self._members[replica], strict=True):
+            rows = self._rows.window(flat, bucket.rows)
+            if rows is None:
+                rows = scratch[: len(bucket.rows)]
+                self._rows.gather(flat, bucket.rows, rows)
             member.send_parts(rows, progress)
+        # the sums take their place: new memory is as slow as a copy
+        self._given = gradients
 
     @property
     def rounds(self) -> tuple[Callable[[Progress], None], ...]:
@@ -115,13 +125,21 @@ class StageExchange:
         makes something of zeros.
         """
         self._learn_used()
-        rows = self._rows.fill([])
-        for members in self._members.values():
-            for member in members:
-                member.take(rows, progress)
-        for used, total, parameter in zip(self._used.tolist(), self._rows.read(rows), self.parameters, strict=True):
+        room, scratch, self._given = self._rows.room(self._given), self._scratch(), []
+        for index, bucket in enumerate(self._buckets):
+            window = self._rows.window(room, bucket.rows)
+            rows = scratch[: len(bucket.rows)] if window is None else window
+            for members in self._members.values():
+                members[index].take(rows, progress)
+            if window is None:
+                self._rows.scatter(rows, bucket.rows, room)
+        for used, total, parameter in zip(self._used.tolist(), self._rows.read(room), self.parameters, strict=True):
             if used:
                 parameter.grad = total.to(parameter.device)
+
+    def _scratch(self) -> Tensor:
+        """Memory for the rows of a bucket that has pieces of several tensors."""
+        return torch.empty(self._longest, self._rows.layout.row)
 
     def _learn_used(self) -> None:
         """Mark the parameters that any replica used in this step; collective, until all of them are marked."""

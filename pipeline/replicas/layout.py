@@ -10,6 +10,7 @@ last row.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +21,9 @@ from torch import Size, Tensor
 
 SIDE = 64
 """Rows and columns of a tile."""
+Flat = Sequence[Tensor | None]
+"""Elements in the order of rows: of each parameter those in whole tiles, then of each the rest, then those behind the
+last one. None are zeros."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class StageRows:
     """
 
     def __init__(self, shapes: Mapping[str, Size], layout: Layout) -> None:
-        self._shapes, self._layout = list(shapes.values()), layout
+        self._shapes, self.layout = list(shapes.values()), layout
         in_tiles = [_in_tiles(shape) if layout.tiled else 0 for shape in self._shapes]
         rest = [shape.numel() - whole for shape, whole in zip(self._shapes, in_tiles, strict=True)]
         self._sizes = [*in_tiles, *rest]
@@ -59,27 +63,52 @@ class StageRows:
         padding = self.count * layout.row - sum(self._sizes)
         names = [*shapes, *shapes, "padding"]
         firsts = [0] * len(shapes) + [*in_tiles, 0]
-        self._named = list(zip(names, firsts, [*self._sizes, padding], strict=True))
+        self._named = list(zip(names, firsts, strict=True))
+        self._stops = list(accumulate([*self._sizes, padding]))
 
-    def fill(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Float32 [count, row] on the host, with the elements of a tensor for each parameter, or zeros."""
-        rows = torch.zeros(self.count, self._layout.row)
-        parts = self._parts(rows)
-        for index, tensor in enumerate(tensors):
-            if tensor is not None:
-                whole, rest = _split(tensor) if self._layout.tiled else (None, tensor.reshape(-1))
-                parts[len(tensors) + index].copy_(rest)
-                if whole is not None:
-                    parts[index].copy_(whole)
-        return rows
+    def flat(self, tensors: Sequence[Tensor | None]) -> Flat:
+        """The elements of a tensor for each parameter, in the order of rows; copies of those that lie otherwise."""
+        if not self.layout.tiled:
+            return [*[None] * len(tensors), *(None if each is None else each.reshape(-1) for each in tensors), None]
+        halves = [(None, None) if tensor is None else _split(tensor) for tensor in tensors]
+        return [*(whole for whole, _ in halves), *(rest for _, rest in halves), None]
 
-    def read(self, rows: Tensor) -> list[Tensor]:
-        """The tensors of all parameters from rows; they may share memory with the rows."""
-        parts, count = self._parts(rows), len(self._shapes)
+    def room(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """Room for all rows, in their order.
+
+        It is that of the given tensors, which are overwritten, where elements lie in this order; else it is new.
+        """
+        taken = [None if each is None or self.layout.tiled or not _is_plain(each) else each for each in tensors]
+        given = [*[None] * len(tensors), *taken, None]
+        sizes = [stop - start for start, stop in zip([0, *self._stops], self._stops, strict=False)]
         return [
-            _join(parts[index], parts[count + index], shape) if self._layout.tiled else parts[count + index].view(shape)
-            for index, shape in enumerate(self._shapes)
+            torch.empty(size) if tensor is None else tensor.view(-1) for tensor, size in zip(given, sizes, strict=True)
         ]
+
+    def window(self, flat: Flat, rows: range) -> Tensor | None:
+        """Some rows where they lie, float32 [len(rows), row] on the host; None if they are of several tensors."""
+        (part, within, _), *others = self._overlaps(rows)
+        tensor = flat[part]
+        if others or tensor is None or not _is_plain(tensor) or tensor.device.type != "cpu":
+            return None
+        return tensor[within].view(len(rows), -1)
+
+    def gather(self, flat: Flat, rows: range, out: Tensor) -> None:
+        """Write some rows of what `flat` returned into `out`, float32 [len(rows), row] on the host."""
+        values = out.view(-1)
+        for part, within, place in self._overlaps(rows):
+            tensor = flat[part]
+            values[place].zero_() if tensor is None else values[place].copy_(tensor[within])
+
+    def scatter(self, values: Tensor, rows: range, room: Sequence[Tensor]) -> None:
+        """Write rows [len(rows), row] into what `room` returned."""
+        for part, within, place in self._overlaps(rows):
+            room[part][within].copy_(values.view(-1)[place])
+
+    def read(self, room: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of all parameters from room that is full; they may share memory with it."""
+        count = len(self._shapes)
+        return [_join(*parts) for parts in zip(room[:count], room[count:-1], self._shapes, strict=True)]
 
     def pieces(self, rows: range) -> Iterator[tuple[str, slice]]:
         """The parameters that some rows cover: NAME/FIRST, and their elements among those of the rows.
@@ -87,17 +116,25 @@ class StageRows:
         FIRST counts the elements of a parameter in the order of this layout. The zeros behind the last element are
         named `padding`.
         """
-        first, last = rows.start * self._layout.row, rows.stop * self._layout.row
-        stops = accumulate(size for _, _, size in self._named)
-        for (name, offset, size), stop in zip(self._named, stops, strict=True):
-            start = stop - size
-            if (begin := max(first, start)) < (end := min(last, stop)):
-                yield f"{name}/{offset + begin - start}", slice(begin - first, end - first)
+        for part, within, place in self._overlaps(rows):
+            name, offset = self._named[part]
+            yield f"{name}/{offset + within.start}", place
 
-    def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Views of what is in tiles of each parameter, then of the rest of each."""
-        parts: tuple[Tensor, ...] = rows.view(-1)[: sum(self._sizes)].split(self._sizes)
-        return parts
+    def _overlaps(self, rows: range) -> Iterator[tuple[int, slice, slice]]:
+        """The parts that some rows cover: which one, its elements, and where they lie among those of the rows."""
+        first, last = rows.start * self.layout.row, rows.stop * self.layout.row
+        for part in range(bisect_right(self._stops, first), len(self._stops)):
+            start = self._stops[part - 1] if part else 0
+            begin, end = max(first, start), min(last, self._stops[part])
+            if begin < end:
+                yield part, slice(begin - start, end - start), slice(begin - first, end - first)
+            if end == last:
+                return
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its elements lie as float32 one behind the other."""
+    return tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
 def _in_tiles(shape: Size) -> int:

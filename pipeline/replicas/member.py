@@ -128,7 +128,7 @@ class BucketSide(Protocol):
     """One replica in the exchange of one bucket; its methods are called in this order."""
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send what this replica has, float32 [rows of the stage, row]."""
+        """Send what this replica has, float32 [rows of the bucket, row]; it is only read, and free again afterwards."""
 
     def send_sum(self, progress: Progress) -> None:
         """Add up what this replica owns, and send the sum to all."""
@@ -166,8 +166,7 @@ class BucketMember:
         for receiver in (*self._from_workers, *self._from_owners.values()):
             receiver.post(1)
         for owner, sender in self._to_owners.items():
-            part = self._bucket.parts[owner]
-            sender.send(self._message(owner, progress), [self._shaped(rows[part.start : part.stop])])
+            sender.send(self._message(owner, progress), [self._shaped(rows[self._place(owner)])])
 
     def send_sum(self, progress: Progress) -> None:
         """Add up the parts that this replica owns, in the order of the replicas, and send the sum to all."""
@@ -179,9 +178,7 @@ class BucketMember:
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sums of all parts into `rows`, and wait until all frames of this bucket have left."""
         for owner, receiver in self._from_owners.items():
-            part = self._bucket.parts[owner]
-            total = total_of([receiver], self._message(owner, progress))
-            rows[part.start : part.stop] = total.view(len(part), -1)
+            receiver.receive(self._message(owner, progress), [self._shaped(rows[self._place(owner)])])
         for sender in (*self._to_owners.values(), *([self._to_all] if self._to_all else [])):
             sender.flush()
 
@@ -193,6 +190,11 @@ class BucketMember:
 
     def _message(self, owner: int, progress: Progress) -> Microbatch:
         return self._lanes.message(len(self._bucket.parts[owner]), progress)
+
+    def _place(self, owner: int) -> slice:
+        """Where the part of an owner lies among the rows of the bucket."""
+        part, first = self._bucket.parts[owner], self._bucket.rows.start
+        return slice(part.start - first, part.stop - first)
 
     def _shaped(self, rows: Tensor) -> Tensor:
         return rows.view(self._lanes.setting.layout.shape(len(rows)))
@@ -215,16 +217,15 @@ class Listener:
         """Send all rows of the bucket to all."""
         for receiver in self._from_all:
             receiver.post(1)
-        shaped = rows[self._rows.start : self._rows.stop].view(self._lanes.setting.layout.shape(len(self._rows)))
-        self._to_all.send(self._lanes.message(len(self._rows), progress), [shaped])
+        shaped = rows.view(self._lanes.setting.layout.shape(len(rows)))
+        self._to_all.send(self._lanes.message(len(rows), progress), [shaped])
 
     def send_sum(self, progress: Progress) -> None:
         """Nothing: every replica adds up for itself."""
 
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sum in the order of the replicas into `rows`, and wait until all frames have left."""
-        total = total_of(self._from_all, self._lanes.message(len(self._rows), progress))
-        rows[self._rows.start : self._rows.stop] = total.view(len(self._rows), -1)
+        rows.copy_(total_of(self._from_all, self._lanes.message(len(rows), progress)).view(len(rows), -1))
         self._to_all.flush()
 
     def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from thinwire.launch.bench.links import replicas as of_replicas
+from thinwire.launch.bench.links import results
 from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document, simulated
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
@@ -114,6 +115,13 @@ def test_a_slow_link_is_the_limit(prepared):
     found = contest(1.0, 1e5, TIMES)
     limit = simulated(found, prepared, free_codecs=True)
     assert limit[REFERENCE] == pytest.approx(0.02 + 4 * 1.0 + 0.001 + 0.02 + 0.04 + 4 * 1.0 + 0.001 + 0.04 + 0.005)
+
+
+@pytest.mark.parametrize(("available", "said"), [(1, " here 2 processes shared 1."), (2, "measured seconds.")])
+def test_a_table_says_if_processes_shared_cores(prepared, monkeypatch, available, said):
+    monkeypatch.setattr(results, "cores", lambda: available)
+    found = as_document([contest(None, 1e9, TIMES)], prepared, {}, {})
+    assert found["tables"][0]["note"].endswith(said)
 
 
 def test_tables_hold_ratios_of_what_was_measured(prepared):

@@ -17,19 +17,43 @@ def rows_of(layout):
     return StageRows({name: torch.Size(shape) for name, shape in SHAPES.items()}, layout)
 
 
+def gathered(rows, given):
+    """All rows of tensors, by buckets of three."""
+    flat, filled = rows.flat(given), torch.full((rows.count, rows.layout.row), torch.nan)
+    for first in range(0, rows.count, 3):
+        bucket = range(first, min(first + 3, rows.count))
+        rows.gather(flat, bucket, filled[bucket.start : bucket.stop])
+    return filled
+
+
 @pytest.mark.parametrize("layout", [FLAT, TILES])
 def test_rows_hold_every_element_once(layout):
     rows, given = rows_of(layout), tensors()
-    filled = rows.fill(given)
-    assert filled.shape == (rows.count, layout.row)
+    filled = gathered(rows, given)
     assert filled.count_nonzero() == sum(tensor.numel() for tensor in given)
-    for tensor, back in zip(given, rows.read(filled), strict=True):
+    memory = [torch.full_like(tensor, torch.nan) for tensor in given]
+    # the memory of some tensors: one of them is missing, and one lies otherwise
+    room = rows.room([*memory[:3], None, memory[4].to(memory_format=torch.channels_last)])
+    for piece in (range(3), range(3, rows.count)):
+        rows.scatter(filled[piece.start : piece.stop], piece, room)
+    for tensor, back in zip(given, rows.read(room), strict=True):
         assert torch.equal(tensor, back)
+    assert torch.equal(memory[0], given[0]) == (layout == FLAT), "new memory is as slow as a copy"
+
+
+def test_rows_within_one_tensor_are_not_copied():
+    rows, given = rows_of(FLAT), tensors()
+    flat = rows.flat(given)
+    window = rows.window(flat, range(2, 5))
+    assert window.data_ptr() == given[0].data_ptr() + 4 * 2 * FLAT.row
+    assert torch.equal(window, gathered(rows, given)[2:5])
+    assert rows.window(flat, range(rows.count)) is None
+    assert rows.window(rows.flat([None] * len(given)), range(2, 5)) is None
 
 
 def test_whole_tiles_come_first():
     wide, bias, even, *_ = tensors()
-    filled = rows_of(TILES).fill(tensors())
+    filled = gathered(rows_of(TILES), tensors())
     tiles = [wide[:SIDE, :SIDE], wide[SIDE : 2 * SIDE, :SIDE], even[:, :SIDE], even[:, SIDE:]]
     for row, tile in zip(filled, tiles, strict=False):
         assert torch.equal(row, tile.flatten())
@@ -38,7 +62,7 @@ def test_whole_tiles_come_first():
 
 
 def test_a_missing_tensor_is_zeros():
-    assert not rows_of(TILES).fill([None] * len(SHAPES)).any()
+    assert not gathered(rows_of(TILES), [None] * len(SHAPES)).any()
 
 
 @pytest.mark.parametrize("layout", [FLAT, TILES])

@@ -31,8 +31,9 @@ from thinwire.pipeline.trainer import StepRecord
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""
 
-
 UNCOMPRESSED = "none"
+STANDING = 1e-12
+"""A learning rate at which weights stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,10 @@ class Thinwire:
         replicas = replace(recipe.replicas, gradients=codecs.between, overrides=overrides)
         # no step is the last one, after which all groups of layers are exchanged
         training = replace(recipe.training, steps=MOST_STEPS)
-        ready = replace(ready, recipe=replace(recipe, replicas=replicas, training=training))
+        # quantized-adam has a second moment of a single step here, and would move the weights out of all bounds by it
+        rate = STANDING if recipe.optimizer.name == "quantized-adam" else recipe.optimizer.lr
+        optimizer = replace(recipe.optimizer, lr=rate)
+        ready = replace(ready, recipe=replace(recipe, replicas=replicas, training=training, optimizer=optimizer))
         self.round = replicas.sync.every if replicas.step_alone else 1
         self._next = 0
         self._trainer = assemble(ready, where, rank).trainer

@@ -11,6 +11,7 @@ from typing import Any
 
 from thinwire.launch.bench.links.replicas import exchange_seconds
 from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.tables import Table, Value, document
 from thinwire.launch.timing.published import THROUGHPUT
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
@@ -259,8 +260,15 @@ def _speeds(
         note="Medians. x none: speed over that of Thinwire uncompressed. of unshaped: speed over that of Thinwire "
         "uncompressed on unshaped links. LIMIT: samples/s of the schedule with the compute and goodput measured here, "
         "and codecs that cost nothing. predicted: simulated seconds, with the measured codec times, over measured "
-        "seconds.",
+        f"seconds.{_sharing(prepared.recipe.num_processes, cores())}",
     )
+
+
+def _sharing(processes: int, available: int) -> str:
+    """What the LIMIT does not know of this machine; empty if every process had a core."""
+    if processes <= available:
+        return ""
+    return f" The LIMIT gives every process a core of its own, and here {processes} processes shared {available}."
 
 
 def _sections(results: Mapping[str, Contest]) -> Table:

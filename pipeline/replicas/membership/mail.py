@@ -108,7 +108,7 @@ class WeightedListener(Listener):
 
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the weighted sum in the order of the replicas into `rows`."""
-        message = self._lanes.message(len(self._rows), progress)
+        message = self._lanes.message(len(rows), progress)
         total: Tensor | None = None
         for replica, weight in self._mail.weights.items():
             part = total_of([self._from_all[replica]], message)
@@ -116,7 +116,7 @@ class WeightedListener(Listener):
                 part.mul_(weight)
             total = part if total is None else total.add_(part)
         assert total is not None, "this replica takes part"
-        rows[self._rows.start : self._rows.stop] = total.view(len(self._rows), -1)
+        rows.copy_(total.view(len(rows), -1))
         self._to_all.flush()
 
 
