@@ -39,11 +39,9 @@ def _of_auto(compression: CompressionOptions) -> list[str]:
 
 
 def _of_transport(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
-    if wire.transport in ("gloo", "auto"):
+    if wire.transport != "zmq" or not replicas.elastic:
         return []
-    if replicas.elastic:
-        return [f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}"]
-    return [] if wire.transport == "zmq" else [f"replicas need wire.transport gloo or zmq, got {wire.transport}"]
+    return [f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}"]
 
 
 def _of_keys(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
