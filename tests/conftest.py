@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import settings
 
 from support.needs import left_out
+
+# properties are tried on the same examples in every run, however slow the machine is
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_configure(config):

@@ -1,6 +1,7 @@
 """What a terminal is told while there is nothing else to show."""
 
 import io
+import re
 import threading
 import time
 
@@ -31,7 +32,7 @@ def screen(monkeypatch):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -44,7 +45,7 @@ def test_long_work_counts_its_seconds_and_leaves_no_line(screen):
         wait_for(lambda: " s" in shown.getvalue())
     first, _, rest = shown.getvalue().partition("\n")
     assert first == "cutting the model ..."
-    assert rest.startswith("... 0 s\x1b[K\r") and rest.endswith("\r\x1b[K")
+    assert re.match(r"\.\.\. \d+ s\x1b\[K\r", rest) and rest.endswith("\r\x1b[K")
 
 
 def test_no_thread_is_left_to_fork_with(screen):

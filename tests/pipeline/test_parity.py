@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.processes import run
-from support.toy import Sampler, Samples, ScaledSamples, Task, make_trainer, processes_of, train, unsplit
+from support.toy import Sampler, Samples, ScaledSamples, Task, make_trainer, train, unsplit
 from thinwire.pipeline.schedules import SCHEDULES
 
 CODECS = {
@@ -34,27 +34,6 @@ def assert_identical(real, simulated):
             assert torch.equal(tensor, simulated[1][stage][name]), f"stage {stage}, {name}"
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-wan", "zbv-zero-bubble"])
-@pytest.mark.parametrize("codec", CODECS)
-def test_simulation_equals_real_processes_bit_for_bit(schedule, codec, alone):
-    stages = 2 * SCHEDULES[schedule].stages_per_process
-    options = {"schedule": schedule, "num_stages": stages, "dropout": 0.2, "compression": CODECS[codec]}
-    real = merged(run(train, 2, options))
-    simulated = merged([train(0, options | {"simulated": True})])
-    assert_identical(real, simulated)
-    assert len(real[0]) == 3
-    assert len(set(real[0])) == 3
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"gpipe", "1f1b-wan", "zbv-zero-bubble"}))
-def test_every_other_schedule_runs_on_two_processes_as_simulated(schedule, alone):
-    stages = 2 * SCHEDULES[schedule].stages_per_process
-    options = {"schedule": schedule, "num_stages": stages, "compression": CODECS["q(4)"], "microbatches": 4}
-    assert_identical(merged(run(train, 2, options)), merged([train(0, options | {"simulated": True})]))
-
-
 FEEDBACK = {
     "ef": {"activations": "ef(topk(0.25))", "gradients": "ef(q(3))"},
     "efmixed": {"activations": "efmixed(topk(0.25))", "gradients": "q(8)"},
@@ -74,23 +53,65 @@ FEEDBACK = {
 }
 
 
+def two_processes_of(schedule, **options):
+    return {"schedule": schedule, "num_stages": 2 * SCHEDULES[schedule].stages_per_process, **options}
+
+
+DROPPING = {
+    f"{schedule}, {codec}": two_processes_of(schedule, dropout=0.2, compression=CODECS[codec])
+    for schedule in ("gpipe", "1f1b-wan", "zbv-zero-bubble")
+    for codec in CODECS
+}
+ORDERS = {schedule: two_processes_of(schedule, compression=CODECS["q(4)"]) for schedule in sorted(SCHEDULES)}
+KEEPING = {
+    name: two_processes_of(
+        "zbv-zero-bubble" if name == "aqsgd" else "gpipe",
+        compression=compression,
+        steps=20,
+        accumulation=2,
+        microbatches=2,
+    )
+    for name, compression in FEEDBACK.items()
+    if name != "entropy" or find_spec("zstandard")
+}
+SIDE = {"side inputs": {"compression": CODECS["q(4)"], "samples": ScaledSamples}}
+CASES = DROPPING | ORDERS | KEEPING | SIDE
+
+
+def train_each(rank, cases):
+    return {name: train(rank, options) for name, options in cases.items()}
+
+
+@pytest.fixture(scope="module")
+def real():
+    """What each of two processes returns for each case; to start them takes longer than to train a case."""
+    return run(train_each, 2, CASES, timeout=240)
+
+
+def compared(name, real):
+    """What the processes return for a case, after a comparison with its simulation."""
+    results = [found[name] for found in real]
+    assert_identical(merged(results), merged([train(0, CASES[name] | {"simulated": True})]))
+    return results
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("name", FEEDBACK if find_spec("zstandard") else sorted(set(FEEDBACK) - {"entropy"}))
-def test_feedback_is_the_same_simulated_and_its_buffers_equal_at_both_ends(name, alone):
-    schedule = "zbv-zero-bubble" if name == "aqsgd" else "gpipe"
-    stages = 2 * SCHEDULES[schedule].stages_per_process
-    options = {
-        "schedule": schedule,
-        "num_stages": stages,
-        "compression": FEEDBACK[name],
-        "steps": 20,
-        "accumulation": 2,
-        "microbatches": 2,
-        "microbatch_size": 2,
-    }
-    results = run(train, 2, options)
-    real, simulated = merged(results), merged([train(0, options | {"simulated": True})])
-    assert_identical(real, simulated)
+@pytest.mark.parametrize("name", DROPPING)
+def test_simulation_equals_real_processes_bit_for_bit(name, real, alone):
+    losses, _ = merged(compared(name, real))
+    assert len(losses) == len(set(losses)) == 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", ORDERS)
+def test_every_schedule_runs_on_two_processes_as_simulated(schedule, real, alone):
+    compared(schedule, real)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", KEEPING)
+def test_feedback_is_the_same_simulated_and_its_buffers_equal_at_both_ends(name, real, alone):
+    results = compared(name, real)
     digests = [found for result in results for found in result[3].values()]
     names = [name for found in digests for name in found]
     kept = {name: {found[name] for found in digests if name in found} for name in names}
@@ -160,11 +181,9 @@ def test_side_inputs_reach_every_stage_with_their_own_micro_batch(schedule, alon
 
 
 @pytest.mark.processes
-def test_side_inputs_on_real_processes_are_those_of_a_simulation(alone):
-    options = {"compression": CODECS["q(4)"], "samples": ScaledSamples}
-    real = merged(run(train, 2, options))
-    assert_identical(real, merged([train(0, options | {"simulated": True})]))
-    assert real[0] != train(0, options | {"simulated": True, "samples": Samples})[0]
+def test_side_inputs_on_real_processes_are_those_of_a_simulation(real, alone):
+    losses, _ = merged(compared("side inputs", real))
+    assert losses != train(0, SIDE["side inputs"] | {"simulated": True, "samples": Samples})[0]
 
 
 def assert_gradients_of(model, kept):
@@ -198,14 +217,12 @@ def test_the_clipped_norm_is_that_of_all_stages(alone):
 
 
 @pytest.mark.processes
-def test_frames_are_as_many_and_as_long_as_planned():
-    options = {"num_stages": 2, "microbatches": 4, "steps": 2, "compression": CODECS["q(4)"]}
-    results = run(train, processes_of("gpipe", 2), options)
+def test_frames_are_as_many_and_as_long_as_planned(real):
+    forward = real[0]["gpipe"][2][0][0, "activations", "train"]
+    backward = real[1]["gpipe"][2][1][0, "gradients", "train"]
     elements = 2 * 3 * 12
     rows = 2 * 3
-    forward = results[0][2][0][0, "activations", "train"]
-    backward = results[1][2][1][0, "gradients", "train"]
-    assert (forward.frames, backward.frames) == (8, 8)
-    assert forward.bytes == 8 * (64 + elements // 2 + 2 * rows)
-    assert backward.bytes == 8 * (64 + elements + 2 * rows)
-    assert forward.uncompressed == backward.uncompressed == 8 * 4 * elements
+    assert (forward.frames, backward.frames) == (12, 12)
+    assert forward.bytes == 12 * (64 + elements // 2 + 2 * rows)
+    assert backward.bytes == 12 * (64 + elements + 2 * rows)
+    assert forward.uncompressed == backward.uncompressed == 12 * 4 * elements

@@ -16,6 +16,7 @@ LAYOUTS = {
     "looped": [0, 1, 0, 1],
     "v": [0, 1, 1, 0],
 }
+HOLDERS = [[0, 1, 2, 3], [1, 2], [0, 3], [2]]
 
 
 def gradients(stage):
@@ -47,12 +48,22 @@ def expected(holders):
     return total
 
 
+def each_summed(rank):
+    return {(name, *holders): summed(rank, layout, holders) for name, layout in LAYOUTS.items() for holders in HOLDERS}
+
+
+@pytest.fixture(scope="module")
+def sums():
+    """What each of four processes has of each layout; to start them takes longer than the sums."""
+    return run(each_summed, 4)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("holders", [[0, 1, 2, 3], [1, 2], [0, 3], [2]])
-def test_every_copy_gets_the_sum_in_stage_order_wherever_it_lives(name, holders):
+@pytest.mark.parametrize("holders", HOLDERS)
+def test_every_copy_gets_the_sum_in_stage_order_wherever_it_lives(name, holders, sums):
     layout = LAYOUTS[name]
-    results = run(summed, max(layout) + 1, layout, holders)
+    results = [each[name, *holders] for each in sums]
     found = {stage: copies for result, _ in results for stage, copies in result.items()}
     assert sorted(found) == holders
     wanted = gradients(2) if holders == [2] else expected(holders)

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -187,9 +187,12 @@ def test_a_connection_that_is_reset_at_its_start_says_nothing_about_keys():
         there = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         mesh.meet({1: Address(f"tcp://127.0.0.1:{there.getsockname()[1]}", bytes(16))})
         mesh.send(1, STREAM, memoryview(b"are you there?"))
-        with there.accept()[0] as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # its end is a reset
-        until(lambda: "the connection was reset" in mesh.describe(1))
+        there.settimeout(LONG)
+        while "the connection was reset" not in mesh.describe(1):
+            # a system may tell of a reset as of a refusal or an end: of one that came while it connected, or wrote
+            with there.accept()[0] as connection:
+                assert connection.recv(1), "it speaks first"
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # its end is a reset
 
 
 def test_who_leaves_waits_for_longer_than_a_broken_link_is_noticed_after():
@@ -234,9 +237,8 @@ def test_the_first_packet_of_an_old_connection_may_be_read_last():
 def test_a_process_with_other_keys_gets_nothing_in_and_is_told():
     with Two(keys=(Keys.fresh(), KEYS)) as two:
         send, receive = two.send(b"let me in"), two.receive(9)
-        assert not send.wait(2)
-        assert not receive[0].ended
-        assert "what answers there is no process with the same keys" in two.meshes[0].describe(1)
+        until(lambda: "what answers there is no process with the same keys" in two.meshes[0].describe(1))
+        assert not send.ended and not receive[0].ended
 
 
 @contextmanager
@@ -292,7 +294,8 @@ def test_garbage_on_the_port_changes_nothing(garbage):
         host, _, port = two.meshes[1].address.endpoint.removeprefix("tcp://").rpartition(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(5)]
         for stranger in strangers:
-            stranger.sendall(garbage)
+            with suppress(ConnectionError):  # it may be cut off before it has said all
+                stranger.sendall(garbage)
         receive = two.receive(5)
         assert two.send(b"fine?").wait(LONG)
         assert arrived(receive) == b"fine?"

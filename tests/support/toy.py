@@ -269,7 +269,3 @@ def train(rank, options):
     traffic = {stage.stage_index: dict(stage.meter.sent) for stage in trainer.stages}
     digests = {stage.stage_index: stage.digests() for stage in trainer.stages}
     return (losses if trainer.reports else None), weights, traffic, digests
-
-
-def processes_of(schedule, num_stages):
-    return num_stages // SCHEDULES[schedule].stages_per_process
