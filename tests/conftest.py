@@ -2,6 +2,7 @@ import datetime
 import os
 import random
 import signal
+from functools import cache
 
 import numpy as np
 import pytest
@@ -29,10 +30,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Keep a file's tests on one worker. Files that start processes come first, then slow ones: they take longest.
-
-    Tests with hosts share a worker too: each removes the hosts that killed processes left, and some test just that.
-    """
+    """Files that start processes come first, then slow ones: they take longest."""
     ranks = {item.path: 2 for item in items}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -40,9 +38,31 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         rank = 0 if marks & {"processes", "namespaces"} else 1 if "slow" in marks else 2
         ranks[item.path] = min(ranks[item.path], rank)
-        together = "hosts" if "namespaces" in marks else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(together))
     items.sort(key=lambda item: ranks[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep a file's tests on one worker, for what they share is made once there; and all files with hosts on one.
+
+    Each test with hosts removes those that killed processes left, and some test just that. (Marks of groups do not
+    serve: xdist 3.8 writes them into names that pytest 9.2 does not take from it.)
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesAndHosts(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "hosts" if has_hosts(config.rootpath / file) else file
+
+    return FilesAndHosts(config, log)
+
+
+@cache
+def has_hosts(path):
+    return "mark.namespaces" in path.read_text()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,7 +23,7 @@ from thinwire.pipeline.options import (
 from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
-from thinwire.pipeline.schedules import SCHEDULES, actions, build, build_merged, merge, placement
+from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.trainer import Trainer
