@@ -2,9 +2,8 @@
 
 import ast
 import configparser
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 BELOW = {
@@ -20,14 +19,16 @@ MODULES = [path for package in BELOW for path in sorted((ROOT / package).rglob("
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
+@cache
 def imported(path):
     """Every module that a file imports, wherever in it."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def own(path):
@@ -35,10 +36,10 @@ def own(path):
     return {tuple(name.split(".")[1:]) for name in imported(path) if name.startswith("thinwire.")}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down(path):
-    package = path.relative_to(ROOT).parts[0]
-    assert {parts[0] for parts in own(path)} <= BELOW[package] | {package}
+def test_imports_go_down():
+    for path in MODULES:
+        package = path.relative_to(ROOT).parts[0]
+        assert {parts[0] for parts in own(path)} <= BELOW[package] | {package}, path
 
 
 def room(parts):
@@ -46,20 +47,18 @@ def room(parts):
     return None if len(parts) < 2 or parts[1] in SHARED | {"cli"} else parts[1]
 
 
-LAUNCH = [path for path in MODULES if path.is_relative_to(ROOT / "launch")]
-
-
-@pytest.mark.parametrize("path", LAUNCH, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_command_imports_another(path):
-    mine = room(path.relative_to(ROOT).with_suffix("").parts)
+def test_no_command_imports_another():
     commands = {path.stem if path.is_file() else path.name for path in (ROOT / "launch").iterdir()}
-    found = {room(parts) for parts in own(path) if parts[0] == "launch" and len(parts) > 1 and parts[1] in commands}
-    assert found <= {mine, None}
+    for path in MODULES:
+        if path.is_relative_to(ROOT / "launch"):
+            theirs = [parts for parts in own(path) if parts[0] == "launch" and len(parts) > 1 and parts[1] in commands]
+            mine = room(path.relative_to(ROOT).with_suffix("").parts)
+            assert {room(parts) for parts in theirs} <= {mine, None}, path
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_test_imports_another(path):
-    assert not [name for name in imported(path) if name.split(".")[-1].startswith("test_")]
+def test_no_test_imports_another():
+    for path in TESTS:
+        assert not [name for name in imported(path) if name.split(".")[-1].startswith("test_")], path
 
 
 def test_no_two_test_files_share_a_name():
@@ -73,9 +72,8 @@ def test_no_folder_is_crowded():
     assert all(len(list(folder.glob("*.py"))) <= 25 for folder in folders)
 
 
-@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_long(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_no_file_is_long():
+    assert [path for path in [*MODULES, *TESTS] if len(path.read_text().splitlines()) > 400] == []
 
 
 def test_every_room_is_installed():

@@ -1,6 +1,7 @@
 """The contract that every codec keeps, whatever it does inside, and the key that messages draw randomness from."""
 
 import dataclasses
+from itertools import product
 
 import pytest
 import torch
@@ -117,23 +118,23 @@ def test_only_the_key_makes_payloads_differ(expression):
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_what_is_not_finite_spoils_its_block_and_no_other(expression, value, dtype):
-    codec, x = parse(expression), gaussian(3, 4, 30, dtype=dtype)
-    clean = roundtrip(codec, x)
-    x[1, 2, 29] = value
-    y = roundtrip(codec, x)
-    spared = x.isfinite() & codec.error_bound(x).isfinite()
-    assert 'per="tensor"' in expression or spared.sum() >= 2 * 4 * 30
-    assert_identical(y.isfinite(), spared)
-    assert_identical(y[spared], clean[spared])
+def test_what_is_not_finite_spoils_its_block_and_no_other(expression):
+    codec = parse(expression)
+    for dtype, value in product(FLOATING, [torch.nan, torch.inf, -torch.inf]):
+        x = gaussian(3, 4, 30, dtype=dtype)
+        clean = roundtrip(codec, x)
+        x[1, 2, 29] = value
+        y = roundtrip(codec, x)
+        spared = x.isfinite() & codec.error_bound(x).isfinite()
+        assert 'per="tensor"' in expression or spared.sum() >= 2 * 4 * 30, (dtype, value)
+        assert_identical(y.isfinite(), spared)
+        assert_identical(y[spared], clean[spared])
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_zeros_come_back_as_zeros(expression, shape):
-    assert_identical(roundtrip(expression, torch.zeros(shape)), torch.zeros(shape))
+def test_zeros_come_back_as_zeros(expression):
+    for shape in SHAPES:
+        assert_identical(roundtrip(expression, torch.zeros(shape)), torch.zeros(shape))
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -257,9 +257,13 @@ def test_the_last_group_is_a_group_of_its_own(expression):
 
 
 @pytest.mark.parametrize("size", [8, 64, 1000])
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (100, 1), (9, 40), (3, 4, 50), (2, 3, 8, 8), (5, 2, 3, 3)])
 @pytest.mark.parametrize("per", ["tensor", "sample", "row", "channel", 1, 7, 64, 100])
-def test_parts_are_the_whole_tensor_in_order(shape, per, size):
+def test_parts_are_the_whole_tensor_in_order(per, size):
+    for shape in [(), (7,), (3, 5), (100, 1), (9, 40), (3, 4, 50), (2, 3, 8, 8), (5, 2, 3, 3)]:
+        assert_parts_in_order(shape, per, size)
+
+
+def assert_parts_in_order(shape, per, size):
     blocks = blocks_of_group(per, shape) if isinstance(per, int) else blocks_per(per, shape)
     x = torch.arange(math.prod(shape))
     scales = torch.arange(blocks.count)[:, None].expand(blocks.outer, blocks.count, blocks.inner)

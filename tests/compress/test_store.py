@@ -296,7 +296,7 @@ OPERATIONS = ("write", "read", "prefetch", "flush", "reload")
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     medium=st.sampled_from(MEDIA),
     bits=st.sampled_from(BITS),

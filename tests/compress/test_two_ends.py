@@ -1,6 +1,5 @@
 """Buffers that both ends of a channel keep, by every rule around every codec, in two processes over gloo."""
 
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from thinwire.compress.expression import CODECS as NAMES
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 
-ROWS, SAMPLES, STEPS = 4, 10, 50
+ROWS, SAMPLES, STEPS = 4, 10, 25
 CODECS = [
     "none",
     "fp16",
@@ -35,7 +34,8 @@ CODECS = [
     'lowrank(2, values="q(8)", per="sample") + q(1)',
 ]
 RULES = ["ef21({})", 'ef21({}, slot="sample", store_bits=8)', "aqsgd({}, store_bits=16)", "aqsgd({}, store_bits=4)"]
-METHODS = [rule.format(codec) for rule, codec in product(RULES, CODECS)]
+METHODS = [RULES[(place + half) % 4].format(codec) for place, codec in enumerate(CODECS) for half in (0, 2)]
+"""Each codec in one rule of EF21 and one of AQ-SGD, each rule around half of the codecs."""
 
 
 def trained(rank, folder):
@@ -73,7 +73,7 @@ def trained(rank, folder):
 
 
 @pytest.mark.processes
-def test_buffers_are_equal_at_both_ends_after_fifty_steps_by_every_rule_around_every_codec(tmp_path):
+def test_buffers_are_equal_at_both_ends_after_many_steps_by_rules_around_every_codec(tmp_path):
     sender, receiver = run(trained, 2, str(tmp_path))
     assert {parse(codec).name for codec in CODECS} == {*NAMES, "sum"} - {"autoencoder", "reuse"}, (
         "which feedback does not go around"

@@ -15,7 +15,7 @@ from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import module_of
 from thinwire.models.digest import tensor_lines, weights_digest
 
-DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "50"))
+DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "24"))
 """How many checkpoints are damaged; `make damage` asks for more."""
 OPTIONS = ["--training.steps", "6", "--checkpoint.every", "2 steps", "--checkpoint.keep", "2", "--output", "run"]
 CODECS = ["--compression.activations", 'aqsgd(q(3), store="disk")', "--compression.gradients", "ef21(topk(0.2))"]

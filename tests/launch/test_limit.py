@@ -77,7 +77,7 @@ def restated(schedule, stages, microbatches, compute, forth, back):
 numbers = st.floats(0.0, 5.0)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(schedule=st.sampled_from(sorted(SCHEDULES)), data=st.data())
 def test_any_schedule_is_what_the_rules_say(schedule, data):
     per_process = SCHEDULES[schedule].stages_per_process
@@ -153,7 +153,7 @@ def test_directions_of_a_link_leave_each_other_what_they_do(schedule, wires, sta
         assert found > 1.02 * alone
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     schedule=st.sampled_from(["gpipe", "1f1b", "1f1b-wan"]),
     slow=st.floats(0.001, 3.0),

@@ -74,7 +74,7 @@ def pipelines(draw):
 
 
 @given(pipelines(), st.integers(3, 30).map(float))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 def test_partition_with_boundaries_and_memory_is_as_good_as_trying_everything(pipeline, memory_limit):
     costs, boundary_costs, memory, num_stages = pipeline
 

@@ -73,7 +73,7 @@ def pretrained(tmp_path_factory):
     return Pretrained(write_tokenizer(tmp_path_factory.mktemp("words")))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     texts=st.lists(st.sampled_from(LINES), max_size=12),
     block_size=st.integers(1, 9),

@@ -2,6 +2,7 @@ import os
 import random
 import struct
 import zlib
+from itertools import product
 
 import pytest
 import torch
@@ -87,11 +88,10 @@ def test_a_damaged_header_is_refused():
         check(PLANNED, frame, payload=True)
 
 
-@pytest.mark.parametrize("position", range(HEADER_BYTES + 40))
-def test_one_flipped_bit_anywhere_in_a_frame_is_noticed(position):
+def test_one_flipped_bit_anywhere_in_a_frame_is_noticed():
     frame = sealed()
     check(PLANNED, frame, payload=True)
-    for bit in range(8):
+    for position, bit in product(range(HEADER_BYTES + 40), range(8)):
         damaged = frame.clone()
         damaged[position] ^= 1 << bit
         with pytest.raises(WireError):
@@ -129,15 +129,16 @@ def test_a_checksum_is_never_0(monkeypatch):
     assert sealed().numpy()[40:44].tolist() == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("length", range(HEADER_BYTES + 40))
-def test_a_frame_cut_short_into_a_reused_buffer_is_noticed(length):
+def test_a_frame_cut_short_into_a_reused_buffer_is_noticed():
     """The buffer still holds the frame before, whose tail passed as this one's."""
-    before, buffer = changed(step=PLANNED.step - 1), frame_of(PLANNED, torch.arange(40, dtype=torch.uint8) + 100)
-    seal(before, buffer, payload=True)
-    check(before, buffer, payload=True)
-    buffer[:length] = sealed()[:length]
-    with pytest.raises(WireError):
-        check(PLANNED, buffer, payload=True)
+    before, kept = changed(step=PLANNED.step - 1), frame_of(PLANNED, torch.arange(40, dtype=torch.uint8) + 100)
+    seal(before, kept, payload=True)
+    check(before, kept, payload=True)
+    for length in range(HEADER_BYTES + 40):
+        buffer = kept.clone()
+        buffer[:length] = sealed()[:length]
+        with pytest.raises(WireError):
+            check(PLANNED, buffer, payload=True)
 
 
 def test_mutated_frames_never_pass():
