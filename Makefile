@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --editable
-# pip would use one core for it, and not beside other work; some packages hold files for other versions of Python
-COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib $(PACKAGES) >/dev/null 2>&1 || true
+# pip would use one core for it, and not beside other work; some packages hold files for other versions of Python, and
+# most tests and models of packages are never imported: a third of all
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib $(PACKAGES) >/dev/null 2>&1 || true
 # in the order of tests/conftest.py: xdist's own order has the files with the fewest tests last, which take longest
 WORKERS = --numprocesses auto --dist loadfile --no-loadscope-reorder
 # for thousands of runs, whose files a disk would take longer to write than the runs take
