@@ -117,21 +117,49 @@ class SavedStage:
         """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
         from thinwire.compress.stores.saved import restored
 
-        tables = self.tensors(f"stores/{name}/")
-        if tables.keys() != {"known", "checksums"} or len(tables["known"]) != store.layout.num_slots:
+        known, checksums = self._tables(name)
+        if len(known) != store.layout.num_slots:
             raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
-        cut = cut_of(step_folder(self.folder, self.step))
-        chain = [
+        chain = [*self._earlier_rows(name, cut_of(step_folder(self.folder, self.step))), *self._own_rows(name)]
+        base = base_of(self.folder, self.stage, name)
+        store.restore(known, restored(store.layout, known, checksums, base, chain))
+        return checksums
+
+    def check_stores(self, cut: object) -> None:
+        """Read the rows of all stores that older checkpoints and the base must have for this part of a cut.
+
+        The part itself must be as it was written. CheckpointError or StoreError where a row is missing or damaged.
+        """
+        from thinwire.compress.stores.saved import check_earlier
+
+        for name in sorted({key.rpartition("/")[0] for key in self.names("stores/")}):
+            known, checksums = self._tables(name)
+            own = self._own_rows(name)
+            if not own:
+                raise CheckpointError(f"{self.path} holds no rows of the store {name}")
+            base = base_of(self.folder, self.stage, name)
+            check_earlier(known, checksums, base, self._earlier_rows(name, cut), own[0])
+
+    def _tables(self, name: str) -> tuple[Tensor, Tensor]:
+        """Of a store, which slots are known, and their checksums."""
+        tables = self.tensors(f"stores/{name}/")
+        if tables.keys() != {"known", "checksums"}:
+            raise CheckpointError(f"{self.path} holds no store {name}")
+        return tables["known"], tables["checksums"]
+
+    def _own_rows(self, name: str) -> list[SavedRows]:
+        return [saved for saved in saved_rows(self.path) if saved.path.stem == name]
+
+    def _earlier_rows(self, name: str, cut: object) -> list[SavedRows]:
+        """The rows of a store in older checkpoints of a cut, the oldest first."""
+        return [
             saved
             for path in steps_of(self.folder)
-            if step_of(path) <= self.step and ((path / MANIFEST).exists() or (path / RETIRED).exists())
+            if step_of(path) < self.step and ((path / MANIFEST).exists() or (path / RETIRED).exists())
             if cut_of(path) in (cut, None)  # rows of another cut belong to other boundaries
             for saved in saved_rows(path / f"stage-{self.stage}")
             if saved.path.stem == name
         ]
-        base = base_of(self.folder, self.stage, name)
-        store.restore(tables["known"], restored(store.layout, tables["known"], tables["checksums"], base, chain))
-        return tables["checksums"]
 
 
 def manifests(folder: Path) -> list[Manifest]:
@@ -154,10 +182,32 @@ def of_another_release(folder: Path) -> str | None:
     return None
 
 
-def is_whole(folder: Path, manifest: Manifest, stages: Sequence[int]) -> bool:
-    """Whether a folder has the parts of some stages, unchanged."""
-    place = step_folder(folder, manifest.step)
-    return all(_as_written(place / f"stage-{stage}", manifest, stage) for stage in stages)
+def unreadable(folder: Path) -> dict[int, str]:
+    """By step, what is wrong with a manifest that cannot be read."""
+    found = {}
+    for path in steps_of(folder):
+        if (path / MANIFEST).exists() and _readable(path) is None:
+            found[step_of(path)] = f"{path / MANIFEST} is damaged, or of another release"
+    return found
+
+
+def trouble(folder: Path, manifest: Manifest, stages: Sequence[int], *, stores: bool = True) -> str | None:
+    """What is missing or damaged of the parts of some stages; None if all of it can be restored.
+
+    The rows of stores may be in older checkpoints and in the base. Without `stores` they are not asked for.
+    """
+    for stage in stages:
+        part = SavedStage(folder, manifest.step, stage)
+        if (found := _changed(part.path, manifest.files.get(str(stage), {}), stores)) is not None:
+            return found
+        if stores and (found := _lacking_rows(part, manifest.cut)) is not None:
+            return found
+    return None
+
+
+def passed_over(troubles: Mapping[int, str]) -> list[str]:
+    """A sentence for each checkpoint that cannot be taken, by its step: which, and why."""
+    return [f"the checkpoint of step {step} is passed over: {said}" for step, said in sorted(troubles.items())]
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -179,14 +229,33 @@ def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
     return manifest if manifest.step == step_of(path) else None
 
 
-def _as_written(part: Path, manifest: Manifest, stage: int) -> bool:
+def _changed(part: Path, files: Mapping[str, str], stores: bool) -> str | None:
+    """What is wrong with the files of a part; None if they are as they were written."""
     from thinwire.compress.stores.store import StoreError
 
-    files = manifest.files.get(str(stage), {})
+    if not files:
+        return f"{part} is of a stage that its manifest does not name"
+    for name, digest in files.items():
+        if not stores and Path(name).suffix in (".rows", ".slots"):
+            continue
+        try:
+            if digest_of(part / name) != digest:
+                return f"{part / name} is not as it was written"
+        except OSError as error:
+            return f"{part / name} cannot be read: {error.strerror}"
+        except StoreError as error:
+            return str(error)
+    return None
+
+
+def _lacking_rows(part: SavedStage, cut: object) -> str | None:
+    from thinwire.compress.stores.store import StoreError
+
     try:
-        return bool(files) and all(digest_of(part / name) == digest for name, digest in files.items())
-    except (OSError, StoreError):
-        return False
+        part.check_stores(cut)
+    except (CheckpointError, StoreError) as error:
+        return str(error)
+    return None
 
 
 def steps_of(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,18 +106,62 @@ def restored(
     Raises:
         StoreError: a row is missing or damaged.
     """
+    part: list[tuple[int, bytes]] = []
+    for found in _newest_rows(known, checksums, base, chain, layout.row_bytes):
+        part.append(found)
+        if len(part) == _ROWS_AT_ONCE:
+            yield _joined(part)
+            part = []
+    if part:
+        yield _joined(part)
+
+
+def check_earlier(known: Tensor, checksums: Tensor, base: Path, chain: Sequence[SavedRows], own: SavedRows) -> None:
+    """Read every known row that is not among a checkpoint's `own`, and compare it with its checksum.
+
+    Args: as for `restored`; the chain is without `own`, which is whole.
+
+    Raises:
+        StoreError: a row is missing or damaged.
+    """
+    earlier = known.clone()
+    earlier[own.slots] = False
+    row_bytes = _row_bytes(earlier, base, [own, *chain])
+    deque(_newest_rows(earlier, checksums, base, chain, row_bytes), maxlen=0)
+
+
+def _row_bytes(known: Tensor, base: Path, files: Sequence[SavedRows]) -> int:
+    """The bytes of a row, by the size of a file of rows; else by that of the base, which ends with the last known row.
+
+    0 where there is none.
+    """
+    for saved in files:
+        if saved.slots:
+            with _told(saved.path, "read"):
+                return saved.path.stat().st_size // len(saved.slots)
+    if not known.any():
+        return 0
+    with _told(base, "read"):
+        return base.stat().st_size // (int(known.nonzero().max()) + 1)
+
+
+def _newest_rows(
+    known: Tensor, checksums: Tensor, base: Path, chain: Sequence[SavedRows], row_bytes: int
+) -> Iterator[tuple[int, bytes]]:
+    """Every known slot with its newest row, each compared with its checksum."""
     newest = {slot: saved for saved in chain for slot in saved.slots}
     for slot, saved in newest.items():
-        if not 0 <= slot < layout.num_slots:
+        if not 0 <= slot < len(known):
             raise StoreError(
-                f"{saved.path} must hold rows of slots 0 to {layout.num_slots - 1}, got {slot}: the checkpoint is "
-                f"damaged"
+                f"{saved.path} must hold rows of slots 0 to {len(known) - 1}, got {slot}: the checkpoint is damaged"
             )
     in_base = [slot for slot in known.nonzero().flatten().tolist() if slot not in newest]
-    yield from _checked(_from_base(base, in_base, layout.row_bytes), base, checksums)
+    yield from _checked(_from_base(base, in_base, row_bytes), base, checksums)
     for saved in chain:
-        rows = ((slot, row) for slot, row in saved.read(layout.row_bytes) if newest[slot] is saved and known[slot])
-        yield from _checked(rows, saved.path, checksums)
+        wanted = {slot for slot in saved.slots if newest[slot] is saved and known[slot]}
+        if wanted:  # of a file without any, damage does not matter
+            rows = ((slot, row) for slot, row in saved.read(row_bytes) if slot in wanted)
+            yield from _checked(rows, saved.path, checksums)
 
 
 def _digest(sums: Sequence[int]) -> str:
@@ -131,18 +176,11 @@ def _from_base(base: Path, slots: Sequence[int], row_bytes: int) -> Iterator[tup
             yield slot, os.pread(file.fileno(), row_bytes, slot * row_bytes)
 
 
-def _checked(rows: Iterator[tuple[int, bytes]], path: Path, checksums: Tensor) -> Iterator[tuple[list[int], Tensor]]:
-    """The rows in parts, each row compared with its checksum."""
-    part: list[tuple[int, bytes]] = []
+def _checked(rows: Iterator[tuple[int, bytes]], path: Path, checksums: Tensor) -> Iterator[tuple[int, bytes]]:
     for slot, content in rows:
         if isal_zlib.crc32(content) != int(checksums[slot]):
             raise StoreError(f"{path} does not hold the row of slot {slot} as it was saved: the checkpoint is damaged")
-        part.append((slot, content))
-        if len(part) == _ROWS_AT_ONCE:
-            yield _joined(part)
-            part = []
-    if part:
-        yield _joined(part)
+        yield slot, content
 
 
 def _joined(part: Sequence[tuple[int, bytes]]) -> tuple[list[int], Tensor]:

@@ -23,9 +23,11 @@ from thinwire.pipeline.checkpoint_folder import (
     Manifest,
     SavedStage,
     has_manifests,
-    is_whole,
     manifests,
     of_another_release,
+    passed_over,
+    trouble,
+    unreadable,
 )
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import SyncOptions
@@ -75,7 +77,7 @@ class Resumption:
     Attributes:
         first: the first step of training.
         saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
-        note: a sentence that says where the run goes on; None for a new run.
+        notes: sentences that say where the run goes on, and which newer checkpoints cannot be taken.
     """
 
     def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer) -> None:
@@ -92,7 +94,9 @@ class Resumption:
             words=words_of_run(),
             timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
         )
-        self._manifest = None if self._options.resume == "never" else find(prepared, where, self._stages)
+        found = None if self._options.resume == "never" else find(prepared, where, self._stages)
+        self._manifest: Manifest | None = found[0] if found else None
+        self._passed_over: list[str] = found[1] if found else []
         self._same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
         self.first = 0 if self._manifest is None else self._manifest.step
         _check_turn(prepared, where, trainer, self.first)
@@ -107,16 +111,19 @@ class Resumption:
         return [self._trainer.placement.part(stage.stage_index) for stage in self._trainer.stages]
 
     @property
-    def note(self) -> str | None:
-        """A sentence that says where the run goes on; None for a new run."""
+    def notes(self) -> list[str]:
+        """Sentences that say where the run goes on, and which newer checkpoints cannot be taken; none for a new run."""
         if self._manifest is None:
-            return None
+            return []
         anew = (
             ""
             if self._same_parts
             else "; the cut or the processes of the replicas have changed, so the buffers of feedback start empty"
         )
-        return f"goes on from the checkpoint of step {self.first} in {self._checkpoints.folder}{anew}"
+        return [
+            *self._passed_over,
+            f"goes on from the checkpoint of step {self.first} in {self._checkpoints.folder}{anew}",
+        ]
 
     def begin(self) -> None:
         """Restore the trainer from the checkpoint, if there is one. Before it, the chosen codecs must be in use.
@@ -242,44 +249,50 @@ def same_parts(manifest: Manifest, prepared: Prepared, where: Placement) -> bool
     return bool(manifest.cut == header(prepared, where)["cuts"])
 
 
-def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | None:
-    """The newest checkpoint that every process has whole; None if there is none. Collective.
+def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manifest, list[str]] | None:
+    """The newest checkpoint that every process can restore, and a sentence for each newer one. Collective.
 
-    A process needs the parts of its own stages. If the checkpoint has other parts, it needs those of the whole model;
-    if replicas step alone, the parts of all of them.
+    None if there is none. A process needs the parts of its own stages, and of older checkpoints the rows of its stores.
+    If the checkpoint has other parts, it needs those of the whole model; if replicas step alone, the parts of all.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
             are checkpoints, but none is whole, or another release wrote them.
     """
     folder, must_resume = checkpoint_folder(prepared.recipe), prepared.recipe.checkpoint.resume == "always"
-    told = where.everyone([manifest.text() for manifest in manifests(folder)])
+    told = where.everyone([[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]])
     known = {
         manifest.step: manifest
-        for texts in told
+        for texts, _ in told
         for manifest in (Manifest.parse(text, "what another process has") for text in texts)
     }
-    mine = [
-        step
-        for step, manifest in known.items()
-        if is_whole(folder, manifest, _needed(manifest, prepared, where, stages))
-    ]
-    common = set.intersection(*(set(steps) for steps in where.everyone(mine)))
-    if not common:
+    troubles = {step: said for _, damaged in told for step, said in damaged if step not in known}
+    newest = None
+    for step in sorted(known, reverse=True):
+        if not (said := list(filter(None, where.everyone(_trouble(known[step], prepared, where, stages))))):
+            newest = known[step]
+            break
+        troubles[step] = said[0]
+    if newest is None:
         if of_others := list(filter(None, where.everyone(of_another_release(folder)))):
             anew = "" if must_resume else ", or --overwrite to start again from step 0"
             raise OptionsError([f"{of_others[0]}{anew}"])
         if must_resume:
-            raise OptionsError([f"--resume needs a whole checkpoint, but {folder} has none that all stages share"])
+            raise OptionsError(
+                [
+                    f"--resume needs a whole checkpoint, but {folder} has none that all stages share",
+                    *passed_over(troubles),
+                ]
+            )
         if any(where.everyone(has_manifests(folder))):
             raise OptionsError(
                 [
                     f"{folder} has checkpoints, but none that is whole in all stages: files are missing or damaged; "
-                    f"copy them from where they were written, or --overwrite to start again from step 0"
+                    f"copy them from where they were written, or --overwrite to start again from step 0",
+                    *passed_over(troubles),
                 ]
             )
         return None
-    newest = known[max(common)]
     if differing := differences(newest.header.get("fields", {}), header(prepared, where)["fields"]):
         raise OptionsError(
             [
@@ -288,7 +301,13 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> Manifest | 
                 *(f"  {name}: {old!r} there, {new!r} here" for name, (old, new) in differing.items()),
             ]
         )
-    return newest
+    return newest, passed_over({step: said for step, said in troubles.items() if step > newest.step})
+
+
+def _trouble(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> str | None:
+    """What this process lacks of a checkpoint; None if it can be restored."""
+    needed, stores = _needed(manifest, prepared, where, stages), same_parts(manifest, prepared, where)
+    return trouble(checkpoint_folder(prepared.recipe), manifest, needed, stores=stores)
 
 
 def _needed(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> list[int]:

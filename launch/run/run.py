@@ -247,7 +247,7 @@ class Run:
         if gathered is not None and self._log is not None:
             warning = batch_norm_warning([*chain(*gathered)], self.recipe.pipeline.microbatch_size)
             notes = [
-                self._resumption.note,
+                *self._resumption.notes,
                 *self.assembly.prepared.data.notes,
                 *self._wire.cards.notes,
                 compression.note_on_auto(steps, self._steps_per_epoch) if self._automatic else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,15 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.options import PRETRAINED, ModelOptions
-from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage, is_whole, manifests, step_folder
+from thinwire.pipeline.checkpoint_folder import (
+    Manifest,
+    SavedStage,
+    manifests,
+    passed_over,
+    step_folder,
+    trouble,
+    unreadable,
+)
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
@@ -194,27 +203,34 @@ def find_checkpoint(place: Path) -> SavedCheckpoint | None:
     """The newest whole checkpoint of a place; None where it has none, or is a run that has saved later weights.
 
     A place is the folder of a run, that of its checkpoints, or that of one checkpoint. A checkpoint is whole if the
-    parts of all stages are there, with the digests of its manifest. Of replicas, the parts of the first are enough.
+    weights and values of all stages are there, with the digests of its manifest; rows of stores may be missing. Of
+    replicas, the parts of the first are enough. A sentence on stderr names each newer checkpoint that is not whole.
 
     Raises:
         OptionsError: the checkpoints that are there are damaged or lack parts, or their run is not around them.
     """
     folder, step = _checkpoints_of(place)
     saved = newest(place)
-    later = [
-        manifest
-        for manifest in manifests(folder)
-        if step in (None, manifest.step) and (saved is None or manifest.step > saved.step)
-    ]
-    whole = [manifest for manifest in later if is_whole(folder, manifest, manifest.model_parts)]
-    if whole:
-        return SavedCheckpoint(_run_of(place, folder), folder, whole[-1])
+    oldest = -1 if saved is None else saved.step
+    later = [found for found in manifests(folder) if step in (None, found.step) and found.step > oldest]
+    troubles = {number: said for number, said in unreadable(folder).items() if step is None and number > oldest}
+    for manifest in reversed(later):
+        if (said := trouble(folder, manifest, manifest.model_parts, stores=False)) is None:
+            _say_passed_over({number: why for number, why in troubles.items() if number > manifest.step})
+            return SavedCheckpoint(_run_of(place, folder), folder, manifest)
+        troubles[manifest.step] = said
     if later and saved is None:
         raise OptionsError(
             f"{step_folder(folder, later[-1].step)} must hold the parts of all {len(later[-1].model_parts)} stages as "
-            f"they were written, and one is missing or damaged; copy it from the machine that held the stage"
+            f"they were written, but {troubles[later[-1].step]}; copy it from the machine that held the stage"
         )
+    _say_passed_over(troubles)
     return None
+
+
+def _say_passed_over(troubles: Mapping[int, str]) -> None:
+    for sentence in passed_over(troubles):
+        print(sentence, file=sys.stderr)
 
 
 def _checkpoints_of(place: Path) -> tuple[Path, int | None]:

@@ -12,12 +12,13 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.run.assembly import assemble, simulated_placement
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.run import Run
+from thinwire.launch.run.saved import find_checkpoint
 from thinwire.launch.run.summary import module_of
 from thinwire.models.digest import tensor_lines, weights_digest
 
 DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "24"))
 """How many checkpoints are damaged; `make damage` asks for more."""
-OPTIONS = ["--training.steps", "6", "--checkpoint.every", "2 steps", "--checkpoint.keep", "2", "--output", "run"]
+OPTIONS = ["--training.steps", "8", "--checkpoint.every", "2 steps", "--checkpoint.keep", "3", "--output", "run"]
 CODECS = ["--compression.activations", 'aqsgd(q(3), store="disk")', "--compression.gradients", "ef21(topk(0.2))"]
 
 
@@ -27,7 +28,7 @@ def digest(trainer):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with the checkpoints of steps 4 and 6 of a run, and the digest of its weights after every step."""
+    """A folder with the checkpoints of steps 4, 6 and 8 of a run, and the digest of its weights after every step."""
     folder, digests = tmp_path_factory.mktemp("damage"), {}
     with pytest.MonkeyPatch.context() as patch, alone():
         patch.chdir(folder)
@@ -46,14 +47,17 @@ def trained(tmp_path_factory):
 
 
 def resumed(ready):
-    """Where a run begins, and the digest of its weights then."""
+    """Where a run begins, its weights' digest then, and what it says; an error where it looks for a checkpoint."""
     with alone():
         where = simulated_placement(ready.recipe)
         trainer = assemble(ready, where, 0).trainer
         try:
-            resumption = Resumption(ready, where, trainer)
+            try:
+                resumption = Resumption(ready, where, trainer)
+            except ThinwireError as error:
+                return None, None, [str(error)]
             resumption.begin()
-            return resumption.first, digest(trainer)
+            return resumption.first, digest(trainer), resumption.notes
         finally:
             for stage in trainer.stages:
                 stage.close()
@@ -69,14 +73,31 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(trained, tmp_path, mon
         shutil.rmtree("run", ignore_errors=True)
         shutil.copytree(original / "run", "run")
         damage(tmp_path / "run/checkpoints", random.Random(seed))
-        try:
-            first, found = resumed(ready)
-        except ThinwireError as error:
-            assert str(error) and "Traceback" not in str(error), seed
-            begun.append(None)
-            continue
-        assert first in (0, 4, 6), seed
-        assert first == 0 or found == digests[first], seed
+        first, found, told = resumed(ready)
+        assert first in (None, 0, 4, 6, 8), seed
+        assert not first or found == digests[first], seed
+        assert first != 0 or not told, seed
+        assert first in (0, 8) or any("checkpoint" in sentence for sentence in told), seed
         begun.append(first)
-    assert {4, 6} <= set(begun), "some damage was to older files, and some to the newest"
-    print({first: begun.count(first) for first in (6, 4, 0, None)}, "began there; None: a sentence")
+    assert {4, 6, 8} <= set(begun), "some damage was to older files, and some to the newest"
+    print({first: begun.count(first) for first in (8, 6, 4, 0, None)}, "began there; None: a sentence")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_lacks_rows_of_an_older_one_is_passed_over_and_the_run_says_so(
+    trained, tmp_path, monkeypatch
+):
+    """It was taken, because its own files were whole, and the run ended with the row that it could not restore."""
+    original, ready, digests = trained
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(original / "run", "run")
+    shutil.rmtree("run/checkpoints/step-00000006")
+    shutil.rmtree("run/weights")
+    assert find_checkpoint(tmp_path / "run").manifest.step == 8, "weights need no rows"
+    first, found, told = resumed(ready)
+    assert (first, found) == (4, digests[4])
+    assert "the checkpoint of step 8 is passed over" in told[0] and "does not hold the row of slot" in told[0]
+    shutil.rmtree("run/checkpoints/base")
+    first, _, [told] = resumed(ready)
+    assert first is None and "none that is whole in all stages" in told
+    assert "the checkpoint of step 4 is passed over: cannot read" in told

@@ -18,7 +18,6 @@ from support.faults.disk import Disk
 from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from support.small_disk import mounted
-from thinwire.compress.stores.store import StoreError
 from thinwire.pipeline import checkpoint
 from thinwire.pipeline.checkpoint_folder import MANIFEST, manifests, step_folder
 from thinwire.pipeline.errors import CheckpointError
@@ -260,9 +259,10 @@ def test_a_failure_that_cannot_be_posted_is_told_all_the_same(tmp_path, capfd):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
-    wanted = undisturbed(tmp_path, 4)
-    process = Process(tmp_path / "run", dist.HashStore(), keep=2)
-    for _ in range(4):
+    """A checkpoint that needed a damaged row of an older one was taken, and could not be restored."""
+    wanted = undisturbed(tmp_path, 5)
+    process = Process(tmp_path / "run", dist.HashStore(), keep=3)
+    for _ in range(5):
         process.train()
         process.save()
     process.checkpoints.wait()
@@ -281,12 +281,11 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
             victim.unlink()
     again = Process(tmp_path / "run", dist.HashStore())
     manifest = newest(folder)
-    assert manifest is not None, "two checkpoints were there, and one file was damaged"
-    try:
-        again.resume(manifest)
-    except (CheckpointError, StoreError) as error:
-        assert str(folder) in str(error)
+    if manifest is None:
+        needed_by_all = folder / "base", step_folder(folder, 3)
+        assert any(map(victim.is_relative_to, needed_by_all)), "three checkpoints were there, and one file was damaged"
         return
+    again.resume(manifest)
     assert again.content() == wanted[again.step]
 
 

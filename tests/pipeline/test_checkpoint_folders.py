@@ -15,7 +15,7 @@ from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.pipeline import checkpoint
-from thinwire.pipeline.checkpoint_folder import Manifest, is_whole, manifests, of_another_release, step_folder
+from thinwire.pipeline.checkpoint_folder import Manifest, manifests, of_another_release, step_folder, trouble
 from thinwire.pipeline.errors import CheckpointError
 
 
@@ -84,7 +84,7 @@ def test_parts_of_another_cut_go_from_every_disk_once_a_new_checkpoint_is_comple
     for process in both:
         process.resume_in_another_cut(newest(process.checkpoints.folder, (0, 1)))
     for step in (5, 6):
-        assert all(is_whole(folder, manifests(folder)[-1], [stage]) for stage, folder in enumerate(folders))
+        assert not any(trouble(folder, manifests(folder)[-1], [stage]) for stage, folder in enumerate(folders))
         train_and_save(both)
         for stage, folder in enumerate(folders):
             assert [(found.step, found.cut) for found in manifests(folder)] == [(step, "new")]

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from support.processes import run
 from support.toy import Samples, make_trainer
 from thinwire.pipeline.checkpoint import Checkpoints
-from thinwire.pipeline.checkpoint_folder import is_whole, manifests
+from thinwire.pipeline.checkpoint_folder import manifests, trouble
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
 
@@ -138,7 +138,7 @@ def in_processes(rank, folder):
     options = {"compression": {"activations": "aqsgd(q(3))", "gradients": "ef(topk(0.25))"}, "dropout": 0.2}
     words = dist.distributed_c10d._get_default_store()
     wanted, got = goes_on(rank, options, folder, words)
-    return wanted == got, is_whole(folder, manifests(folder)[-1], [0, 1]), wanted[0]
+    return wanted == got, trouble(folder, manifests(folder)[-1], [0, 1]) is None, wanted[0]
 
 
 @pytest.mark.processes

@@ -9,7 +9,7 @@ from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
-from thinwire.pipeline.checkpoint_folder import SavedStage, is_whole, manifests
+from thinwire.pipeline.checkpoint_folder import SavedStage, manifests, trouble
 
 LAYOUT = StoreLayout(num_slots=12, row_shape=(5,))
 NAME = "boundary-0-activations-0-sender-train"
@@ -88,5 +88,5 @@ def saved_by_two(folder, words, steps, **options):
 
 
 def newest(folder, stages=(0,)):
-    found = [manifest for manifest in manifests(folder) if is_whole(folder, manifest, stages)]
+    found = [manifest for manifest in manifests(folder) if trouble(folder, manifest, stages) is None]
     return found[-1] if found else None
