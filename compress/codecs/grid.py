@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
 from thinwire.compress.codecs.clip import MIDRISE, Maxima, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 
 Clip = Literal["mse"] | float
 
@@ -84,6 +85,19 @@ class Grid(ABC):
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Turn `levels` [outer, count, inner] into values, given the blocks' scales, in place."""
 
+    def coding(self, scales: Tensor) -> Coding | None:
+        """What `codes` does without noise, for kernels; None where they know nothing like it."""
+        return None
+
+    def valuing(self, scales: Tensor) -> Valuing | None:
+        """What `evaluate` and `scale_levels` do, for kernels; None where they know nothing like it."""
+        return None
+
+    @property
+    def share(self) -> float | None:
+        """The scale over max|x|, or anything for a range, if a kernel may `measure`; None if it may not."""
+        return None
+
     def reach(self, scales: Tensor) -> Tensor | None:
         """Numbers for a quick check: if they are finite, so are all values of these blocks. None: a code may mean NaN.
 
@@ -140,15 +154,30 @@ class AbsMaxGrid(Grid):
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The interval that each value lies in, 0 to 2**bits - 1."""
         half = (self.last + 1) // 2
-        # Slightly more than s/half, so that x = s is in the last interval, and no clamping is needed.
-        step = scales.float() * ((1 + 2**-22) / half)
-        steps = values / step.masked_fill_(step == 0, torch.inf)
+        steps = values / self._steps(scales)
         if noise is not None:
             steps += noise
         steps.floor_()
         if self.clip is not None:
             steps.clamp_(-half, half - 1)
         return signed_codes(steps, half)
+
+    def coding(self, scales: Tensor) -> Coding:
+        """The interval that a value lies in."""
+        return Coding(CodeRule.FLOOR, self._steps(scales))
+
+    def valuing(self, scales: Tensor) -> Valuing:
+        """The middle of an interval."""
+        return Valuing(ValueRule.LINEAR, scales.float() * 2.0 ** (1 - self.bits), second=-self.last / 2)
+
+    @property
+    def share(self) -> float | None:
+        """The scale over max|x|; None if it is not that, or not sent as bf16."""
+        return None if self.clip == "mse" or not self.scales_are_apart else self.clip or 1.0
+
+    def _steps(self, scales: Tensor) -> Tensor:
+        """A little more than s/half, so that x = s is in the last interval, and no clamping is needed."""
+        return nonzero(scales.float() * ((1 + 2**-22) * 2.0 ** (1 - self.bits)))
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into k - (2**bits - 1) / 2."""
@@ -188,11 +217,26 @@ class MinMaxGrid(Grid):
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest point, 0 to 2**bits - 1."""
         lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
-        steps = (values - lowest).div_(extent.masked_fill(extent == 0, 1.0)).mul_(self.last)
+        steps = (values - lowest).div_(nonzero(extent, 1.0)).mul_(self.last)
         if noise is not None:
             steps.add_(noise).clamp_(0, self.last)
         half = (self.last + 1) // 2
         return signed_codes(steps.round_().sub_(half), half)
+
+    def coding(self, scales: Tensor) -> Coding:
+        """The nearest point of a range."""
+        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
+        return Coding(CodeRule.RANGE, nonzero(extent, 1.0), lowest)
+
+    def valuing(self, scales: Tensor) -> Valuing:
+        """The share of the range, and the least value."""
+        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
+        return Valuing(ValueRule.DIVIDED, extent, -lowest, first=self.last)
+
+    @property
+    def share(self) -> float | None:
+        """Anything, if the scale is what kernels measure."""
+        return 1.0 if self.scale_dtype == torch.float32 else None
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into k / (2**bits - 1)."""
@@ -247,7 +291,7 @@ class PointGrid(Grid):
     def evaluate(self, codes: Tensor) -> None:
         """Look up each code's point."""
         indices = codes.view(-1).int()
-        torch.index_select(_points(self, codes.device), 0, indices, out=codes.view(-1))
+        torch.index_select(points_of(self, codes.device), 0, indices, out=codes.view(-1))
 
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Multiply by each block's unit."""
@@ -255,11 +299,11 @@ class PointGrid(Grid):
 
     def reach(self, scales: Tensor) -> Tensor | None:
         """The outermost points of the blocks."""
-        return self.units(scales) * _points(self, scales.device).abs().amax()
+        return self.units(scales) * points_of(self, scales.device).abs().amax()
 
 
 @cache
-def _points(grid: PointGrid, device: torch.device) -> Tensor:
+def points_of(grid: PointGrid, device: torch.device) -> Tensor:
     """The points of a grid on a device; a run has few grids."""
     return grid.points().to(device)
 

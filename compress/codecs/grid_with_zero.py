@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Maxima, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
 _OVER_BLOCK = (0, 2)
@@ -52,6 +53,14 @@ class MidTreadGrid(Grid):
         """The nearest point, counted from the scale down."""
         return signed_codes(self._down(values, scales), self.half)
 
+    def coding(self, scales: Tensor) -> Coding:
+        """The nearest point."""
+        return Coding(CodeRule.NEAREST, -nonzero(self._steps(scales)))
+
+    def valuing(self, scales: Tensor) -> Valuing:
+        """Steps from the point of zero."""
+        return Valuing(ValueRule.LINEAR, self._steps(scales), first=-1.0, second=self.half)
+
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into 2**(bits-1) - k."""
         codes.neg_().add_(self.half)
@@ -83,8 +92,7 @@ class MidTreadGrid(Grid):
 
     def _down(self, values: Tensor, scales: Tensor) -> Tensor:
         """How many steps of the grid the nearest point of each value lies below the point of code 2**(b-1)."""
-        step = self._steps(scales)
-        return self._whole(values / -step.masked_fill(step == 0, torch.inf))
+        return self._whole(values / -nonzero(self._steps(scales)))
 
     def _whole(self, steps: Tensor) -> Tensor:
         """Steps as whole numbers that have a code; overwrites them."""
@@ -119,16 +127,25 @@ class AutoGrid(MidTreadGrid):
         better = self._lost(sample, rise) < self._lost(sample, tread)
         return torch.where(better, rise, tread)
 
+    def coding(self, scales: Tensor) -> Coding:
+        """The nearest point, half a step lower where the block is mid-rise."""
+        return Coding(CodeRule.NEAREST, -nonzero(self._steps(scales)), self._shifts(scales))
+
+    def valuing(self, scales: Tensor) -> Valuing:
+        """Steps from the point of zero, half a step lower where the block is mid-rise."""
+        step = self._steps(scales)
+        return Valuing(ValueRule.LINEAR, step, step * self._shifts(scales), first=-1.0, second=self.half)
+
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Multiply by s / 2**(bits-1), and subtract half of that where the block is mid-rise; both are exact."""
         step = self._steps(scales)
-        levels.mul_(step).sub_(step * self._is_rise(scales) * 0.5)
+        levels.mul_(step).sub_(step * self._shifts(scales))
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, more for what is cut off, and the scale."""
         plain = self._plain(scales)
         _, largest = super().bound(values, plain)
-        step, shift = largest / self.half, self._is_rise(scales) * 0.5
+        step, shift = largest / self.half, self._shifts(scales)
         oriented = torch.where(plain < 0, -values, values)
         cut = torch.maximum(oriented - largest + step * shift, step * (1 - shift) - largest - oriented)
         return self._error(cut, step, largest), largest
@@ -137,15 +154,15 @@ class AutoGrid(MidTreadGrid):
         return super()._steps(self._plain(scales))
 
     def _down(self, values: Tensor, scales: Tensor) -> Tensor:
-        step, shift = self._steps(scales), self._is_rise(scales) * 0.5
-        return self._whole((values / -step.masked_fill(step == 0, torch.inf)).sub_(shift))
+        return self._whole((values / -nonzero(self._steps(scales))).sub_(self._shifts(scales)))
 
     def _plain(self, scales: Tensor) -> Tensor:
         """Scales without the bit that says which grid."""
         return scales.view(torch.int16).bitwise_and(~self.risen).view(torch.bfloat16)
 
-    def _is_rise(self, scales: Tensor) -> Tensor:
-        return scales.view(torch.int16).bitwise_and(self.risen).float()
+    def _shifts(self, scales: Tensor) -> Tensor:
+        """Half a step where the block is mid-rise, else 0."""
+        return scales.view(torch.int16).bitwise_and(self.risen).float() * 0.5
 
     def _lost(self, values: Tensor, scales: Tensor) -> Tensor:
         """The squared error of each block of `values` with these scales: [count, 1]."""

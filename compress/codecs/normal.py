@@ -18,8 +18,9 @@ from torch import Tensor
 from thinwire.compress.codec import require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.coding.lengths import Code
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import Grid, PointGrid, signed_codes
+from thinwire.compress.codecs.grid import Grid, PointGrid, points_of, signed_codes
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.rotation import Rotate, Rotated, reach_of
 from thinwire.errors import attempt
@@ -110,14 +111,24 @@ class NormalGrid(PointGrid):
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The nearest level, 0 for the least; a value about halfway may become the other one."""
-        units, half = self.units(scales), len(LEVELS[self.bits])
-        ratios = values / units.masked_fill(units == 0, torch.inf)
+        half = len(LEVELS[self.bits])
+        ratios = values / nonzero(self.units(scales))
         factor, bend = _BENDS[self.bits]
         if not bend:
             return signed_codes(ratios.mul_(factor).floor_().clamp_(-half, half - 1), half)
         ratios.clamp_(-_TURN, _TURN)
         one = torch.full((), 1 / factor, device=values.device)
         return signed_codes(ratios.div_(torch.addcmul(one, ratios, ratios, value=bend / factor)).floor_(), half)
+
+    def coding(self, scales: Tensor) -> Coding:
+        """The nearest level."""
+        factor, bend = _BENDS[self.bits]
+        first, second = (1 / factor, bend / factor) if bend else (factor, 0.0)
+        return Coding(CodeRule.NORMAL, nonzero(self.units(scales)), first=first, second=second)
+
+    def valuing(self, scales: Tensor) -> Valuing:
+        """A level."""
+        return Valuing(ValueRule.TABLE, self.units(scales), table=points_of(self, scales.device))
 
     def points(self) -> Tensor:
         """The levels, ascending: float32 [2**bits]."""

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key, is_finite
+from thinwire.compress.codec import Key, Words, is_finite
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.granularity import Blocks, Stretch
@@ -80,28 +80,37 @@ class GridQuantizer(Quantizer):
             scales = grid.unpack_scales(out[:scales_size], blocks.count)
         words = key.words(x.device) if grid.stochastic else None
         for part in blocks.parts(_PART):
-            values = part.view(flat).float()
+            values, place = part.view(flat).float(), out[scales_size:][self._codes_place(part)]
             if by_part:
-                of_part = grid.measure(values)
-                out[self._scales_place(part)] = grid.pack_scales(of_part)
+                out[self._scales_place(part)] = grid.pack_scales(self.write_part(part, values, None, words, place))
             else:
-                of_part = scales[part.blocks]
-            codes = grid.codes(values, of_part, None if words is None else grid.noise(values, words))
-            codes = codes.view(-1)[: part.stop - part.start]
-            pack(codes, grid.bits, out[scales_size:][self._codes_place(part)])
+                self.write_part(part, values, scales[part.blocks], words, place)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
         blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
         scales, size = self._scales(payload, blocks), grid.scales_size(blocks.count)
-        levels = levels_of(grid, out.device)
         for part in blocks.parts(_PART):
             numel, in_place = part.stop - part.start, out.dtype == torch.float32 and not part.is_padded
             values = part.view(flat) if in_place else torch.empty(part.shape, device=out.device)
-            levels.unpack(payload[size:][self._codes_place(part)], values.view(-1)[:numel])
-            grid.scale_levels(values, scales[part.blocks])
+            self.read_part(payload[size:][self._codes_place(part)], scales[part.blocks], values, numel)
             if not in_place:
                 saturating_copy(values.view(-1)[:numel], flat[part.start : part.stop])
+
+    def write_part(
+        self, part: Stretch, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
+    ) -> Tensor:
+        """Write the packed codes of a part's `values`, and return their scales, which are measured if not given."""
+        grid = self.grid
+        scales = grid.measure(values) if scales is None else scales
+        codes = grid.codes(values, scales, None if words is None else grid.noise(values, words))
+        pack(codes.view(-1)[: part.stop - part.start], grid.bits, out)
+        return scales
+
+    def read_part(self, packed: Tensor, scales: Tensor, values: Tensor, numel: int) -> None:
+        """Write the values of `numel` packed codes into `values` [outer, count, inner], which may be more."""
+        levels_of(self.grid, values.device).unpack(packed, values.view(-1)[:numel])
+        self.grid.scale_levels(values, scales)
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no element of `decoded` is NaN or infinity; mostly the scales tell, which are fewer."""

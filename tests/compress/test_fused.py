@@ -1,4 +1,4 @@
-"""The fused kernels give the eager code's bytes: in Triton's interpreter on the CPU, and on a card."""
+"""The fused kernels give the eager code's bytes: on the CPU, in Triton's interpreter there, and on a card."""
 
 import json
 import os
@@ -10,11 +10,54 @@ import pytest
 import torch
 
 from support.codec_helpers import KEY
-from support.fused_cases import CASES, SHAPES, SPECIAL, differing, tensor_of
+from support.fused_cases import CASES, CPU_CASES, SHAPES, SPECIAL, differing, tensor_of
 from support.pages import ROOT
 from thinwire.compress import parse
+from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
 from thinwire.compress.codecs.grid import AbsMaxGrid
+
+needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="needs Numba")
+
+
+@needs_numba
+@pytest.mark.slow
+@pytest.mark.parametrize(("expression", "dtype"), CPU_CASES)
+def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, expression, dtype):
+    monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
+    codec = parse(expression)
+    assert cpu.covers(codec._grid, torch.ones(1, 2, 16)), "the kernels do not work here: a warning says why"
+
+    def fused(codec, x):
+        backing = torch.full((codec.nbytes(x.shape, x.dtype) + 8,), 0xA5, dtype=torch.uint8)
+        codec.encode(x, backing[3:-5], KEY)
+        assert (backing[:3] == 0xA5).all() and (backing[-5:] == 0xA5).all(), "wrote outside the payload"
+        return backing[3:-5], lambda sent, out: codec.decode(sent, out, KEY)
+
+    tensors = {name: tensor_of(name, dtype) for name in (*SHAPES, *SPECIAL)}
+    tensors["more than a buffer"] = tensor_of("long", dtype).expand(7, 20003)[:, :4104]
+    wrong = {name: differing(codec, x, fused) for name, x in tensors.items()}
+    assert not {name: found for name, found in wrong.items() if found}
+
+
+@needs_numba
+def test_what_goes_the_eager_way_on_a_cpu():
+    grid, values = AbsMaxGrid(4, False), torch.ones(1, 64, 1024)
+    assert cpu.covers(grid, values)
+    assert not cpu.covers(AbsMaxGrid(4, True), values)
+    assert not cpu.covers(grid, values[:, :63])
+    assert not cpu.covers(grid, values.view(64, 1, 1024))
+    assert not cpu.covers(grid, values.view(1, 65536, 1))
+    assert not cpu.covers(grid, values.to("meta"))
+    assert not cpu.covers(parse("dither(4)")._grid, values)
+
+
+def test_a_kernel_that_gives_other_bytes_is_not_used(monkeypatch):
+    pytest.importorskip("numba", reason="needs Numba")
+    monkeypatch.setattr(cpu, "encode", lambda grid, values, scales, out: grid.measure(values))
+    with pytest.warns(UserWarning, match="codecs are slower: they gave other bytes"):
+        assert not cpu._work.__wrapped__(AbsMaxGrid(4, False))
 
 
 @pytest.mark.slow

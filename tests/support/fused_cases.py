@@ -19,6 +19,33 @@ CASES = [
     }.items()
     for dtype in dtypes
 ]
+CPU_CASES = [
+    *CASES,
+    *(
+        (expression, torch.float32)
+        for expression in (
+            "q(1)",
+            "q(3)",
+            "q(5)",
+            "q(6, group=8)",
+            'q(7, per="tensor")',
+            'q(3, scale="minmax", scale_bits=32)',
+            "q(2, clip=0.6)",
+            'q(1, clip="mse")',
+            'q(3, clip="mse")',
+            'q(4, grid="midtread")',
+            'q(8, grid="auto")',
+            'q(2, grid="auto", clip="mse")',
+            "nf(1)",
+            "nf(2)",
+            "nf(3)",
+            "nf(4)",
+        )
+    ),
+    ('q(3, grid="auto", clip=0.9)', torch.bfloat16),
+    ("nf(4, group=24)", torch.bfloat16),
+]
+"""Those of the kernels for a CPU, which know more."""
 INF, NAN = float("inf"), float("nan")
 SHAPES = {"one": (1,), "ragged": (13,), "rows": (3, 2, 40), "images": (2, 3, 4, 6), "long": (1, 20003)}
 SPECIAL = {

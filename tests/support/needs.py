@@ -14,6 +14,7 @@ CURES = {
     r"docker": "Docker with compose; install docker and its compose plugin",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a card",
+    r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
     r"pyzmq": "pyzmq; install it with pip install 'thinwire[zmq]'",
     r"zstandard": "zstandard; install it with pip install 'thinwire[entropy]'",
     r"taskset": "taskset; install util-linux",

@@ -1,7 +1,8 @@
-"""A GridQuantizer whose tensors on a card are encoded by one kernel and decoded by one, where kernels.py covers them.
+"""A GridQuantizer whose tensors are encoded by one kernel and decoded by one, where there are kernels for them.
 
-Everything else goes the eager way: the CPU, other grids and widths, blocks that end inside a byte, float64. Which way a
-tensor goes follows from the grid, the blocks, the dtype and the device; the payload is the same.
+On a card they are those of kernels.py, of a whole tensor; on a CPU those of cpu.py, of a part. Everything else goes the
+eager way: other grids and widths, blocks that end inside a byte, float64. Which way a tensor goes follows from the
+grid, the blocks, the dtype and the device; the payload is the same.
 """
 
 import warnings
@@ -14,8 +15,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
-from thinwire.compress.codecs.granularity import Blocks, Per, blocks_per
+from thinwire.compress.codec import Key, Words
+from thinwire.compress.codecs.fused import cpu
+from thinwire.compress.codecs.granularity import Blocks, Per, Stretch, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
@@ -29,7 +31,7 @@ _MOST_ELEMENTS = 1 << 30
 
 
 class FusedQuantizer(GridQuantizer):
-    """A quantizer on a grid, by a kernel on a card where there is one."""
+    """A quantizer on a grid, by kernels where there are some."""
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
@@ -48,6 +50,21 @@ class FusedQuantizer(GridQuantizer):
                 decode_fused(self.grid, blocks, payload, out)
         else:
             super().decode(payload, out)
+
+    def write_part(
+        self, part: Stretch, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
+    ) -> Tensor:
+        """Write the packed codes of a part's `values`, and return their scales, which are measured if not given."""
+        if words is None and not part.is_padded and cpu.covers(self.grid, values):
+            return cpu.encode(self.grid, values, scales, out)
+        return super().write_part(part, values, scales, words, out)
+
+    def read_part(self, packed: Tensor, scales: Tensor, values: Tensor, numel: int) -> None:
+        """Write the values of `numel` packed codes into `values` [outer, count, inner], which may be more."""
+        if cpu.covers(self.grid, values):
+            cpu.decode(self.grid, packed, scales, values)
+        else:
+            super().read_part(packed, scales, values, numel)
 
 
 def covers(grid: Grid, blocks: Blocks, dtype: torch.dtype) -> bool:

@@ -1,0 +1,70 @@
+"""What a grid does with one value, as data: kernels that know it need no grid.
+
+code     NEAREST    round(x / divisor - shift)
+         FLOOR      floor(x / divisor)
+         RANGE      round((x - shift) / divisor * last)
+         NORMAL     floor(r * first), or floor(r / (first + second * r**2)) unless second is 0,    r = x / divisor
+
+value    LINEAR     (code * first + second) * factor - shift
+         DIVIDED    code / first * factor - shift
+         TABLE      table[code] * factor - shift
+
+All but RANGE are cut to -2**(bits-1) .. 2**(bits-1) - 1 and counted from the first of these. Every operation is
+rounded to float32 by itself.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class CodeRule(IntEnum):
+    """How a value becomes a code."""
+
+    FLOOR = 0
+    NEAREST = 1
+    RANGE = 2
+    NORMAL = 3
+
+
+class ValueRule(IntEnum):
+    """How a code becomes a value."""
+
+    LINEAR = 0
+    DIVIDED = 1
+    TABLE = 2
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the values of each block become codes."""
+
+    rule: CodeRule
+    divisors: Tensor
+    """float32 [count, 1]; infinity, or 1 for a range, in place of 0."""
+    shifts: Tensor | None = None
+    """float32 [count, 1]; None for zeros."""
+    first: float = 1.0
+    second: float = 0.0
+
+
+@dataclass(frozen=True)
+class Valuing:
+    """How the codes of each block become values."""
+
+    rule: ValueRule
+    factors: Tensor
+    """float32 [count, 1]."""
+    shifts: Tensor | None = None
+    """float32 [count, 1]; None for zeros."""
+    first: float = 1.0
+    second: float = 0.0
+    table: Tensor | None = None
+    """The levels of all codes, float32."""
+
+
+def nonzero(divisors: Tensor, instead: float = torch.inf) -> Tensor:
+    """`divisors`, with something else for 0."""
+    return divisors.masked_fill(divisors == 0, instead)

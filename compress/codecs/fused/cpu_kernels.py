@@ -1,0 +1,276 @@
+"""Kernels of q and nf on a CPU, compiled by Numba: codes and packing in one pass, and back. Imported only where used.
+
+A tensor's part is [count, inner]: blocks of consecutive elements. Codes go through a buffer that stays in the nearest
+cache, whatever the length of a block:
+
+    values    | block 0           | block 1           | ..       a code for each, uint8, until the buffer is full
+    codes     | 4096 of them                  | 4096  | ..       packed, as bits.py says
+
+Equal bytes need care in these places:
+
+- LLVM makes one operation of a multiplication and an addition only if it is allowed to. Numba's default forbids it.
+- Numbers without a type of their own are float64 and int64 to Numba, so each has one here.
+- NaN is no integer: it becomes a zero before the conversion, as torch's conversion has it.
+- Not defined by the eager code either: the bits of a NaN in a scale, and the sign of a minmax scale's zero where a
+  block has zeros of both signs.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, ValueRule
+
+# What they mean is in arithmetic.py.
+_FLOOR, _NEAREST, _RANGE = int(CodeRule.FLOOR), int(CodeRule.NEAREST), int(CodeRule.RANGE)
+_LINEAR, _DIVIDED = int(ValueRule.LINEAR), int(ValueRule.DIVIDED)
+
+_BUFFER = 4096
+_TIES_TO_EVEN = np.float32(12582912.0)
+"""1.5 * 2**23: adding and subtracting it rounds a smaller float32 to an integer."""
+_TURN = np.float32(3)
+_SMALLEST = (127 - 118) << 23
+_INFINITY = 0x7F800000
+
+_LOW = np.array(
+    [[sum(((1 << (bits << step)) - 1) << place for place in range(0, 64, 16 << step)) for step in range(3)]
+     for bits in range(8)], np.uint64,
+)  # fmt: skip
+"""By the bits of a code and the step of joining or parting: the lower of each two lanes, without what is unused."""
+
+
+def _compiled(function: Any) -> Any:
+    """A function that Numba compiles when it is first called, and keeps beside this file or in the user's cache."""
+    try:
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # there is no folder that may be written
+        return njit(nogil=True, error_model="numpy")(function)
+
+
+@_compiled
+def encode(values, rule, measured, divisors, shifts, share, first, second, bits, out):
+    """Write the packed codes of float32 `values` [count, inner] into `out`, and the scales if they are not `measured`.
+
+    `divisors` and `shifts` are float32 [count]. Scales are written there: for FLOOR, max|x| times `share` rounded up to
+    bf16; for RANGE the range and the least value.
+    """
+    count, inner = values.shape
+    integers = values.view(np.int32)
+    codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
+    half, size = 1 << (bits - 1), _BUFFER * bits // 8
+    fill = done = 0
+    for block in range(count):
+        divisor, shift = divisors[block], shifts[block]
+        if not measured:
+            if rule == _FLOOR:
+                divisor = _bfloat16_above(_largest(integers[block]), share)
+            else:
+                shift, divisor = _range(integers[block])
+                shifts[block] = shift
+            divisors[block] = divisor
+            if rule == _FLOOR:
+                # slightly more than s/half, as AbsMaxGrid says
+                divisor *= np.float32((1 + 2.0**-22) / half)
+        if divisor == 0:
+            divisor = np.float32(1.0 if rule == _RANGE else np.inf)
+        start = 0
+        while start < inner:
+            stop = min(inner, start + _BUFFER - fill)
+            some, place = values[block, start:stop], codes[fill : fill + stop - start]
+            _codes(some, rule, divisor, shift, first, second, half, place)
+            fill += stop - start
+            start = stop
+            if fill == _BUFFER:
+                _pack(codes, other, bits, out[done : done + size])
+                done += size
+                fill = 0
+    if done < len(out):
+        codes[fill:] = 0
+        _pack(codes, other, bits, out[done:])
+
+
+@_compiled
+def decode(payload, rule, first, second, table, factors, shifts, bits, out):
+    """Write the values of packed codes into `out`, float32 [count, inner]."""
+    count, inner = out.shape
+    codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
+    size, done, fill = _BUFFER * bits // 8, 0, _BUFFER
+    for block in range(count):
+        start = 0
+        while start < inner:
+            if fill == _BUFFER:
+                _unpack(payload[done : done + size], bits, codes, other)
+                done += size
+                fill = 0
+            stop = min(inner, start + _BUFFER - fill)
+            some, place = codes[fill : fill + stop - start], out[block, start:stop]
+            _values(some, rule, table, first, second, factors[block], shifts[block], place)
+            fill += stop - start
+            start = stop
+
+
+@_compiled
+def _largest(integers):
+    """The bits of the largest magnitude: without signs they have the order of magnitudes, with NaN above infinity."""
+    largest = np.int32(0)
+    for i in range(len(integers)):
+        largest = max(largest, np.int32(integers[i] & np.int32(0x7FFFFFFF)))
+    return largest
+
+
+@_compiled
+def _bfloat16_above(largest, share):
+    """As grid.bfloat16_above: the magnitude of these bits, times `share`, up to the next bf16; 0 below 2**-118."""
+    bits = np.int64(np.float32(np.int32(largest).view(np.float32) * share).view(np.int32))
+    if bits > _INFINITY:
+        return np.float32(np.nan)
+    bits = (bits + 0xFFFF) & 0x7FFF0000
+    return np.int32(0 if bits < _SMALLEST else bits).view(np.float32)
+
+
+@_compiled
+def _range(integers):
+    """The least value, and the range; NaN for both if there is one."""
+    # as integers in the order of floats, and without a branch
+    least, most, largest = np.int32(0x7FFFFFFF), np.int32(-0x80000000), np.int32(0)
+    for i in range(len(integers)):
+        magnitude = np.int32(integers[i] & np.int32(0x7FFFFFFF))
+        ordered = np.int32(integers[i] ^ np.int32(np.int32(integers[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        least, most, largest = min(least, ordered), max(most, ordered), max(largest, magnitude)
+    if largest > _INFINITY:
+        return np.float32(np.nan), np.float32(np.nan)
+    low = np.int32(least ^ ((least >> 31) & 0x7FFFFFFF)).view(np.float32)
+    high = np.int32(most ^ ((most >> 31) & 0x7FFFFFFF)).view(np.float32)
+    return low, high - low
+
+
+@_compiled
+def _codes(values, rule, divisor, shift, first, second, half, codes):
+    low, high = np.float32(-half), np.float32(half - 1)
+    if rule == _RANGE:
+        low, high = np.float32(0), np.float32(2 * half - 1)
+        for i in range(len(values)):
+            steps = (values[i] - shift) / divisor * high
+            steps = steps if steps == steps else np.float32(half)
+            codes[i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN))
+    elif rule == _NEAREST:
+        for i in range(len(values)):
+            steps = values[i] / divisor - shift
+            steps = low if steps < low else steps
+            steps = high if steps > high else steps
+            steps = steps if steps == steps else np.float32(0)
+            codes[i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN) + half)
+    elif second != 0:
+        for i in range(len(values)):
+            steps = values[i] / divisor
+            steps = -_TURN if steps < -_TURN else steps
+            steps = _TURN if steps > _TURN else steps
+            codes[i] = _code_below(steps / (first + second * steps * steps), low, high)
+    else:
+        for i in range(len(values)):
+            codes[i] = _code_below(values[i] / divisor * first, low, high)
+
+
+@_compiled
+def _code_below(steps, low, high):
+    """The code of the integer below, cut to those from `low` to `high`; that of NaN is half of their number."""
+    steps = low if steps < low else steps
+    steps = high if steps >= high else steps
+    steps = steps if steps == steps else np.float32(0)
+    whole = np.int32(steps)
+    return np.uint8(whole - (np.float32(whole) > steps) - np.int32(low))
+
+
+@_compiled
+def _values(codes, rule, table, first, second, factor, shift, out):
+    if rule == _LINEAR:
+        for i in range(len(out)):
+            out[i] = (np.float32(codes[i]) * first + second) * factor - shift
+    elif rule == _DIVIDED:
+        for i in range(len(out)):
+            out[i] = np.float32(codes[i]) / first * factor - shift
+    else:
+        for i in range(len(out)):
+            out[i] = table[codes[i]] * factor - shift
+
+
+@_compiled
+def _pack(codes, other, bits, out):
+    """Pack as many codes as `out` has room for; overwrites both buffers."""
+    if bits == 8:
+        out[:] = codes[: len(out)]
+    elif bits == 4:
+        _join_pairs(codes, bits, out)
+    elif bits == 2:
+        _join_pairs(codes, bits, other[: 2 * len(out)])
+        _join_pairs(other, 2 * bits, out)
+    elif bits == 1:
+        _join_pairs(codes, bits, other[: 4 * len(out)])
+        _join_pairs(other, 2 * bits, codes[: 2 * len(out)])
+        _join_pairs(codes, 4 * bits, out)
+    else:
+        _join_words(codes, bits, out)
+
+
+@_compiled
+def _join_pairs(codes, bits, out):
+    """Two codes a byte of the result, the first in the lower bits."""
+    pairs, up = codes.view(np.uint16), np.uint16(8 - bits)
+    for i in range(len(out)):
+        out[i] = np.uint8(pairs[i] | (pairs[i] >> up))
+
+
+@_compiled
+def _join_words(codes, bits, out):
+    """Eight codes of `bits` bits to as many bytes: lanes of a word two by two, as bits.py does."""
+    words, gap, start = codes.view(np.uint64), np.uint64(8 - bits), 0
+    for i in range((len(out) + bits - 1) // bits):
+        word = words[i]
+        for step in range(3):
+            low, used = _LOW[bits, step], np.uint64(bits << step)
+            word = (word & low) | ((word >> (gap << np.uint64(step))) & (low << used))
+        for byte in range(min(bits, len(out) - start)):
+            out[start + byte] = np.uint8(word >> np.uint64(8 * byte))
+        start += bits
+
+
+@_compiled
+def _unpack(payload, bits, codes, other):
+    """Write the codes in `payload` into `codes`; overwrites `other`."""
+    if bits == 8:
+        codes[: len(payload)] = payload
+    elif bits == 4:
+        _part_pairs(payload, bits, codes)
+    elif bits == 2:
+        _part_pairs(payload, 2 * bits, other)
+        _part_pairs(other[: 2 * len(payload)], bits, codes)
+    elif bits == 1:
+        _part_pairs(payload, 4 * bits, codes)
+        _part_pairs(codes[: 2 * len(payload)], 2 * bits, other)
+        _part_pairs(other[: 4 * len(payload)], bits, codes)
+    else:
+        _part_words(payload, bits, codes)
+
+
+@_compiled
+def _part_pairs(packed, bits, codes):
+    """Two codes of each byte."""
+    pairs, low, up = codes.view(np.uint16), np.uint8((1 << bits) - 1), np.uint8(bits)
+    for i in range(len(packed)):
+        pairs[i] = np.uint16(packed[i] & low) | np.uint16(np.uint16(packed[i] >> up) << np.uint16(8))
+
+
+@_compiled
+def _part_words(payload, bits, codes):
+    """Eight codes of as many bytes as each has bits."""
+    words, gap, start = codes.view(np.uint64), np.uint64(8 - bits), 0
+    for i in range((len(payload) + bits - 1) // bits):
+        word = np.uint64(0)
+        for byte in range(min(bits, len(payload) - start)):
+            word |= np.uint64(payload[start + byte]) << np.uint64(8 * byte)
+        start += bits
+        for step in (2, 1, 0):
+            low, lane = _LOW[bits, step], np.uint64(8 << step)
+            word = (word & low) | ((word << (gap << np.uint64(step))) & (low << lane))
+        words[i] = word
