@@ -81,6 +81,7 @@ def _live(work: Callable[[], int], environment: Mapping[str, str]) -> NoReturn:
         os.environ.update(environment)
         parent.end_with_parent()
         os.setsid()
+        parent.keep_priority()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

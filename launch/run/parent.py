@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 VARIABLE = "THINWIRE_LAUNCHER"
 """The launcher's pid, for the processes that `thinwire train` starts."""
@@ -31,6 +32,19 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if launcher_is_gone():
         os._exit(STOPPED)
+    keep_priority()
+
+
+def keep_priority() -> None:
+    """Give the session that this process leads its low priority (on Linux): `nice thinwire` means all that it starts.
+
+    The kernel divides the processors between sessions first. A new session has the usual priority, and that of its
+    processes would only count among themselves.
+    """
+    niceness = os.nice(0)
+    if niceness > 0 and os.getsid(0) == os.getpid():
+        with suppress(OSError), open("/proc/self/autogroup", "w") as file:  # noqa: PTH123 - pathlib takes longer
+            file.write(str(niceness))  # fails on a kernel that has it not, or does not allow it now
 
 
 def name_process(name: str) -> None:

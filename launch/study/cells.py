@@ -3,6 +3,7 @@
 FOLDER/cells/ROW/seed-N/    the folder of a run, like any other
   cell.json                 what it was made from: fields of the recipe, data, code, machine
   log.txt                   what the run printed
+FOLDER/again/ROW/seed-N/    the same cell, trained a second time the other way: as processes, or as one
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ class Cell:
     """The arguments that the study gives; they come first."""
     base: Path | None = None
     """The folder of the cell whose last weights are the first of this one."""
+    again: bool = False
+    """Whether another folder has the same cell, trained the other way."""
 
     @property
     def name(self) -> str:
         """Its name in tables and messages."""
-        return f"{self.row}, seed {self.seed}"
+        return f"{self.row}, seed {self.seed}{', again' if self.again else ''}"
 
     def starting(self, weights: str) -> tuple[str, ...]:
         """The arguments, with these first weights if the cell starts with those of another."""
@@ -72,6 +75,12 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
             base = _place(folder, content.starts_with, seed) if content.starts_with else None
             cells.append(Cell(row, seed, place, (*asked, *given, *again, *last), asked, base))
     return cells
+
+
+def second(cell: Cell, folder: Path) -> Cell:
+    """The same cell with a place of its own in the folder of the study, to be trained the other way."""
+    place = folder / "again" / cell.folder.relative_to(folder / "cells")
+    return replace(cell, folder=place, arguments=(*cell.arguments, "--output", str(place)), again=True)
 
 
 def own_options(study: Study, scale: Scale, row: str) -> Options:

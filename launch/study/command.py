@@ -25,16 +25,18 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
-from thinwire.launch.study.cells import Cell, cells_of, own_options
+from thinwire.launch.study.cells import Cell, cells_of, own_options, second
 from thinwire.launch.study.check import Checked, check_apart
 from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
-from thinwire.launch.study.engine import CellProgress, run_cells
+from thinwire.launch.study.engine import CellProgress, Runner, run_cells
 from thinwire.launch.study.live import LiveView
 from thinwire.launch.study.progress import State, find
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire study"
 
+_RUNNERS: Mapping[bool, Runner] = {False: "simulate", True: "train"}
+"""The command for a cell, by whether each of its stages is a process."""
 _FATES: Mapping[State, str] = {
     "finished": "already finished",
     "goes on": "to go on from a checkpoint",
@@ -72,17 +74,19 @@ def _run(argv: Sequence[str]) -> int:
     folder = options.folder or Path("studies", study.name, scale_name)
     if study.prediction:
         return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
-    chosen = _chosen(cells_of(study, scale, folder, given), options.row)
+    every = cells_of(study, scale, folder, given)
+    chosen = _chosen(every, [*options.row, *options.twice] if options.row else [], options.twice)
     _refuse_own([own_options(study, scale, cell.row) for cell in chosen], given)
-    checked = check_apart(chosen, PROG)
-    cells = [_progress(one, any_code=options.any_code) for one in checked]
-    jobs = options.jobs or max(1, cores() // max(_cores(one, processes=options.processes) for one in checked))
+    once, again = _RUNNERS[options.processes], _RUNNERS[not options.processes]
+    checked = check_apart([*chosen, *(second(cell, folder) for cell in _first_seeds(chosen, options.twice))], PROG)
+    cells = [_progress(one, again if one.cell.again else once, any_code=options.any_code) for one in checked]
+    jobs = options.jobs or max(1, cores() // max(map(_cores, cells)))
     _tell(cells, folder, jobs)
     if options.check:
         return OK
     _hold(folder)
     with gathered_signals() as came, LiveView(study, jobs) as view:
-        run_cells(cells, jobs, "train" if options.processes else "simulate", view, came)
+        run_cells(cells, jobs, view, came)
     _conclude(cells, folder, bool(came))
     where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
     asked = [word for option, value in where.items() if value for word in (option, value)]
@@ -106,6 +110,7 @@ def _of_trainings(options: argparse.Namespace) -> list[str]:
         "--row": options.row,
         "--jobs": options.jobs,
         "--processes": options.processes,
+        "--twice": options.twice,
         "--any-code": options.any_code,
         "--check": options.check,
     }
@@ -136,6 +141,14 @@ def make_parser() -> Parser:
     add(
         "--processes", action="store_true", help="a process for each stage, as thinwire train; the numbers are the same"
     )
+    add(
+        "--twice",
+        action="append",
+        default=[],
+        metavar="ROW",
+        help="train the first seed of this row a second time, as processes (with --processes: as one), and compare the "
+        "weights in the report; repeat the option for more rows",
+    )
     add("--any-code", action="store_true", help="keep finished cells of another version of the code")
     add("--check", action="store_true", help="check all cells and print what would run, but run nothing")
     return parser
@@ -165,14 +178,15 @@ def _sets(own: Options, name: str) -> bool:
     return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
 
 
-def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
-    """The cells of the named rows, or of all rows if none is named."""
+def _chosen(cells: Sequence[Cell], rows: Sequence[str], twice: Sequence[str] = ()) -> list[Cell]:
+    """The cells of the named rows, or of all rows if none is named. OptionsError for names that no row has."""
     known = list(dict.fromkeys(cell.row for cell in cells))
-    if unknown := [row for row in rows if row not in known]:
+    asked = {**dict.fromkeys(rows, "--row"), **dict.fromkeys(twice, "--twice")}
+    if unknown := {row: option for row, option in asked.items() if row not in known}:
         raise OptionsError(
             [
-                f"--row must be a row of the study at this scale, got {row!r}; known: {', '.join(known)}"
-                for row in unknown
+                f"{option} must be a row of the study at this scale, got {row!r}; known: {', '.join(known)}"
+                for row, option in unknown.items()
             ]
         )
     chosen = [cell for cell in cells if not rows or cell.row in rows]
@@ -182,15 +196,22 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if cell in chosen or cell.folder in needed]
 
 
-def _progress(checked: Checked, *, any_code: bool) -> CellProgress:
+def _first_seeds(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
+    """The first cell of each of these rows."""
+    firsts = {cell.row: cell for cell in reversed(cells)}
+    return [firsts[row] for row in dict.fromkeys(rows)]
+
+
+def _progress(checked: Checked, command: Runner, *, any_code: bool) -> CellProgress:
     found = find(checked, any_code=any_code)
     kept = found.state == "finished"
-    return CellProgress(checked, found, "kept" if kept else "waits", done=checked.steps if kept else 0)
+    return CellProgress(checked, found, "kept" if kept else "waits", command, done=checked.steps if kept else 0)
 
 
-def _cores(checked: Checked, *, processes: bool) -> int:
+def _cores(progress: CellProgress) -> int:
     """The cores that one cell keeps busy."""
-    return checked.threads * (checked.processes if processes else 1)
+    checked = progress.checked
+    return checked.threads * (checked.processes if progress.command == "train" else 1)
 
 
 def _tell(cells: Sequence[CellProgress], folder: Path, jobs: int) -> None:

@@ -41,6 +41,8 @@ class CellProgress:
     checked: Checked
     found: Found
     status: Status
+    command: Runner = "simulate"
+    """Whether it is one process, or one for each stage."""
     begun: int = 0
     """Steps that were done before this study went on."""
     done: int = 0
@@ -61,12 +63,12 @@ class View(Protocol):
 class _Job:
     """A cell's process."""
 
-    def __init__(self, progress: CellProgress, command: Runner) -> None:
+    def __init__(self, progress: CellProgress) -> None:
         self.progress = progress
         checked = progress.checked
         folder = checked.cell.folder
         resume = "auto" if progress.found.state == "goes on" else "never"
-        asked = [command, *checked.cell.starting(str(checked.cell.base))]
+        asked = [progress.command, *checked.cell.starting(str(checked.cell.base))]
         base = weights_digest(checked.cell.base) if checked.cell.base else None
         begin(checked, {**environment("thinwire study"), "command": asked, "base": base})
         arguments = [*asked, "--checkpoint.resume", resume]
@@ -105,15 +107,12 @@ class _Job:
                 os.killpg(self.process.pid, number)
 
 
-def run_cells(
-    cells: Sequence[CellProgress], jobs: int, command: Runner, view: View, came: Sequence[signal.Signals]
-) -> None:
+def run_cells(cells: Sequence[CellProgress], jobs: int, view: View, came: Sequence[signal.Signals]) -> None:
     """Run the cells that wait, `jobs` at once.
 
     Args:
         cells: all cells; brought up to date.
         jobs: how many run at once.
-        command: whether a cell is one process or one for each stage.
         view: shows the cells, again and again.
         came: the signals that this process has got; the first one stops the cells.
     """
@@ -124,7 +123,7 @@ def run_cells(
             for ready in _ready(waiting, cells)[: jobs - len(running)]:
                 waiting.remove(ready)
                 try:
-                    running.append(_Job(ready, command))
+                    running.append(_Job(ready))
                 except OSError as error:  # a full disk, or a file where a folder should be
                     place = error.filename or ready.checked.cell.folder
                     ready.status, ready.trouble = "failed", f"{place} cannot be written: {error.strerror}"

@@ -27,7 +27,7 @@ from thinwire.launch.study.curves import draw
 from thinwire.launch.study.definition import Row, Scale, Signal, Study, read_study
 from thinwire.launch.study.energy import Measures, energy_of
 from thinwire.launch.study.judge import Judged, judge
-from thinwire.launch.study.results import Result, read_results
+from thinwire.launch.study.results import Result, read_results, read_twice
 from thinwire.launch.study.tables import (
     cells_table,
     claims_table,
@@ -35,6 +35,7 @@ from thinwire.launch.study.tables import (
     missing_table,
     predictions_table,
     scores_table,
+    twice_table,
 )
 from thinwire.pipeline.errors import OptionsError
 
@@ -97,6 +98,8 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     tables += [claims_table(study, judged)] if judged else []
     tables += [energy_table(study, rows, measured)] if measured else []
     tables += [cells_table(study, results)] if results else []
+    twice = read_twice(cells, folder)
+    tables += [twice_table(twice)] if twice else []
     tables += [missing_table(missing)] if missing else []
     words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
     words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")

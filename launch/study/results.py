@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.launch.run.logs.files import read_lines
-from thinwire.launch.study.cells import Cell
+from thinwire.launch.study.cells import Cell, second
 from thinwire.launch.study.definition import MODES, Mode, Signal, Study
 from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done, weights_digest
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -36,6 +36,17 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Twice:
+    """A cell that was trained as one process, and as one for each stage."""
+
+    cell: Cell
+    simulated: str
+    """The digest of the weights that one process trained."""
+    processes: str
+    """Of those that several trained."""
+
+
+@dataclass(frozen=True)
 class Missing:
     """A cell without a result, and why."""
 
@@ -57,6 +68,19 @@ def read_results(study: Study, cells: Sequence[Cell]) -> tuple[list[Result], lis
         else:
             missing.append(Missing(cell, _why(cell.folder)))
     return results, missing
+
+
+def read_twice(cells: Sequence[Cell], folder: Path) -> list[Twice]:
+    """The cells of a study's folder that were trained both ways to the end, with the same code."""
+    found = []
+    for cell in cells:
+        places = (cell.folder, second(cell, folder).folder)
+        made = [read_json(place / "cell.json") for place in places]
+        digests = {one["command"][0]: weights_digest(place) for one, place in zip(made, places, strict=True) if one}
+        alike = all(map(is_finished, places)) and made[0].get("origin") == made[1].get("origin")
+        if alike and digests.keys() == {"simulate", "train"}:
+            found.append(Twice(cell, str(digests["simulate"]), str(digests["train"])))
+    return found
 
 
 def _result(study: Study, cell: Cell) -> Result:

@@ -11,7 +11,7 @@ from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import MODES, Claim, Mode, Row, Signal, Study
 from thinwire.launch.study.energy import Measures
 from thinwire.launch.study.judge import EXACT_RULE, RULE, Judged, bound_of
-from thinwire.launch.study.results import Missing, Result
+from thinwire.launch.study.results import Missing, Result, Twice
 from thinwire.pipeline.frames import CHANNELS
 
 
@@ -153,6 +153,19 @@ def cells_table(study: Study, results: Sequence[Result]) -> Table:
     ]
     note = "Minutes of a run, with evaluations and saves, on a machine that may have had other work."
     return Table("Finished cells", columns, lines, note)
+
+
+def twice_table(pairs: Sequence[Twice]) -> Table:
+    """A cell that was trained both ways a line."""
+    columns = ["row", "seed", "one process", "a process for each stage", "equal"]
+    lines: list[list[Value]] = [
+        [
+            *(pair.cell.row, pair.cell.seed, pair.simulated[:16], pair.processes[:16]),
+            "yes" if pair.simulated == pair.processes else "no",
+        ]
+        for pair in pairs
+    ]
+    return Table("Trained twice: digests of the weights", columns, lines)
 
 
 def missing_table(missing: Sequence[Missing]) -> Table:

@@ -245,6 +245,7 @@ def test_mistakes_of_all_cells_are_told_before_any_runs(here, capsys):
         (["nobody"], "NAME must be a packaged study or the path of a YAML file, got 'nobody'"),
         (["mine.yaml", "--scale", "huge"], "--scale must be a scale of the study mine, got 'huge'"),
         (["mine.yaml", "--row", "ten bits"], "--row must be a row of the study at this scale, got 'ten bits'"),
+        (["mine.yaml", "--twice", "ten"], "--twice must be a row of the study at this scale, got 'ten'"),
         (["mine.yaml", "other.yaml"], "one NAME is enough, got 'other.yaml' as well"),
         (["report", "mine.yaml"], "studies/mine/all does not exist; run the study first"),
     ],
@@ -252,13 +253,6 @@ def test_mistakes_of_all_cells_are_told_before_any_runs(here, capsys):
 def test_a_wrong_word_is_answered_by_a_sentence(here, capsys, arguments, sentence):
     assert cli.main(["study", *arguments]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def summaries(folder):
-    """What the finished cells of a study say of their weights, by row."""
-    return {
-        path.parts[-3]: json.loads(path.read_text())["weights_digest"] for path in folder.rglob("seed-0/summary.json")
-    }
 
 
 @pytest.mark.slow
@@ -278,15 +272,12 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     unfinished = (folder / "report.md").read_text()
     assert "0 of 2 cells are finished. 2 are missing" in unfinished and "not begun" in unfinished
     # 2. the same command goes on; its cell ends as one that nobody stopped, of real processes
-    again = completed([*THINWIRE, *long, "--jobs", "2"], here, timeout=600)
+    again = completed([*THINWIRE, *long, "--jobs", "2", "--twice", "none"], here, timeout=600)
     assert again.status == 0, again.stderr
-    assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
+    assert "1 to go on from a checkpoint, 2 to begin" in again.stdout
     assert "thinwire study report mine.yaml compares them" in again.stdout
     assert "goes on from the checkpoint of step" in (cell / "log.txt").read_text()
     assert not (cell / "checkpoints").exists()
-    whole = completed([*THINWIRE, *long, "--folder", "whole", "--row", "none", "--processes"], here, timeout=600)
-    assert whole.status == 0, whole.stderr
-    assert summaries(here / "whole") == {"none": summaries(folder)["none"]}
     # 3. what is finished is not run again; what was made by another recipe is
     capsys.readouterr()
     assert cli.main([*long, "--check"]) == 0
@@ -301,6 +292,9 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     line = dict(zip(scores["columns"], scores["rows"][1], strict=True))
     assert line["row"] == "two bits" and line["published on"] == 3.5 and line["seeds"] == 1
     assert 2 < line["bits, activations"] < 8 < line["bits, gradients"] < 14  # with the headers of tiny frames
+    twice = next(table for table in report["tables"] if "twice" in table["title"])
+    (row, _, simulated, processes, equal), *others = twice["rows"]
+    assert (row, simulated, equal, others) == ("none", processes, "yes", []) and len(simulated) == 16
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
     assert "data:image/png;base64," in (folder / "report.html").read_text()
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -91,7 +91,7 @@ def test_a_cell_whose_folder_cannot_be_written_fails_and_those_that_need_it_too(
     first, second = (progress(cell, "waits") for cell in cells_of(study, Scale(), tmp_path))
     (tmp_path / "cells").write_text("a file where a folder should be")
     with LiveView(study, jobs=1) as view:
-        run_cells([first, second], 1, "simulate", view, came=[])
+        run_cells([first, second], 1, view, came=[])
     told = capsys.readouterr().out
     assert "first, seed 0 failed after 0:00:00: " in told and "cannot be written: " in told
     assert f"it starts with the weights of {first.checked.cell.folder}, which failed" in told
