@@ -15,8 +15,9 @@ At K/T = 90, 80, 50, 30, 20, 10, 5 and 2 % an index costs 0.58, 1.06, 2.00, 3.33
 entropy H(K/T) / (K/T) is 0.52, 0.90, 2.00, 2.94, 3.61, 4.69, 5.73 and 7.07.
 
 On a CPU NumPy does the work: it selects and packs bits 20 times as fast as torch (selection.py) and bits.py. On other
-devices torch does it, and the host does not look: it knows how many indices there are. So there a payload with wrong
-indices is not refused, but decodes to values in wrong places; the checksum of a frame notices it before.
+devices torch does it (fused/largest.py), and the host does not look: it knows how many indices there are. So there a
+payload with wrong indices is not refused, but decodes to values in wrong places; the checksum of a frame notices it
+before.
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
+from thinwire.compress.codecs.fused import largest as on_card
 from thinwire.compress.codecs.selection import places_of_largest
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -129,9 +131,7 @@ def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
         return torch.arange(samples * k, device=integers.device).view(samples, k)
     if _on_host(integers):
         return torch.from_numpy(places_of_largest(integers.numpy(), mask, k))
-    order = (integers & mask).sort(dim=1, descending=True, stable=True).indices
-    first = torch.arange(0, samples * n, n, device=integers.device).unsqueeze(1)
-    return order[:, :k].sort(dim=1).values.add_(first)
+    return on_card.places_of_largest(integers, mask, k)
 
 
 def low_width(count: int, total: int) -> int:

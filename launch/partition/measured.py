@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class Measured:
     """What the layers cost on one machine."""
 
     name: str
-    """The file without its suffix; empty for this machine."""
+    """The file without its folder and suffix, or its path where two have one name; empty for this machine."""
     device: str
     costs: tuple[LayerCost, ...]
 
@@ -53,7 +54,13 @@ def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> lis
                 f"--measured {path} and {paths[0]} must be of the same micro-batches, but the layers have outputs of "
                 f"other sizes; measure with the same recipe and options"
             )
-    return [read[path] for path in paths]
+    return [replace(read[path], name=name) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """A name for each file, which no other file has."""
+    taken = Counter(file.stem for file in {Path(path).resolve() for path in paths})
+    return [stem if taken[stem := Path(path).stem] == 1 else str(Path(path)) for path in paths]
 
 
 def _sizes(measured: Measured) -> list[int]:
@@ -66,7 +73,7 @@ def _read(path: str) -> Measured:
         costs = tuple(LayerCost(**cost) for cost in found["costs"])
         if not costs or any(cost.activation_bytes is None or not cost.forward + cost.backward >= 0 for cost in costs):
             raise ValueError("costs that were not measured")
-        return Measured(Path(path).stem, str(found["device"]), costs)
+        return Measured(path, str(found["device"]), costs)
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

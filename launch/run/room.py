@@ -50,7 +50,7 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    needed = _FLOAT32 * parameters * replicas * _numbers_of_a_parameter(recipe)
+    needed = _FLOAT32 * parameters * (replicas * _numbers_of_a_parameter(recipe) + _copied_share(recipe))
     if needed > held:
         of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
         raise OptionsError(
@@ -62,11 +62,22 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
 
 def _numbers_of_a_parameter(recipe: Recipe) -> int:
     """Numbers that training keeps for each parameter: itself, its gradient, its moments."""
-    training, optimizer = recipe.training, recipe.optimizer
-    if not (training.steps if training.epochs is None else training.epochs):
+    optimizer = recipe.optimizer
+    if not _trains(recipe):
         return 1
     has_moments = optimizer.name != "sgd" or optimizer.momentum > 0
     return 2 + (COPIES[optimizer.name] - 1) * has_moments
+
+
+def _trains(recipe: Recipe) -> bool:
+    training = recipe.training
+    return bool(training.steps if training.epochs is None else training.epochs)
+
+
+def _copied_share(recipe: Recipe) -> float:
+    """The share of the gradients that a step copies at least: sgd with weight decay copies those of one stage."""
+    copies = recipe.optimizer.name == "sgd" and recipe.optimizer.weight_decay > 0
+    return copies * _trains(recipe) / recipe.pipeline.num_stages
 
 
 class Room:

@@ -38,6 +38,8 @@ from thinwire.pipeline.transport import reaching
 
 BACKEND = "nccl"
 _SUM_BYTES = 8
+PART = 1 << 20
+"""Words of a frame that are summed at a time."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,25 @@ def _communicators(
 class PayloadSums:
     """Sums of payloads on a card. Every changed byte changes the sum, and so do words that change places.
 
-    A sum is that of the payloads' int32 words, each times an odd number of its own, modulo 2^64. So it is the same in
-    any order of adding.
+    A sum is that of the payloads' int32 words, each times an odd number of its own, modulo 2^64: word i times 2i + 1.
+    So it is the same in any order of adding. Parts of a frame are summed one after another, each with the factors of
+    the first part: what is made beside the frame is of the size of a part.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self._factors = 2 * torch.arange((sealed_bytes(capacity) - HEADER_BYTES) // 4, device=device) + 1
+        words = (sealed_bytes(capacity) - HEADER_BYTES) // 4
+        self._factors = 2 * torch.arange(min(words, PART), device=device) + 1
 
     def of(self, frame: Tensor, nbytes: int) -> Tensor:
         """The sum of a frame of `nbytes` with zeros behind, int64 [1]."""
         words = frame[HEADER_BYTES : sealed_bytes(nbytes) - _SUM_BYTES].view(torch.int32)
-        return (words * self._factors[: len(words)]).sum(dim=0, keepdim=True)
+        total = torch.zeros(1, dtype=torch.int64, device=frame.device)
+        for start in range(0, len(words), PART):
+            part = words[start : start + PART]
+            total += (part * self._factors[: len(part)]).sum()
+            if start:  # the factors of this part are those of the first and twice its start
+                total += 2 * start * part.sum(dtype=torch.int64)
+        return total
 
     def seal(self, frame: Tensor, nbytes: int) -> None:
         """Put zeros and the sum behind the payloads."""
@@ -135,6 +145,7 @@ class CardSender:
 
     def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
         """Put header and sum into the frame and enqueue its send, behind the compute that was asked for until now."""
+        # torch gives pinned memory out again only when its copy is done, which nothing here waits for
         head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._device.type != "cpu")
         seal(head)
         frame[:HEADER_BYTES].copy_(head, non_blocking=True)

@@ -197,10 +197,17 @@ class StagedStore(Store):
             self._take_back()
 
     def _drain(self) -> None:
-        """Wait until the host store holds everything written; raise what failed on the way."""
-        self._forget()
-        while self._writes:
-            self._writes.popleft()[1].result()
+        """Wait until the host store holds everything written that it can; raise what failed first on the way."""
+        failures: list[Exception] = []
+        waits = [self._forget, *(write.result for _, write in self._writes)]
+        self._writes.clear()
+        for wait in waits:
+            try:
+                wait()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def _room(self, count: int) -> tuple[Tensor, torch.Event]:
         """Memory on the card for so many rows, and the moment from which on it may be written."""

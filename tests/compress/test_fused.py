@@ -9,13 +9,16 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from support.codec_helpers import KEY
-from support.fused_cases import CASES, CPU_CASES, SHAPES, SPECIAL, differing, tensor_of
+from support.codec_helpers import KEY, encode, gaussian
+from support.fused_cases import CASES, CPU_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
 from support.pages import ROOT
 from thinwire.compress import parse
-from thinwire.compress.codecs.fused import cpu
+from thinwire.compress.codecs import indices
+from thinwire.compress.codecs.fused import cpu, largest
+from thinwire.compress.codecs.fused.largest import places_of_largest
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
 from thinwire.compress.codecs.grid import AbsMaxGrid
+from thinwire.compress.codecs.indices import largest_magnitudes
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="needs Numba")
 
@@ -74,6 +77,30 @@ def test_the_interpreted_kernels_give_the_bytes_of_the_eager_code():
     found = json.loads(done.stdout)
     assert found["cases"] == len(CASES) * len({*SHAPES, *SPECIAL})
     assert not found["differing"]
+    assert not found["chosen otherwise"]
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_the_places_that_a_card_selects_are_those_of_a_cpu_and_of_equals_the_first(name):
+    wrong = selected(name, places_of_largest)
+    assert not wrong
+
+
+def test_a_long_row_and_float64_are_selected_without_the_kernel():
+    x = gaussian(2, 40_000).mul(3).round()
+    for dtype, integer in ((torch.float32, torch.int32), (torch.float64, torch.int64)):
+        rows, mask = x.to(dtype).view(integer), torch.iinfo(integer).max
+        assert not largest.covers(integer, mask, 40_000)
+        assert torch.equal(places_of_largest(rows, mask, 4000), largest_magnitudes(x.to(dtype), 4000))
+
+
+@pytest.mark.parametrize("expression", ["topk(0.1)", "topk(0.7)", 'topk(0.02, values="q(4)")'])
+def test_a_payload_made_by_a_cards_selection_is_that_of_a_cpu(expression, monkeypatch):
+    codec, x = parse(expression), gaussian(4, 6, 64).mul(2).round()
+    wanted = encode(codec, x)
+    monkeypatch.setattr(indices, "places_of_largest", None)
+    monkeypatch.setattr(indices, "_largest_masked", largest.places_of_largest)
+    assert torch.equal(encode(codec, x), wanted)
 
 
 def is_covered(expression, shape=(4, 6), dtype=torch.float32):
@@ -104,6 +131,11 @@ def test_what_has_no_kernel_is_known(expression):
     assert not is_covered(expression)
 
 
+def test_an_empty_tensor_has_no_kernel():
+    """The number of tiles was divided by their size, which is 0."""
+    assert not is_covered("q(4)", shape=(0,))
+
+
 def test_float64_and_tensors_beyond_32_bits_have_no_kernel():
     assert not is_covered("q(4)", dtype=torch.float64)
     assert not is_covered("q(4)", shape=(1 << 20, 1 << 10))
@@ -131,4 +163,12 @@ def test_a_card_gives_the_bytes_of_the_eager_code_there(expression, dtype, name)
         return payload, lambda sent, out: codec.decode(sent, out, KEY)
 
     wrong = differing(parse(expression), tensor_of(name, dtype).cuda(), fused)
+    assert not wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SELECTED)
+def test_a_card_selects_the_places_of_a_cpu(name):
+    assert largest._works_on(torch.device("cuda", 0), torch.int32), "the kernel does not work here: a warning says why"
+    wrong = selected(name, lambda integers, mask, k: places_of_largest(integers.cuda(), mask, k))
     assert not wrong

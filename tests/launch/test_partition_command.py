@@ -119,6 +119,11 @@ def test_a_slow_machine_gets_fewer_layers_where_each_measured_its_own(here, caps
     assert [row["compute, of slowest"] for row in best] == pytest.approx([1, 1, 2 / 3])
     assert [row["slow, ms"] for row in layers] == pytest.approx([90] * 6)
     assert found["tables"][0]["note"] == "fast: cpu; slow: cuda:0 (OLD)"
+    (here / "old").mkdir()
+    (here / "old/fast.json").write_text((here / "slow.json").read_text())
+    (layers, _, best, *_), _ = asked(capsys, "--measured", "fast.json", "old/fast.json", "./fast.json")
+    assert [row["measured in"] for row in best] == ["fast.json", "old/fast.json", "fast.json"]
+    assert layers[0]["old/fast.json, ms"] == pytest.approx(90)
     (_, _, best, *_), found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "0.00021", "1")
     assert found["layers"] == [3, 1, 2] and best[1]["memory, MB"] <= 0.21
 

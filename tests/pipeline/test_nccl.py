@@ -145,6 +145,17 @@ def test_a_sum_changes_with_every_byte_and_with_the_order_of_words():
     assert not sums.compared(swapped, nbytes)
 
 
+def test_a_sum_by_parts_is_that_of_the_whole_and_makes_nothing_larger_than_a_part(monkeypatch):
+    frame = torch.randint(0, 256, (1000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    whole = nccl.PayloadSums(900, torch.device("cpu")).of(frame, 900)
+    words = frame[HEADER_BYTES : nccl.sealed_bytes(900) - 8].view(torch.int32).long()
+    assert whole == (words * (2 * torch.arange(len(words)) + 1)).sum()
+    monkeypatch.setattr(nccl, "PART", 7)
+    sums = nccl.PayloadSums(900, torch.device("cpu"))
+    assert len(sums._factors) == 7
+    assert torch.equal(sums.of(frame, 900), whole)
+
+
 def test_a_sum_is_ordered_on_the_card_without_a_look_at_it():
     with FakeCard():
         sums = nccl.PayloadSums(150, CARD)

@@ -199,6 +199,27 @@ def test_a_disk_that_fails_behind_the_launching_thread_is_told_there(monkeypatch
     assert store._host.closed
 
 
+def test_rows_on_their_way_are_written_before_the_close_though_those_ahead_cannot_be_read(monkeypatch):
+    streams = Streams(monkeypatch, in_time=False)
+    store = staged(MemoryStore(LAYOUT))
+    store.write(slots(5), gaussian(1, 3, 5))
+    streams.side.moments[0].come()
+    store.flush()
+
+    def fail(chosen):
+        raise StoreError("cannot read the rows")
+
+    monkeypatch.setattr(store._host, "_take", fail)
+    store.prefetch(slots(5))
+    store.write(slots(2), torch.ones(1, 3, 5))
+    written = []
+    monkeypatch.setattr(store._host, "close", lambda: written.append(store._host._load([2]).clone()))
+    threading.Timer(0.05, streams.side.moments[-1].come).start()
+    with pytest.raises(StoreError, match="cannot read the rows"):
+        store.close()
+    assert torch.equal(LAYOUT.decode(written[0]), torch.ones(1, 3, 5))
+
+
 def test_only_a_store_of_the_host_is_staged_and_only_for_a_card(monkeypatch):
     Streams(monkeypatch)
     host, ways = MemoryStore(LAYOUT), Ways()

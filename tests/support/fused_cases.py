@@ -3,6 +3,7 @@
 import torch
 
 from support.codec_helpers import KEY, gaussian
+from thinwire.compress.codecs.indices import largest_magnitudes
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
 CASES = [
@@ -60,6 +61,36 @@ SPECIAL = {
     "nan": lambda: torch.tensor([[1.0, NAN, -2, 3, 4, 5, 6, 7], [NAN] * 8, [1, 2, 3, 4, 5, 6, 7, 8]]),
     "strided": lambda: gaussian(24, 5).t()[:, ::3],
 }
+
+
+SELECTED = {
+    "few": ((3, 13), 0.3),
+    "rows": ((5, 100), 0.1),
+    "most": ((4, 33), 0.7),
+    "one of two": ((2, 2), 0.5),
+    "a power of two": ((2, 1024), 0.1),
+}
+"""Rows, and the share of each that is selected."""
+
+
+def selected(name, how):
+    """What differs between the places that `how` selects and those of a CPU, in words; "" if nothing does."""
+    shape, share = SELECTED[name]
+    plain = gaussian(*shape)
+    kinds = {
+        "all different": plain,
+        "many equal": plain.mul(2).round(),
+        "zeros": plain.relu(),
+        "nothing but zeros": plain * 0,
+        "with NaN and infinity": torch.where(plain > 1, NAN, torch.where(plain < -1, -INF, plain)),
+    }
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for kind, x in kinds.items():
+            k, integer = max(1, round(share * shape[1])), torch.int32 if dtype == torch.float32 else torch.int16
+            wanted = largest_magnitudes(x.to(dtype), k)
+            if not torch.equal(how(x.to(dtype).view(integer), torch.iinfo(integer).max, k).cpu(), wanted):
+                return f"{name}, {kind}, {dtype}"
+    return ""
 
 
 def tensor_of(name, dtype):

@@ -1,1 +1,1 @@
-"""Codecs whose work on a card is one kernel each way, written in Triton; the eager code is what they must equal."""
+"""Work of codecs that a card does its own way, in kernels written in Triton; the eager code is what they must equal."""

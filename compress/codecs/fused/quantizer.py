@@ -70,7 +70,8 @@ class FusedQuantizer(GridQuantizer):
 def covers(grid: Grid, blocks: Blocks, dtype: torch.dtype) -> bool:
     """Whether there are kernels for this: a byte must not have codes of two blocks."""
     whole_bytes = blocks.count == 1 or blocks.inner * grid.bits % 8 == 0
-    return grid in _GRIDS and dtype in _DTYPES and blocks.outer == 1 and whole_bytes and blocks.numel < _MOST_ELEMENTS
+    counted = 0 < blocks.numel < _MOST_ELEMENTS
+    return grid in _GRIDS and dtype in _DTYPES and blocks.outer == 1 and whole_bytes and counted
 
 
 def encode_fused(grid: Grid, blocks: Blocks, x: Tensor, out: Tensor) -> None:
