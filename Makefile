@@ -39,8 +39,9 @@ test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA card: payloads 
 	@echo "Two processes on one card, over NCCL, which takes them for two hosts:"
 	@$(BIN)/pytest -m gpu -rA --no-header -k one_card_over_nccl tests/launch/test_card_runs.py
 
-bench-gpu: $(VENV)/compiled-dev ## Measure encode and decode on a CUDA card, beside a copy of the same tensor there.
+bench-gpu: $(VENV)/compiled-dev ## Measure on a CUDA card: codecs beside a copy there, and steps of four stages that share it.
 	$(BIN)/python docs/measured/codecs_gpu.py
+	$(BIN)/python docs/measured/steps_gpu.py --folder runs/bench-gpu
 
 drill: $(VENV)/compiled-dev ## Kill KILLS (100) stages of one run at random; it must end as an undisturbed one.
 	THINWIRE_KILLS=$(or $(KILLS),100) $(BIN)/pytest -rP tests/launch/test_restarts.py

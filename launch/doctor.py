@@ -3,13 +3,18 @@
 Training needs little. Other commands need network namespaces, kernel modules, Docker, or an interface that other hosts
 can reach. If one of these is missing, the errors come late and are hard to read. A probe that fails or hangs becomes a
 row of the table, and does not stop the other probes.
+
+`thinwire doctor RECIPE` says what would carry the frames of each pair of processes of a recipe, and why.
 """
+
+from __future__ import annotations
 
 import argparse
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -17,9 +22,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.launch.shared import probes
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import MISTAKE, OK
 from thinwire.launch.shared.probes import Finding, Verdict
 from thinwire.launch.shared.strict_json import dumps
+from thinwire.pipeline.errors import OptionsError
 
+if TYPE_CHECKING:
+    from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.shared.tables import Table as PairTable
+
+PROG = "thinwire doctor"
 PROBE_SECONDS = 60.0
 COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "red"}
 
@@ -98,7 +111,9 @@ def main(argv: Sequence[str]) -> int:
 
     It is 1 if torch is missing or its version is not supported, else 0.
     """
-    options = make_parser().parse_args(argv)
+    options, rest = make_parser().parse_known_args(argv)
+    if rest or options.cards:
+        return show_pairs(rest, options)
     checks = examine()
     if options.json:
         sys.stdout.write(dumps([asdict(check) for check in checks], indent=2) + "\n")
@@ -107,8 +122,79 @@ def main(argv: Sequence[str]) -> int:
     return int(any(check.name == "torch" and check.verdict == "missing" for check in checks))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The options of the command."""
-    parser = argparse.ArgumentParser(prog="thinwire doctor", description="Check what this machine can do for Thinwire.")
-    parser.add_argument("--json", action="store_true", help="print the checks as a JSON list")
+def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
+    """Print what carries the frames of each pair of processes of a recipe, and return the exit status.
+
+    It is 2 if a pair has no transport, as for the run itself.
+    """
+    from thinwire.launch.run import recipe
+
+    wanted = recipe.parse(argv, prog=PROG)
+    from thinwire.launch.shared.tables import document, show
+    from thinwire.pipeline.devices.device import num_cards
+
+    pairs, refused = pairs_table(wanted, options.cards or [num_cards()])
+    if options.json:
+        print(dumps(document(f"transports of {wanted.name}", [pairs]), indent=2))
+    else:
+        show([pairs])
+    return MISTAKE if refused else OK
+
+
+def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[PairTable, bool]:
+    """What carries the frames of each pair, and whether any pair has nothing; `cards` are those of each host.
+
+    Raises:
+        OptionsError: the processes cannot be placed on these hosts.
+    """
+    from thinwire.launch.run.assembly import real_placement
+    from thinwire.launch.shared.tables import Table as PairTable
+    from thinwire.pipeline.devices.transports import carrying, placed
+
+    size = wanted.pipeline.num_processes
+    found = placed(wanted.group_processes, cards, wanted.training.device)
+    where = [real_placement(wanted, rank) for rank in range(0, wanted.group_processes, size)]
+    neighbours = [pair for each in where for pair in sorted(each.neighbours)]
+    rows: list[list[str | int | float | bool | None]] = []
+    refused, by = False, ""
+    for low, high in neighbours:
+        by = "refused"
+        try:
+            by, why = carrying(wanted.wire.transport, (low, high), found)
+        except OptionsError as error:
+            why, refused = str(error), True
+        rows.append([low, found[low].words, high, found[high].words, by, why])
+    by = "zmq" if wanted.wire.transport == "zmq" else "gloo"
+    for low, high in sorted(where[0].counterparts):
+        rows.append([low, found[low].words, high, found[high].words, by, "replicas exchange from the host's memory"])
+    columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]
+    note = (
+        f"{wanted.group_processes} processes on {len(cards)} host{'s' * (len(cards) > 1)} with {_listed(cards)} cards"
+    )
+    return PairTable(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
+
+
+def _listed(cards: Sequence[int]) -> str:
+    return ", ".join(map(str, cards))
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} [--json]\n       {PROG} RECIPE [--cards N ...] [--json] [options of the recipe]",
+        description="Check what this machine can do for Thinwire. With a recipe: say what would carry the frames of "
+        "each pair of its processes (wire.transport), and why.",
+        allow_abbrev=False,
+        takes_recipe=True,
+    )
+    parser.add_argument(
+        "--cards",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="the cards of each host, such as 4 4 for two hosts with four each (default: one host, with those of this "
+        "machine); processes are divided evenly",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -29,6 +29,7 @@ from thinwire.launch.shared.rank import is_spread, own_rank
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
     from thinwire.launch.run.local import Start
+    from thinwire.launch.run.recipe import Recipe
     from thinwire.launch.shared.arguments import Parser
 
 
@@ -69,6 +70,8 @@ def _main(argv: Sequence[str]) -> int:
         with counting(not is_stage):
             check_memory(wanted, len(wanted.replicas.here))  # before the model is built
     prepared = prepare(wanted, rank=rank)
+    if not is_stage:
+        _check_transport(wanted)
     check_folders(wanted)
     if not is_stage:
         with held(wanted.folder) as descriptor:
@@ -81,6 +84,19 @@ def _main(argv: Sequence[str]) -> int:
     first = parent.VARIABLE not in os.environ and rank == 0
     with held(wanted.folder) if first else nullcontext():
         return work(prepared, beating)
+
+
+def _check_transport(wanted: Recipe) -> None:
+    """Raise OptionsError if wire.transport nccl cannot be among the processes that will be started here."""
+    if wanted.wire.transport != "nccl":
+        return
+    from thinwire.launch.run.assembly import real_placement
+    from thinwire.pipeline.devices.device import num_cards
+    from thinwire.pipeline.devices.transports import carrying, placed
+
+    found = placed(wanted.group_processes, [num_cards()], wanted.training.device)
+    for pair in real_placement(wanted).neighbours:
+        carrying(wanted.wire.transport, pair, found)
 
 
 def make_parser() -> Parser:

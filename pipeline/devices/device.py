@@ -31,11 +31,19 @@ def choose(wanted: DeviceName, local_rank: int = 0) -> torch.device:
     if count:
         return torch.device("cuda", local_rank % count)
     if wanted == "cuda":
-        raise OptionsError(
-            "training.device cuda needs a card that torch can use, and this machine has none; add --training.device "
-            "cpu, or install the driver and a CUDA build of torch (thinwire doctor shows both)"
-        )
+        raise OptionsError(f"training.device cuda needs a card that torch can use, and {_without()}")
     return CPU
+
+
+def _without() -> str:
+    """Why there is no card, and what to do."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is not None and torch.version.cuda is not None:
+        return f"CUDA_VISIBLE_DEVICES={seen!r} leaves none; change or unset it, or add --training.device cpu"
+    return (
+        "this machine has none; add --training.device cpu, or install the driver and a CUDA build of torch (thinwire "
+        "doctor shows both)"
+    )
 
 
 def num_cards() -> int:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import torch
 
+from thinwire.pipeline.devices.device import DeviceName
 from thinwire.pipeline.errors import OptionsError
 
-Carrying = Literal["gloo", "nccl"]
+Carrying = Literal["gloo", "nccl", "zmq"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Location:
             return cls(host, None)
         return cls(host, str(torch.get_device_module(device).get_device_properties(device).uuid))
 
+    @property
+    def words(self) -> str:
+        """This place in words, such as `card 1 of host 0`, or `CPU of host 0`."""
+        return self.card or f"CPU of {self.host}"
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON value."""
         return asdict(self)
@@ -40,15 +46,15 @@ def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) 
     """The transport of two processes, and why.
 
     Args:
-        wanted: auto, gloo or nccl.
+        wanted: auto, gloo, nccl or zmq.
         pair: the two processes.
         locations: where each process computes.
 
     Raises:
         OptionsError: nccl is wanted, and cannot be.
     """
-    if wanted == "gloo":
-        return "gloo", "as wished"
+    if wanted in ("gloo", "zmq"):
+        return ("gloo" if wanted == "gloo" else "zmq"), "as wished"
     one, other = (locations[process] for process in pair)
     on_cpu = [process for process in pair if locations[process].card is None]
     shared = one.card is not None and one == other
@@ -69,6 +75,32 @@ def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) 
     if shared:
         return "gloo", "they share a card"
     return ("nccl", "two cards of one host") if one.host == other.host else ("gloo", "two hosts")
+
+
+def placed(processes: int, cards: Sequence[int], device: DeviceName) -> list[Location]:
+    """Where processes would compute, as many on each host, on hosts with so many cards each.
+
+    Raises:
+        OptionsError: the processes cannot be divided among the hosts, or a card is wanted on a host without one.
+    """
+    each, left = divmod(processes, len(cards))
+    without = ", ".join(str(host) for host, count in enumerate(cards) if device == "cuda" and not count)
+    OptionsError.require(
+        (min(cards) >= 0, f"--cards must be numbers of cards, got {min(cards)}"),
+        (not left, f"--cards must name hosts with as many processes each, got {len(cards)} hosts for {processes}"),
+        (
+            not without,
+            f"training.device cuda needs a card on each host, and there is none on host {without}; "
+            f"add --training.device auto, which takes the CPU there, or --training.device cpu",
+        ),
+    )
+    return [_on_host(cards, device, *divmod(process, each)) for process in range(processes)]
+
+
+def _on_host(cards: Sequence[int], device: DeviceName, host: int, place: int) -> Location:
+    """Where the process at a place of its host computes: on its cards in turn."""
+    taken = device != "cpu" and cards[host] > 0
+    return Location(f"host {host}", f"card {place % cards[host]} of host {host}" if taken else None)
 
 
 def advice(cards: int) -> str:

@@ -31,11 +31,21 @@ def test_processes_take_the_cards_of_their_host_in_turn(monkeypatch, cards, loca
 
 def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
     monkeypatch.setattr(device, "num_cards", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(
         OptionsError, match=r"training.device cuda needs a card .* add --training.device cpu"
     ) as refused:
         choose("cuda")
     assert "\n" not in str(refused.value)
+
+
+def test_cards_that_are_hidden_are_told_apart_from_cards_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(device, "num_cards", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for seen in ("", "7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+        with pytest.raises(OptionsError, match=f"CUDA_VISIBLE_DEVICES='{seen}' leaves none; change or unset it, or"):
+            choose("cuda")
 
 
 def test_no_card_is_used_unasked():

@@ -20,11 +20,13 @@ from torch import Tensor
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.run.assembly import Prepared, assemble, build_modules, with_codecs
 from thinwire.models.data.sampler import Batch
+from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.options.training import MOST_STEPS
 from thinwire.pipeline.process import Placement
+from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.tracing.spans import Recording
 from thinwire.pipeline.trainer import StepRecord
 
@@ -126,6 +128,11 @@ class Thinwire:
         for _ in range(replicas.sync.overlap if replicas.step_alone else 0):
             self._take(torch.arange(recipe.batch_size))
 
+    @property
+    def stages(self) -> list[CompressedStage]:
+        """The stages of this process."""
+        return list(self._trainer.stages)
+
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""
         stages, steps = self._trainer.stages, self.round
@@ -184,8 +191,10 @@ class PlainTorch:
 
     round = 1
 
-    def __init__(self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype) -> None:
-        self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank), where, dtype)
+    def __init__(
+        self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device = CPU
+    ) -> None:
+        self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank, device), where, dtype, device)
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take an optimizer step on the samples `ids`."""

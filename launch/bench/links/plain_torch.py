@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.models.layers import Stage
+from thinwire.pipeline.devices.device import CPU, put_all
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
 from thinwire.pipeline.process import Placement
@@ -20,21 +21,25 @@ from thinwire.pipeline.schedules import build
 
 
 class CastAtBoundaries(nn.Module):
-    """A stage that computes in fp32, and receives and sends another dtype."""
+    """A stage that computes in fp32 on its device, and receives and sends another dtype, from the host's memory."""
 
-    def __init__(self, stage: Stage, dtype: torch.dtype, *, is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self, stage: Stage, dtype: torch.dtype, *, is_first: bool, is_last: bool, device: torch.device = CPU
+    ) -> None:
         super().__init__()
         self.stage, self._dtype, self._is_first, self._is_last = stage, dtype, is_first, is_last
+        self._device = device
 
     def forward(self, *tensors: Tensor, **side: Tensor) -> Any:
         """Cast the inputs to fp32, run the stage, and cast the outputs to the dtype of the wire."""
-        arriving = tensors if self._is_first else tuple(_cast(tensor, torch.float32) for tensor in tensors)
-        leaving = self.stage(*arriving, **side)
+        here = [tensor.to(self._device) for tensor in tensors]
+        arriving = here if self._is_first else [_cast(tensor, torch.float32) for tensor in here]
+        leaving = self.stage(*arriving, **put_all(side, self._device))
         if self._is_last:
             return leaving
         if isinstance(leaving, tuple):
-            return tuple(_cast(tensor, self._dtype) for tensor in leaving)
-        return _cast(leaving, self._dtype)
+            return tuple(_cast(tensor, self._dtype).to(CPU) for tensor in leaving)
+        return _cast(leaving, self._dtype).to(CPU)
 
 
 class PlainPipeline:
@@ -44,25 +49,31 @@ class PlainPipeline:
 
     Args:
         prepared: the recipe, and the tensors at its boundaries.
-        modules: stage -> its module.
+        modules: stage -> its module, on the device.
         where: the process of each stage.
         dtype: the dtype of floating-point tensors on the wire.
+        device: where the stages compute; what crosses a boundary comes from the host's memory, for gloo sends no other.
     """
 
     def __init__(
-        self, prepared: Prepared, modules: dict[int, Stage], where: Placement, dtype: torch.dtype = torch.float32
+        self,
+        prepared: Prepared,
+        modules: dict[int, Stage],
+        where: Placement,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         recipe = prepared.recipe
-        self._recipe, self._data, self._placement = recipe, prepared.data, where
+        self._recipe, self._data, self._placement, self._device = recipe, prepared.data, where, device
         count = recipe.pipeline.num_stages
         outputs = [tuple(_example(tensor, dtype) for tensor in output) for output in prepared.outputs]
         inputs = [(torch.empty_like(prepared.inputs, device="cpu"),), *outputs[:-1]]
         self.stages = [
             PipelineStage(
-                CastAtBoundaries(module, dtype, is_first=index == 0, is_last=index == count - 1),
+                CastAtBoundaries(module, dtype, is_first=index == 0, is_last=index == count - 1, device=device),
                 index,
                 count,
-                torch.device("cpu"),
+                CPU,
                 input_args=inputs[index],
                 output_args=outputs[index],
             )
@@ -84,7 +95,7 @@ class PlainPipeline:
         if self.has_last:
             targets = samples.targets(ids)
             self._loss.begin(self._data.task.num_valid(targets))
-            kwargs = {"target": targets, "losses": []}
+            kwargs = {"target": targets.to(self._device), "losses": []}
         self._schedule.step(*args, **kwargs, **samples.side(ids))
         self._update()
 

@@ -1,0 +1,51 @@
+"""`make bench-gpu`: what docs/measured/steps_gpu.py would measure on a card, as far as the host goes."""
+
+import itertools
+import runpy
+import time
+
+import pytest
+
+from support.pages import DOCS
+from thinwire.launch.run import recipe
+from thinwire.models.size import count_parameters
+from thinwire.pipeline.devices.device import CPU
+from thinwire.pipeline.meters import Meter
+
+SCRIPT = runpy.run_path(str(DOCS / "measured/steps_gpu.py"))
+
+
+def test_the_model_is_a_gpt_of_350_million_parameters_in_bf16_with_8_micro_batches_of_1024_tokens():
+    wanted = recipe.parse(SCRIPT["words"](False, "cpu"))
+    head = 50257 * 1024  # the weights of the embedding again
+    assert count_parameters(wanted.model) - head == pytest.approx(350e6, rel=0.03)
+    pipeline = wanted.pipeline
+    assert (pipeline.num_stages, pipeline.num_microbatches, pipeline.microbatch_size) == (4, 8, 1)
+    assert (wanted.data.block_size, wanted.training.precision) == (1024, "bf16")
+
+
+def test_the_time_of_codecs_is_that_of_encode_and_decode_alone(monkeypatch):
+    spent, meter = SCRIPT["CodecTime"](CPU), Meter()
+    spent.watch(meter)
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+    for name in ("encode", "compute", "decode"):
+        with meter.section(name):
+            pass
+    assert spent.take() == 2, "a tick each"
+    assert spent.take() == 0
+    assert all(meter.seconds[name] > 0 for name in ("encode", "compute", "decode"))
+
+
+def test_the_page_has_the_step_beside_plain_torch_and_the_exposed_codecs_of_the_slowest_stage():
+    sections = dict.fromkeys(SCRIPT["SECTIONS"], 0.05)
+    steps = {
+        "PipelineStage": [{"seconds": 0.2, "codecs": 0, "sections": {}}],
+        "q(4)/q(8)": [{"seconds": seconds, "codecs": 0.01, "sections": sections} for seconds in (0.1, 0.1, 0.4)],
+    }
+    told = [{"device": "cuda:0 (X)", "peak": 10**9, "steps": steps, "tiny": False}] * 3
+    slow = {**steps, "q(4)/q(8)": [{**step, "codecs": 0.02} for step in steps["q(4)/q(8)"]]}
+    page = SCRIPT["page"]([*told, {**told[0], "steps": slow, "peak": 2 * 10**9}], 3)
+    assert "| `PipelineStage` | 200.0 | 1.00 |  |" in page
+    assert "| `q(4)/q(8)` | 100.0 | 0.50 | 20.0% | 50.0 | 50.0 |" in page
+    assert "4 stages on cuda:0 (X)" in page and "numbers mean nothing" not in page
+    assert page.count("1.0 GB") == 3 and page.count("2.0 GB") == 1
