@@ -59,14 +59,19 @@ def wait_until_it_trains(command, path):
     command.wait_until(trains)
 
 
-def kill_at_random(command, path, draw):
-    """Send a random signal to a random stage at a random moment: while it starts, trains, evaluates or saves.
+def signals(draw):
+    """A random signal for each kill; among the first four is one of each kind, so few kills show them all."""
+    return [*draw.sample(SIGNALS, len(SIGNALS)), *draw.choices(SIGNALS, WEIGHTS, k=KILLS)][:KILLS]
+
+
+def kill_at_random(command, path, draw, number):
+    """Send a signal to a random stage at a random moment: while it starts, trains, evaluates or saves.
 
     The signal, the seconds until the run is started again, and those until it trains again. Every fourth kill comes
     after another one before the run trains again, whose seconds nobody knows then.
     """
     command.wait_until(lambda: len(command.stage_processes()) == 2)
-    victim, number = draw.choice(list(command.stage_processes().values())), draw.choices(SIGNALS, WEIGHTS)[0]
+    victim = draw.choice(list(command.stage_processes().values()))
     time.sleep(draw.uniform(0, 0.8))
     restarts = command.stderr.count(AGAIN)
     killed = time.monotonic()
@@ -96,7 +101,7 @@ def test_stages_killed_at_random_change_nothing(tiny, tmp_path):
     with started(disturbed, tmp_path) as command:
         wait_until_it_trains(command, tmp_path / "run/metrics.jsonl")
         began = time.monotonic()
-        times = [kill_at_random(command, tmp_path / "run/metrics.jsonl", draw) for _ in range(KILLS)]
+        times = [kill_at_random(command, tmp_path / "run/metrics.jsonl", draw, each) for each in signals(draw)]
         print(f"{KILLS} signals took {time.monotonic() - began:.0f} s")
         assert command.stderr.count(AGAIN) == KILLS
         wait_until_it_trains(command, tmp_path / "run/metrics.jsonl")  # a stop needs a step
