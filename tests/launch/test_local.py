@@ -163,7 +163,7 @@ def test_a_process_that_watches_its_parent_ends_with_it():
         assert process.stdout.readline() == "watching\n"
         process.kill()
         # the pipe closes when its last writer, the child, has ended
-        assert process.communicate(timeout=60)[0] == ""
+        assert process.communicate(timeout=600)[0] == ""
 
 
 def test_a_process_whose_launcher_is_gone_already_ends_at_once():
@@ -193,7 +193,7 @@ ALONE = """
 def test_a_forked_process_has_nothing_of_what_its_launcher_had_under_way():
     """Its own environment, session, input and name, signals that end it; the launcher keeps its own."""
     found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ALONE)], capture_output=True, text=True, input="x", timeout=60
+        [sys.executable, "-c", textwrap.dedent(ALONE)], capture_output=True, text=True, input="x", timeout=600
     )
     assert found.stdout.splitlines() == ["[['RANK'], True, b'', 'thinwire 3\\n'] True", "5 5 1 set()"], found.stderr
 
@@ -214,7 +214,7 @@ THREADS = """
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_only_a_process_of_one_thread_is_forked_and_imports_start_none():
     found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=600
     )
     assert found.stdout == "True\nFalse\n", found.stderr
 
