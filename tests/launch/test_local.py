@@ -163,7 +163,7 @@ def test_a_process_that_watches_its_parent_ends_with_it():
         assert process.stdout.readline() == "watching\n"
         process.kill()
         # the pipe closes when its last writer, the child, has ended
-        assert process.communicate(timeout=600)[0] == ""
+        assert process.communicate(timeout=300)[0] == ""
 
 
 def test_a_process_whose_launcher_is_gone_already_ends_at_once():
