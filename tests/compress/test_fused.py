@@ -46,12 +46,12 @@ def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, e
 
 @needs_numba
 def test_what_goes_the_eager_way_on_a_cpu():
-    grid, values = AbsMaxGrid(4, False), torch.ones(1, 64, 1024)
+    grid, values = AbsMaxGrid(4, False), torch.ones(1, 256, 1024)
     assert cpu.covers(grid, values)
     assert not cpu.covers(AbsMaxGrid(4, True), values)
-    assert not cpu.covers(grid, values[:, :63])
-    assert not cpu.covers(grid, values.view(64, 1, 1024))
-    assert not cpu.covers(grid, values.view(1, 65536, 1))
+    assert not cpu.covers(grid, values[:, :255])
+    assert not cpu.covers(grid, values.view(256, 1, 1024))
+    assert not cpu.covers(grid, values.view(1, 1 << 18, 1))
     assert not cpu.covers(grid, values.to("meta"))
     assert not cpu.covers(parse("dither(4)")._grid, values)
 
