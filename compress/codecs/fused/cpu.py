@@ -21,7 +21,7 @@ from thinwire.compress.codecs.quantizer import GridQuantizer
 
 LEAST_ELEMENTS = 1 << 18
 """A process whose tensors are all shorter never loads the kernels: that takes a second, and below this they save less
-than 0.3 ms a message."""
+than 1 ms a message."""
 _LEAST_BLOCK = 16
 _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together."""
