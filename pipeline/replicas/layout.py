@@ -11,6 +11,7 @@ last row.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -77,8 +78,13 @@ class StageRows:
         """Room for all rows, in their order.
 
         It is that of the given tensors, which are overwritten, where elements lie in this order; else it is new.
+        Gradients of parameters that are added as views, as in `a.view(-1) + b.view(-1)`, may lie in one memory.
         """
-        taken = [None if each is None or self.layout.tiled or not _is_plain(each) else each for each in tensors]
+        holders = Counter(_memory(each) for each in tensors if each is not None)
+        taken = [
+            None if each is None or self.layout.tiled or not _is_plain(each) or holders[_memory(each)] > 1 else each
+            for each in tensors
+        ]
         given = [*[None] * len(tensors), *taken, None]
         sizes = [stop - start for start, stop in zip([0, *self._stops], self._stops, strict=False)]
         return [
@@ -130,6 +136,11 @@ class StageRows:
                 yield part, slice(begin - start, end - start), slice(begin - first, end - first)
             if end == last:
                 return
+
+
+def _memory(tensor: Tensor) -> int:
+    """The address of the memory that it is in, alone or with others."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -41,6 +41,17 @@ def test_rows_hold_every_element_once(layout):
     assert torch.equal(memory[0], given[0]) == (layout == FLAT), "new memory is as slow as a copy"
 
 
+def test_gradients_in_one_memory_get_sums_of_their_own():
+    """They were written over each other: autograd gives both parameters the same memory."""
+    tall, wide = (torch.nn.Parameter(torch.ones(shape)) for shape in ((3, 2), (2, 3)))
+    (tall.view(6) + wide.view(6)).square().sum().backward()
+    assert tall.grad.data_ptr() == wide.grad.data_ptr()
+    rows = StageRows({"tall": tall.shape, "wide": wide.shape}, FLAT)
+    room = rows.room([tall.grad, wide.grad])
+    rows.scatter(torch.arange(float(FLAT.row))[None], range(1), room)
+    assert torch.equal(torch.cat([each.flatten() for each in rows.read(room)]), torch.arange(12.0))
+
+
 def test_rows_within_one_tensor_are_not_copied():
     rows, given = rows_of(FLAT), tensors()
     flat = rows.flat(given)
