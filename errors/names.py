@@ -10,13 +10,17 @@ from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+_ELSEWHERE = {"gpu": "cuda"}
+"""Words of other programs, with ours."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
     """` (did you mean gpt2 or gpt_neo?)`, with at most so many of the known names; empty if none is similar."""
     by_folded = {one.casefold(): one for one in known}
-    near = [by_folded[folded] for folded in get_close_matches(name.casefold(), by_folded, n=most)]
+    word = _ELSEWHERE.get(name.casefold(), "")
+    found = [word] if word in by_folded else get_close_matches(name.casefold(), by_folded, n=most)
+    near = [by_folded[folded] for folded in found]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.checkpoint_folder import has_manifests
 from thinwire.pipeline.errors import OptionsError
+
+_LOOK_SECONDS = 0.1
+"""A command that looks whether a folder is free has looked after less than this."""
 
 
 def checkpoint_folder(recipe: Recipe) -> Path:
@@ -66,10 +70,13 @@ def early_refusal(suffix: str = "") -> Callable[[Any], None]:
             return
         folder = Path(options.output or f"runs/{options.name}{suffix}")
         checkpoints = Path(options.checkpoint.folder or folder / "checkpoints")
-        if refusal := _replacing(folder, checkpoints, options.checkpoint.resume):
-            raise OptionsError(refusal)
-        if folder.is_dir():
-            os.close(_locked(folder))
+        try:
+            if refusal := _replacing(folder, checkpoints, options.checkpoint.resume):
+                raise OptionsError(refusal)
+            if folder.is_dir():
+                os.close(_locked(folder, alone=False))
+        except PermissionError as error:
+            raise OptionsError(f"output must name a folder that can be read, got {folder}: {error.strerror}") from error
 
     return refuse
 
@@ -92,7 +99,11 @@ def held(folder: Path) -> Iterator[int]:
     Raises:
         OptionsError: another run holds the lock.
     """
-    descriptor = _locked(folder)
+    try:
+        descriptor = _locked(folder)
+    except OptionsError:
+        time.sleep(_LOOK_SECONDS)  # another command may only have looked whether a run is there
+        descriptor = _locked(folder)
     try:
         remove_leftovers(folder)
         yield descriptor
@@ -100,10 +111,13 @@ def held(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _locked(folder: Path) -> int:
-    """The descriptor of a folder that this process has locked. OptionsError if another run holds the lock."""
+def _locked(folder: Path, *, alone: bool = True) -> int:
+    """The descriptor of a folder that this process has locked, or shares with others that look into it.
+
+    OptionsError if another run holds the lock.
+    """
     try:
-        return scratch.lock(folder)
+        return scratch.lock(folder, alone=alone)
     except BlockingIOError as error:
         raise OptionsError(
             f"output must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "

@@ -316,6 +316,11 @@ def _sentence(error: ArgumentError, prog: str) -> str:
     text = " ".join(str(error).split())
     if unknown := unknown_options(text, tuple(names_of(Recipe))):
         return f"{unknown}; see {prog} --help"
+    if group := re.match(r'Parser key "(\w+)": Unable to load config (\S+)', text):
+        first = next(name for name in names_of(Recipe) if name.startswith(f"{group[1]}."))
+        return (
+            f"--{group[1]} must be followed by a dot and a field, such as --{first}, got {group[2]}; see {prog} --help"
+        )
     misfit = re.fullmatch(r'Parser key "([\w.]+)": .*Expected an? .*(?:Got|Given) value: (.*)', text)
     if misfit is None:
         text = re.sub(r'Parser key "([\w.]+)": (?:Problem with given class_path \S+ )?', r"\1: ", text)

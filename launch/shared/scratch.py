@@ -90,14 +90,14 @@ def _in_use(path: Path) -> bool:
     return False
 
 
-def lock(path: Path) -> int:
-    """Lock a folder until the returned descriptor is closed, or the process has ended.
+def lock(path: Path, *, alone: bool = True) -> int:
+    """Lock a folder until the returned descriptor is closed, or the process has ended; with others if not `alone`.
 
     Raises BlockingIOError if another process holds the folder. On a file system without locks, every process gets it.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise

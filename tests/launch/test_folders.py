@@ -1,5 +1,6 @@
 """The folder of a run: held by one run at a time, and room in it."""
 
+import errno
 import json
 import os
 import subprocess
@@ -12,11 +13,12 @@ import pytest
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from thinwire.launch import cli
-from thinwire.launch.run import recipe, room
+from thinwire.launch.run import folders, recipe, room
 from thinwire.launch.run.folders import check_folders, held, replacing
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.weights import newest
+from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
 
@@ -54,6 +56,25 @@ def test_what_inherits_the_folder_holds_it_too(tmp_path):
     child.communicate(b"\n")
     with held(tmp_path):
         pass
+
+
+def test_a_command_that_only_looks_whether_a_folder_is_free_keeps_no_run_from_it(tmp_path, monkeypatch):
+    """Two commands that began in one moment could refuse each other."""
+    first, second = scratch.lock(tmp_path, alone=False), scratch.lock(tmp_path, alone=False)
+    os.close(first)
+    monkeypatch.setattr(folders.time, "sleep", lambda seconds: os.close(second))
+    with held(tmp_path), pytest.raises(BlockingIOError):
+        scratch.lock(tmp_path, alone=False)
+
+
+def test_a_folder_that_may_not_be_read_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(scratch, "lock", refused)
+    assert cli.main(["train", "gpt2-tiny", "--output", str(tmp_path)]) == 2
+    said = f"output must name a folder that can be read, got {tmp_path}: Permission denied\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):

@@ -57,6 +57,14 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--output.runs", "x"],
             "there is no field output.runs: output must be text, and has no fields",
         ),
+        (
+            ["quickstart", "--replicas", "2"],
+            "--replicas must be followed by a dot and a field, such as --replicas.count, got '2'; see thinwire train",
+        ),
+        (
+            ["quickstart", "--training.device", "gpu"],
+            "training.device must be one of auto, cpu, cuda, got gpu (did you mean cuda?)",
+        ),
         (["quickstart", "--training.steps", "0.5"], "training.steps must be a whole number, got 0.5"),
         (["quickstart", "--trace=few"], "debug.trace must be a whole number, got few"),
         (["quickstart", "--optimizer.lr", "fast"], "optimizer.lr must be a number, got fast"),
