@@ -7,6 +7,9 @@ FOLDER/
       model-00001-of-00001.safetensors    weights, optimizer and small state; torch.distributed.checkpoint reads it
       values.json     counters
       NAME.rows, NAME.slots               the rows of a store that changed since the checkpoint before
+  step-00000400/
+    retired.json      the manifest of a checkpoint that is older than those that stay
+    stage-0/          its rows, as long as no later checkpoint has all of them
   base/stage-0/NAME.slots                 the rows of checkpoints that are gone
 
 The order keeps a checkpoint complete:
@@ -14,7 +17,7 @@ The order keeps a checkpoint complete:
 1. Every process copies its state between two steps.
 2. A thread writes the copy, waits until it is on disk, and posts its digests.
 3. A process that has seen the digests of all stages writes the manifest, under another name first.
-4. The checkpoint before is removed.
+4. The checkpoint before is retired.
 
 So a folder with a manifest is complete, and one without is ignored. Reading a checkpoint runs no code:
 it is safetensors, JSON and plain rows.
@@ -41,19 +44,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync
-from thinwire.compress.stores.saved import SavedRows, fold
+from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
 from thinwire.pipeline.checkpoint_folder import (
     MANIFEST,
     RETIRED,
     TENSORS,
+    VALUES,
     Manifest,
     SavedStage,
     base_of,
     cut_of,
     digest_of,
-    saved_rows,
+    keep_needed,
     step_folder,
     step_of,
     steps_of,
@@ -240,7 +244,7 @@ class Checkpoints:
             _write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
             tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
         _save_tensors(folder, tensors)
-        _write_durably(folder / "values.json", json.dumps(state.values).encode())
+        _write_durably(folder / VALUES, json.dumps(state.values).encode())
         return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
@@ -268,7 +272,7 @@ class Checkpoints:
         return {str(stage): _files_of(self._words.get(key), stage) for stage, key in enumerate(keys)}
 
     def _prune(self, newest: Path) -> None:
-        """Fold all but the newest checkpoints into the base, and delete them. Of another cut none stays."""
+        """Retire all but the newest checkpoints, and delete what nobody needs. Of another cut nothing stays."""
         self._notice_lost_parts()  # before anything is listed anew: a part lost while this checkpoint was written
         whole = [path for path in steps_of(self.folder) if (path / MANIFEST).exists()]
         kept = [path for path in whole if self._is_of_this_cut(path)][-self._keep :]
@@ -278,10 +282,15 @@ class Checkpoints:
                 with suppress(FileNotFoundError):  # another process removed it first
                     (path / MANIFEST).rename(path / RETIRED)
         here = {*self._stages, *map(_stage_of, _parts_of(newest))}
-        for path in steps_of(self.folder):
-            if (path / RETIRED).exists():
-                self._give_to_base(path)
+        retired = [path for path in steps_of(self.folder) if (path / RETIRED).exists()]
+        same = list(filter(self._is_of_this_cut, retired))
+        for path in retired:
+            if path not in same:  # before anything is folded into a base of this cut
+                self._discard_base(path)
                 self._delete(path, here)
+        needed = keep_needed(self.folder, self._stages, same, (kept or [newest])[0])
+        for path in same:
+            self._delete(path, here, but=needed)
         for part in _parts_of(self.folder / "base"):
             if _stage_of(part) not in here:
                 shutil.rmtree(part, ignore_errors=True)
@@ -299,25 +308,19 @@ class Checkpoints:
     def _is_of_this_cut(self, path: Path) -> bool:
         return cut_of(path) in (self._header.get("cuts"), None)
 
-    def _give_to_base(self, path: Path) -> None:
-        """Fold the rows of a retired checkpoint into the base; delete the base of another cut."""
-        for part in _parts_of(path):
-            if _stage_of(part) not in self._stages:
-                continue
-            if self._is_of_this_cut(path):
-                for saved in saved_rows(part):
-                    fold(base_of(self.folder, _stage_of(part), saved.path.stem), saved)
-            else:  # while its part is there, no checkpoint of this cut has been folded
-                shutil.rmtree(base_of(self.folder, _stage_of(part), "").parent, ignore_errors=True)
+    def _discard_base(self, path: Path) -> None:
+        """Delete the base of another cut, that of a retired checkpoint, while its parts are still there."""
+        for stage in {*self._stages} & {*map(_stage_of, _parts_of(path))}:
+            shutil.rmtree(base_of(self.folder, stage, "").parent, ignore_errors=True)
 
-    def _delete(self, path: Path, here: Collection[int]) -> None:
-        """Delete the parts of this process, and the folder behind the last part.
+    def _delete(self, path: Path, here: Collection[int], but: Collection[Path] = ()) -> None:
+        """Delete the parts of this process but these, and the folder behind the last part.
 
         A part that no process removes goes too: `here` are the stages that write to this disk. Another cut may have had
         more stages, or its parts were copied here.
         """
         for part in _parts_of(path):
-            if _stage_of(part) in self._stages or _stage_of(part) not in here:
+            if part not in but and (_stage_of(part) in self._stages or _stage_of(part) not in here):
                 shutil.rmtree(part, ignore_errors=True)
         if not _parts_of(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from thinwire.compress.stores.store import Store
 
 MANIFEST, RETIRED = "manifest.json", "retired.json"
-"""The name of a manifest, and its name while its checkpoint is being removed."""
+"""The name of a manifest, and its name once its checkpoint is retired: only rows of stores stay of it."""
+MOST_RETIRED = 64
+"""Parts of a stage in retired checkpoints; if there are more, the oldest are folded into the base."""
 MANIFEST_FORMAT = 2
-TENSORS = "model-00001-of-00001.safetensors"
+TENSORS, VALUES = "model-00001-of-00001.safetensors", "values.json"
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class SavedStage:
     def values(self) -> dict[str, Any]:
         """The JSON values."""
         with _reading(self.path):
-            found: dict[str, Any] = json.loads((self.path / "values.json").read_text())
+            found: dict[str, Any] = json.loads((self.path / VALUES).read_text())
         return found
 
     def names(self, prefix: str) -> list[str]:
@@ -284,6 +288,58 @@ def saved_rows(part: Path) -> Iterator[SavedRows]:
         if path.with_suffix(".slots").exists():
             with _reading(part):
                 yield SavedRows.open(path)
+
+
+def keep_needed(folder: Path, stages: Sequence[int], retired: Sequence[Path], oldest: Path) -> list[Path]:
+    """The parts of some stages in retired checkpoints that stay. They lose all but their rows: weights take most room.
+
+    AQ-SGD writes every row of its stores anew in each epoch. So a row mostly needs no copy: it stays where it is until
+    later checkpoints have all rows of its part, and then the part goes. Only if there are many, the oldest go into the
+    base.
+
+    Args:
+        folder: that of all checkpoints.
+        stages: those of this process.
+        retired: the folders of retired checkpoints of this cut, the oldest first.
+        oldest: the folder of the oldest checkpoint that stays.
+
+    Raises:
+        CheckpointError, StoreError: rows cannot be read, or not be written to the base.
+    """
+    from thinwire.compress.stores.saved import fold
+
+    stay = []
+    for stage in stages:
+        name = f"stage-{stage}"
+        needed = _needed([path / name for path in retired], oldest / name)
+        surplus = max(0, len(needed) - MOST_RETIRED)
+        for part in needed[:surplus]:
+            for saved in saved_rows(part):
+                fold(base_of(folder, stage, saved.path.stem), saved)
+            shutil.rmtree(part, ignore_errors=True)  # before the next one is folded over it
+        for part in needed[surplus:]:
+            for unneeded in (TENSORS, VALUES):
+                (part / unneeded).unlink(missing_ok=True)
+        stay += needed[surplus:]
+    return stay
+
+
+def _needed(retired: Sequence[Path], oldest: Path) -> list[Path]:
+    """The parts of a stage in retired checkpoints that have a row which no later part has, the oldest first.
+
+    Args:
+        retired: its parts, the oldest first.
+        oldest: its part in the oldest checkpoint that stays. What is later does not count: that one must be restored.
+    """
+    later: dict[str, set[int]] = defaultdict(set)
+    needed = []
+    for part in (oldest, *reversed(retired)):
+        rows = {saved.path.stem: set(saved.slots) for saved in saved_rows(part)}
+        if any(slots - later[store] for store, slots in rows.items()):
+            needed.append(part)
+        for store, slots in rows.items():
+            later[store] |= slots
+    return [part for part in reversed(needed) if part != oldest]
 
 
 def digest_of(path: Path) -> str:

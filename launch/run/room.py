@@ -157,14 +157,18 @@ class Room:
         return needs_of("weights", [(sets * self._weight_bytes(), self._recipe.folder / "weights" / "new")])
 
     def _checkpoints(self) -> list[SpaceNeed]:
-        """The kept checkpoints and a new one, without those on the disk already; and the rows of stores, once."""
+        """The kept checkpoints and a new one, without those on the disk already; and the rows of stores.
+
+        Those are there twice at most if each sample comes once an epoch: rows of retired checkpoints stay until later
+        ones have all of them.
+        """
         options, folder = self._recipe.checkpoint, checkpoint_folder(self._recipe)
         if not options.wanted:
             return []
         # and one at the end, where none is due there
         written = -(-self._recipe.training.steps // in_steps(options.every, self._steps_per_epoch))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
-        rows = sum(by_medium(self.stores).values())
+        rows = 2 * sum(by_medium(self.stores).values())
         nbytes = count * (COPIES[self._recipe.optimizer.name] + self._of_replicas()) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
 

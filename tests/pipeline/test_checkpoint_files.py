@@ -26,7 +26,8 @@ from thinwire.pipeline.errors import CheckpointError
 @pytest.mark.parametrize("medium", ["memory", "disk"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("keep", [1, 2])
-def test_any_step_goes_on_as_if_nothing_had_happened(tmp_path, medium, every, keep):
+@pytest.mark.parametrize("seed", range(3))  # whether rows of retired checkpoints are folded
+def test_any_step_goes_on_as_if_nothing_had_happened(tmp_path, medium, every, keep, seed):
     wanted = undisturbed(tmp_path, 14)
     process = Process(tmp_path / "run", dist.HashStore(), keep=keep, medium=medium)
     for stop in (4, 9, 14):
@@ -268,6 +269,7 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
     process.checkpoints.wait()
     draw, folder = random.Random(seed), process.checkpoints.folder
     victim = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    retired = [path.parent for path in folder.glob("*/retired.json")]
     content = bytearray(victim.read_bytes())
     match draw.choice(["flip", "cut", "remove", "empty"]):
         case "flip" if content:
@@ -282,7 +284,7 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
     again = Process(tmp_path / "run", dist.HashStore())
     manifest = newest(folder)
     if manifest is None:
-        needed_by_all = folder / "base", step_folder(folder, 3)
+        needed_by_all = folder / "base", step_folder(folder, 3), *retired
         assert any(map(victim.is_relative_to, needed_by_all)), "three checkpoints were there, and one file was damaged"
         return
     again.resume(manifest)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -14,8 +15,8 @@ from support.faults.disk import Disk
 from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from thinwire.compress.stores.store import StoreLayout
-from thinwire.pipeline import checkpoint
-from thinwire.pipeline.checkpoint_folder import Manifest, manifests, of_another_release, step_folder, trouble
+from thinwire.pipeline import checkpoint, checkpoint_folder
+from thinwire.pipeline.checkpoint_folder import Manifest, manifests, of_another_release, step_folder, step_of, trouble
 from thinwire.pipeline.errors import CheckpointError
 
 
@@ -69,7 +70,8 @@ def test_the_checkpoint_of_another_cut_stays_until_a_new_one_is_complete(tmp_pat
                 disk.settle()
         process.store.close()
     assert [manifest.cut for manifest in manifests(files)] == [1, 1]
-    assert sorted(path.name for path in files.glob("**/stage-*")) == ["stage-0"] * 3, "two checkpoints and the base"
+    rest = [*files.glob("base"), *files.glob("*/retired.json")]
+    assert [path.name for path in files.glob("**/stage-*")] == ["stage-0"] * (2 + len(rest)), "nothing of another cut"
 
 
 def test_parts_of_another_cut_go_from_every_disk_once_a_new_checkpoint_is_complete(tmp_path):
@@ -92,6 +94,44 @@ def test_parts_of_another_cut_go_from_every_disk_once_a_new_checkpoint_is_comple
     again = Process(tmp_path / "host-1", words, 1, 2, 1, layout=layout, cut="new")
     again.resume(newest(folders[1], (1,)))
     assert again.content() == both[1].content()
+
+
+def rows_of(folder):
+    """The slots in each retired checkpoint, by its step."""
+    return {
+        step_of(path.parents[1]): set(np.fromfile(path, np.int64).tolist())
+        for path in folder.glob("step-*/stage-0/*.slots")
+        if (path.parents[1] / "retired.json").exists()
+    }
+
+
+def test_rows_of_retired_checkpoints_stay_where_they_are_until_later_ones_have_them(tmp_path, monkeypatch):
+    """All rows of a retired checkpoint were copied once more, although the next epoch writes them anew."""
+    monkeypatch.setattr(checkpoint_folder, "MOST_RETIRED", 64)
+    process = Process(tmp_path / "run", dist.HashStore(), keep=1)
+    folder = process.checkpoints.folder
+    for _ in range(12):
+        train_and_save([process])
+        kept = rows_of(folder)
+        # each has a row that no later one has, nor the checkpoint that stays
+        (own,) = (set(np.fromfile(path, np.int64).tolist()) for path in newest_part(folder).glob("*.slots"))
+        for step, slots in kept.items():
+            assert slots - own.union(*(others for later, others in kept.items() if later > step))
+        assert not (folder / "base").exists()
+        assert {path.suffix for step in kept for path in step_folder(folder, step).rglob("stage-0/*")} <= {
+            ".rows",
+            ".slots",
+        }
+        again = Process(tmp_path / "run", dist.HashStore(), keep=1)
+        again.checkpoints.folder = folder
+        again.resume(newest(folder))
+        assert again.content() == process.content()
+    assert len(rows_of(folder)) < 6, "most parts are gone"
+
+
+def newest_part(folder):
+    """The part of stage 0 in the newest checkpoint."""
+    return step_folder(folder, manifests(folder)[-1].step) / "stage-0"
 
 
 def test_a_new_run_leaves_no_rows_of_the_one_before(tmp_path):
