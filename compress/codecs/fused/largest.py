@@ -29,7 +29,7 @@ def places_of_largest(integers: Tensor, mask: int, k: int) -> Tensor:
             marks = marks_by_kernel(integers, mask, k)
     else:
         marks = marks_of_largest(integers, mask, k)
-    places: Tensor = torch.nonzero_static(marks.view(-1), size=samples * k)
+    places: Tensor = torch.nonzero_static(marks.reshape(-1), size=samples * k)
     return places.view(samples, k)
 
 
