@@ -171,6 +171,8 @@ def _digest(sums: Sequence[int]) -> str:
 def _from_base(base: Path, slots: Sequence[int], row_bytes: int) -> Iterator[tuple[int, bytes]]:
     if not slots:
         return
+    if not base.exists():
+        raise StoreError(f"the row of slot {slots[0]} is in no file: the checkpoint that had it was removed")
     with _told(base, "read"), base.open("rb") as file:
         for slot in slots:
             yield slot, os.pread(file.fileno(), row_bytes, slot * row_bytes)
