@@ -11,6 +11,7 @@ FOLDER/
     retired.json      the manifest of a checkpoint that is older than those that stay
     stage-0/          its rows, as long as no later checkpoint has all of them
   base/stage-0/NAME.slots                 the rows of checkpoints that are gone
+  passed-over-00001000/                   a checkpoint that could not be taken when its run went on from an older one
 
 The order keeps a checkpoint complete:
 
@@ -31,7 +32,6 @@ import shutil
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from thinwire.compress.stores.durable import make_folder, sync
+from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
@@ -58,6 +58,7 @@ from thinwire.pipeline.checkpoint_folder import (
     cut_of,
     digest_of,
     keep_needed,
+    manifests,
     step_folder,
     step_of,
     steps_of,
@@ -173,7 +174,7 @@ class Checkpoints:
             self.wait()
 
     def resume(self, manifest: Manifest, stage: int, stores: Mapping[str, Store]) -> SavedStage:
-        """Read what a stage saved, and restore its stores. Later checkpoints are deleted.
+        """Read what a stage saved, and restore its stores. Later checkpoints are put out of the way.
 
         Raises:
             CheckpointError, StoreError: a file is missing or damaged.
@@ -187,18 +188,27 @@ class Checkpoints:
         return saved
 
     def go_on_from(self, manifest: Manifest) -> None:
-        """Delete later files. The checkpoint itself stays until a newer one is complete."""
+        """Put later files out of the way. The checkpoint itself stays until a newer one is complete."""
         place = step_folder(self.folder, manifest.step) / MANIFEST
-        if not place.exists():  # other hosts wrote it; this host stopped before it did
-            _write_durably(place, manifest.text().encode())
+        # other hosts wrote it; this host stopped before it did, or its own is damaged
+        if not any(found.step == manifest.step for found in manifests(self.folder)):
+            if place.is_dir():
+                shutil.rmtree(place)
+            write_durably(place, manifest.text().encode())
         self.discard_after(manifest.step)
 
     def discard_after(self, step: int) -> None:
         """Delete what was written after a step, by any stage, and unfinished files from before it.
 
-        Call it before the first step: until every process has, none of them can write a checkpoint.
+        Later checkpoints that were complete once are kept under another name: somebody may mend them. Before the first
+        step (-1) nothing is kept. Call it before the first step: until every process has, none can write a checkpoint.
         """
+        for path in self.folder.glob("passed-over-*") if step < 0 else ():
+            shutil.rmtree(path, ignore_errors=True)
         for path in steps_of(self.folder):
+            if step_of(path) > step >= 0 and (path / MANIFEST).exists():
+                with suppress(OSError):  # another process was first, or one of this step is kept already
+                    path.rename(path.with_name(path.name.replace("step-", "passed-over-")))
             if step_of(path) > step or (not (path / MANIFEST).exists() and not (path / RETIRED).exists()):
                 _remove(path / MANIFEST)
                 shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
@@ -228,7 +238,7 @@ class Checkpoints:
         manifest = Manifest(step, self._header, self._await_everyone(step))
         self._all_wrote = step
         self._forget_words_before(step)
-        _write_durably(target / MANIFEST, manifest.text().encode())
+        write_durably(target / MANIFEST, manifest.text().encode())
         self._prune(target)
 
     def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
@@ -241,10 +251,10 @@ class Checkpoints:
             checksums = self._checksums.setdefault((stage, name), empty)
             self._stores[stage, name] = store
             _, digests[f"{name}.rows"] = SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
-            _write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
+            write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
             tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
         _save_tensors(folder, tensors)
-        _write_durably(folder / VALUES, json.dumps(state.values).encode())
+        write_durably(folder / VALUES, json.dumps(state.values).encode())
         return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
@@ -367,17 +377,6 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     follow_umask(path)
     sync(path)
     sync(folder)
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # other processes may write the same file
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync(path.parent)  # the new name must reach the disk too
 
 
 def _files_of(text: bytes, stage: int) -> dict[str, str]:

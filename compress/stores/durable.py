@@ -4,6 +4,7 @@ A disk may hold a new file and not its name. The name is in the folder, which is
 """
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -22,3 +23,14 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file completely or not at all."""
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # other processes may write the same file
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync(path.parent)  # the new name must reach the disk too

@@ -260,13 +260,13 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
             are checkpoints, but none is whole, or another release wrote them.
     """
     folder, must_resume = checkpoint_folder(prepared.recipe), prepared.recipe.checkpoint.resume == "always"
-    told = where.everyone([[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]])
+    listed = where.everyone([[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]])
     known = {
         manifest.step: manifest
-        for texts, _ in told
+        for texts, _ in listed
         for manifest in (Manifest.parse(text, "what another process has") for text in texts)
     }
-    troubles = {step: said for _, damaged in told for step, said in damaged if step not in known}
+    troubles = {step: said for _, damaged in listed for step, said in damaged if step not in known}
     newest = None
     for step in sorted(known, reverse=True):
         if not (said := list(filter(None, where.everyone(_trouble(known[step], prepared, where, stages))))):
@@ -301,7 +301,9 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
                 *(f"  {name}: {old!r} there, {new!r} here" for name, (old, new) in differing.items()),
             ]
         )
-    return newest, passed_over({step: said for step, said in troubles.items() if step > newest.step})
+    told = passed_over({step: said for step, said in troubles.items() if step > newest.step})
+    kept = [f"what is passed over is kept as {folder}/passed-over-STEP until somebody removes it"] if told else []
+    return newest, [*told, *kept]
 
 
 def _trouble(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> str | None:

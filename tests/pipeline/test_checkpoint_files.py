@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_for_one_manifest_leaves_the_checkpoint_to_the_other
     """A process without room for its manifest removed its part; another one completed the checkpoint without it, and
     removed the one before.
     """
-    words, real = dist.HashStore(), checkpoint._write_durably
+    words, real = dist.HashStore(), checkpoint.write_durably
     both_know, failed = threading.Barrier(2, timeout=30), threading.Event()
     one, other = saved_by_two(tmp_path / "run", words, 1, keep=1)
 
@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_for_one_manifest_leaves_the_checkpoint_to_the_other
             assert failed.wait(30)
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write_durably", full_for_one)
+    monkeypatch.setattr(checkpoint, "write_durably", full_for_one)
     for process in (one, other):
         process.train()
         process.save()
