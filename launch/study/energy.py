@@ -7,6 +7,7 @@ are kept in `energy.json` in the cell's folder, until the cell has other weights
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -45,7 +46,10 @@ def energy_of(cell: Cell, percent: float, prog: str) -> dict[Signal, Measures]:
             for channel, measures in _measured(wanted, percent).items()
         }
         kept = {"weights": digest, "percent": percent, "signals": signals}
-        write_whole(path, dumps(kept, indent=1) + "\n")
+        try:
+            write_whole(path, dumps(kept, indent=1) + "\n")
+        except OSError as error:
+            print(f"{path} cannot be written, so the next report measures again: {error.strerror}", file=sys.stderr)
     found: dict[Signal, Measures] = kept["signals"]
     return found
 

@@ -75,11 +75,13 @@ def read_twice(cells: Sequence[Cell], folder: Path) -> list[Twice]:
     found = []
     for cell in cells:
         places = (cell.folder, second(cell, folder).folder)
+        if not all(map(is_finished, places)):
+            continue
         made = [read_json(place / "cell.json") for place in places]
-        digests = {one["command"][0]: weights_digest(place) for one, place in zip(made, places, strict=True) if one}
-        alike = all(map(is_finished, places)) and made[0].get("origin") == made[1].get("origin")
-        if alike and digests.keys() == {"simulate", "train"}:
-            found.append(Twice(cell, str(digests["simulate"]), str(digests["train"])))
+        ways = [next(iter(one.get("command", ())), "") for one in made]
+        if made[0].get("origin") == made[1].get("origin") and {*ways} == {"simulate", "train"}:
+            digests = {way: str(weights_digest(place)) for way, place in zip(ways, places, strict=True)}
+            found.append(Twice(cell, digests["simulate"], digests["train"]))
     return found
 
 

@@ -1,5 +1,6 @@
 """Rows that start with the weights of another row, claims about two differences, and the energy at the cuts."""
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -10,16 +11,17 @@ import torch
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
+from thinwire.launch.study import energy
 from thinwire.launch.study.cells import cells_of
 from thinwire.launch.study.check import Checked
 from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
-from thinwire.launch.study.energy import measured
+from thinwire.launch.study.energy import energy_of, measured
 from thinwire.launch.study.engine import CellProgress, _ready, run_cells
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.live import LiveView
 from thinwire.launch.study.progress import Found, begin, is_finished
-from thinwire.launch.study.results import Result, read_results
+from thinwire.launch.study.results import Result, read_results, read_twice
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -107,6 +109,7 @@ def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, text):
     assert not is_finished(first.folder)
     results, missing = read_results(study, [first, second])
     assert results == [] and len(missing) == 2
+    assert read_twice([first, second], tmp_path) == []
 
 
 def test_a_chosen_row_brings_the_row_that_it_starts_with():
@@ -151,6 +154,19 @@ def test_a_claim_compares_two_differences_seed_by_seed():
     judged = judge(claim, found, rows)
     assert (judged.mean, judged.error, judged.published, judged.verdict) == (1.5, 0.0, 1.5, "holds")
     assert judge(claim, found[:-1], rows).seeds == (0,), "a seed counts if all four rows have it"
+
+
+def test_energy_that_cannot_be_kept_is_reported_all_the_same(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    monkeypatch.setattr(energy, "write_whole", full)
+    monkeypatch.setattr(energy, "_measured", lambda *_: {"activations": {"energy": 50.0}})
+    (cell, _) = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
+    assert energy_of(cell, 10, "thinwire study")["activations at the end"] == {"energy": 50.0}
+    assert "energy.json cannot be written, so the next report measures again: No space" in capsys.readouterr().err
 
 
 def test_known_tensors_have_known_energy():
