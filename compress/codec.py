@@ -238,6 +238,14 @@ class Codec(Described):
         if out.numel():
             call_method(self, "_decode", payload, out.detach(), key, shared)
 
+    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor, key: Key) -> bool:
+        """Write the payload of u = x + decay * error, and u - C(u) in place of `error`, if one pass can do both.
+
+        `error` is contiguous float32; the rest is as in `encode`. False says that nothing was written, because there
+        is no such pass: then the caller takes the steps one by one, to the same result.
+        """
+        return False
+
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each decoded element, as float32 that broadcasts to the shape of `x`."""

@@ -234,9 +234,9 @@ class Encoded:
     key: Key
     plan: MessagePlan
     message: Tensor | None = None
-    """What feedback gave the codec; None without feedback."""
+    """What feedback gave the codec; None without feedback, or if the loan has the next buffers already."""
     loan: Loan | None = None
-    """The buffers that `message` was made from."""
+    """The buffers of the coded rows."""
 
 
 class Encoder(Coder):
@@ -257,6 +257,8 @@ class Encoder(Coder):
         assert plan.feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
         given = rows.coded(x).reshape(self._shape_of(rows.num_coded))
+        if plan.writes and plan.feedback.encode_at_once(given, loan, coded, key):
+            return Encoded(x, out, key, plan, loan=loan)
         message = plan.feedback.encode(given, loan, coded, key, self._shared(plan, x.device))
         return Encoded(x, out, key, plan, message, loan)
 
@@ -268,12 +270,13 @@ class Encoder(Coder):
             is_exact = plan.opening == _IN_FULL
             rows = plan.rows.in_full(encoded.x) if is_exact else self._opened(plan, encoded.payload, encoded.key)
             self._fill(plan, rows)
-        if message is not None and loan is not None and plan.writes:
+        if loan is not None and plan.writes:
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
-            decoded = self._room(self._feedback, message, loan)
-            plan.codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
-            for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
-                self._feedback.advance(u, c, buffer)
+            if message is not None:
+                decoded = self._room(self._feedback, message, loan)
+                plan.codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
+                for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
+                    self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
         self._remember(plan, coded, encoded.key)
 

@@ -42,6 +42,10 @@ class Blockwise(MayVary, Codec):
         require_floating(self, dtype)
         return self._complete.nbytes(shape) if prod(shape) else 0
 
+    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor, key: Key) -> bool:
+        """Write the payload of u = x + decay * error, and u - C(u) in place of `error`, where a kernel can."""
+        return x.numel() > 0 and self._complete.encode_with_error(x, error, decay, out)
+
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""
         return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)

@@ -68,8 +68,12 @@ class Blocks:
 
     def view(self, x: Tensor) -> Tensor:
         """`x` as [outer, count, inner], padded with copies of its last element, which change no block's range."""
-        whole = Stretch(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
-        return whole.view(x.reshape(-1))
+        return self.whole.view(x.reshape(-1))
+
+    @property
+    def whole(self) -> Stretch:
+        """All of the tensor as one part."""
+        return Stretch(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
 
     def parts(self, size: int) -> Iterator[Stretch]:
         """Yield the tensor in parts of about `size` elements, a multiple of 8."""

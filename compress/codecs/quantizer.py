@@ -41,6 +41,10 @@ class Quantizer(ABC):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the decoded tensor into `out`, which is contiguous."""
 
+    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
+        """As Codec.encode_with_error."""
+        return False
+
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each decoded element, as float32 in the shape of `x`."""

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from support.codec_helpers import KEY, encode, gaussian
-from support.fused_cases import CASES, CPU_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
+from support.fused_cases import CASES, CPU_CASES, ERROR_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
 from support.pages import ROOT
-from thinwire.compress import parse
+from thinwire.compress import Encoder, Microbatch, Progress, SlotCounts, parse
 from thinwire.compress.codecs import indices
-from thinwire.compress.codecs.fused import cpu, largest
+from thinwire.compress.codecs.fused import cpu, cpu_error, largest
 from thinwire.compress.codecs.fused.largest import places_of_largest
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.indices import largest_magnitudes
+from thinwire.compress.stores.memory import MemoryStore
+from thinwire.compress.stores.store import Loan
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="needs Numba")
 
@@ -56,11 +58,64 @@ def test_what_goes_the_eager_way_on_a_cpu():
     assert not cpu.covers(parse("dither(4)")._grid, values)
 
 
-def test_a_kernel_that_gives_other_bytes_is_not_used(monkeypatch):
+@needs_numba
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", ERROR_CASES)
+def test_feedback_in_one_pass_gives_the_payload_and_the_error_of_its_steps(monkeypatch, expression):
+    monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
+    feedback = parse(expression)
+    for name in ("rows", "images", *SPECIAL):
+        x = tensor_of(name, torch.float32)
+        for error in (torch.zeros(x.shape), gaussian(*x.shape, seed=1, scale=0.1)):
+            assert not _unlike_its_steps(feedback, x, error), name
+    for x in (gaussian(7, 4104), gaussian(1, 40, 512).bfloat16()):
+        assert not _unlike_its_steps(feedback, x, gaussian(*x.shape, seed=1, scale=0.1)), tuple(x.shape)
+
+
+def _unlike_its_steps(feedback, x, error):
+    """What differs between one pass and its steps, in words; "" if nothing does, but for the bits of a NaN."""
+    loans = [Loan(torch.arange(len(x)), (error.clone(),)) for _ in range(2)]
+    payloads = torch.full((2, feedback.inner.nbytes(x.shape, torch.float32)), 0xA5, dtype=torch.uint8)
+    message, decoded = feedback.encode(x, loans[0], payloads[0], KEY), torch.zeros(2, *x.shape)
+    feedback.inner.decode(payloads[0], decoded[0], KEY)
+    feedback.advance(message, decoded[0], loans[0].parts[0])
+    if not feedback.encode_at_once(x, loans[1], payloads[1], KEY):
+        return "there was no pass"
+    feedback.inner.decode(payloads[1], decoded[1], KEY)
+    same = torch.equal(*payloads) if message.isfinite().all() else torch.equal(*decoded.nan_to_num(123))
+    errors = torch.stack([loan.parts[0] for loan in loans])
+    return "" if same and torch.equal(*errors.nan_to_num(123)) else f"{errors.tolist()}, {payloads.tolist()}"
+
+
+@needs_numba
+def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
+    x, message = gaussian(1, 512, 512), Microbatch("train", range(1), progress=Progress(0, 1))
+    sent = []
+    for at_once, least in ((True, 1 << 18), (False, 1 << 20)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu, "LEAST_ELEMENTS", least)
+            method, counts = parse("ef(q(4), decay=0.9)"), SlotCounts(positions=1)
+            coder = Encoder(method, x, counts=counts, make_store=lambda layout, _: MemoryStore(layout))
+            payloads = torch.zeros(3, coder.capacity, dtype=torch.uint8)
+            for payload in payloads:
+                plan = coder.plan(message)
+                encoded = coder.encode(x, payload[: plan.nbytes], KEY, plan)
+                assert (encoded.message is None) == at_once
+                coder.settle(encoded)
+            sent.append((payloads, coder.buffers.store("train").digests()))
+    assert torch.equal(sent[0][0], sent[1][0]) and sent[0][1] == sent[1][1]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [(cpu, "_work", "codecs are slower: they gave other bytes"), (cpu_error, "_works", "it gave another payload")],
+)
+def test_a_kernel_that_gives_other_bytes_is_not_used(monkeypatch, module, name, words):
     pytest.importorskip("numba", reason="needs Numba")
-    monkeypatch.setattr(cpu, "encode", lambda grid, values, scales, out: grid.measure(values))
-    with pytest.warns(UserWarning, match="codecs are slower: they gave other bytes"):
-        assert not cpu._work.__wrapped__(AbsMaxGrid(4, False))
+    monkeypatch.setattr(module, "encode", lambda grid, values, *_: grid.measure(values))
+    with pytest.warns(UserWarning, match=words):
+        assert not getattr(module, name).__wrapped__(AbsMaxGrid(4, False))
 
 
 @pytest.mark.slow

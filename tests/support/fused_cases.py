@@ -47,6 +47,15 @@ CPU_CASES = [
     ("nf(4, group=24)", torch.bfloat16),
 ]
 """Those of the kernels for a CPU, which know more."""
+ERROR_CASES = [
+    "ef(q(4))",
+    "ef(q(8))",
+    "ef(q(3), decay=0.95)",
+    'ef(q(1, per="tensor"))',
+    "ef(q(2, clip=0.6))",
+    'ef(q(4, scale="minmax"), decay=0.5)',
+]
+"""Feedback that has one pass of its own on a CPU."""
 INF, NAN = float("inf"), float("nan")
 SHAPES = {"one": (1,), "ragged": (13,), "rows": (3, 2, 40), "images": (2, 3, 4, 6), "long": (1, 20003)}
 SPECIAL = {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key, Words
-from thinwire.compress.codecs.fused import cpu
+from thinwire.compress.codecs.fused import cpu, cpu_error
 from thinwire.compress.codecs.granularity import Blocks, Per, Stretch, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
@@ -50,6 +50,18 @@ class FusedQuantizer(GridQuantizer):
                 decode_fused(self.grid, blocks, payload, out)
         else:
             super().decode(payload, out)
+
+    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
+        """Write each block's scale and the codes, and what they lose in place of the error, by a kernel."""
+        blocks = self.blocks(x.shape)
+        whole, size = blocks.whole, self.grid.scales_size(blocks.count)
+        if x.device.type != "cpu" or x.numel() < cpu.LEAST_ELEMENTS or whole.is_padded:
+            return False
+        values, kept = whole.view(x.detach().reshape(-1).float()), whole.view(error.view(-1))
+        if not cpu_error.covers(self.grid, values):
+            return False
+        out[:size] = self.grid.pack_scales(cpu_error.encode(self.grid, values, kept, decay, out[size:]))
+        return True
 
     def write_part(
         self, part: Stretch, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
