@@ -144,6 +144,22 @@ def test_each_codec_between_replicas_is_a_contender():
     }
 
 
+@pytest.mark.parametrize(
+    ("processes", "size", "cores", "taken"),
+    [
+        (4, 2, 2, [0, 0, 1, 1]),  # a core for each replica, of whose stages some wait
+        (4, 2, 4, [0, 1, 2, 3]),
+        (4, 2, 3, [0, 0, 1, 1]),
+        (8, 4, 4, [0, 1, 0, 1, 2, 3, 2, 3]),
+        (6, 2, 2, [0, 0, 1, 1, 0, 0]),
+        (4, 4, 2, [0, 1, 0, 1]),
+        (2, 2, 8, [0, 1]),
+    ],
+)
+def test_each_replica_has_cores_of_its_own_if_there_are_enough(processes, size, cores, taken):
+    assert contests.core_of(processes, size, cores) == taken
+
+
 def measured(nbytes):
     """What a process of the second stage or the first measured: compute, and frames of so many bytes."""
     compute = [[stage, task, 0.001] for stage in (0, 1) for task in ("forward", "backward", "optimizer")]

@@ -153,6 +153,19 @@ def test_the_published_speed_ups_stand_beside_ours(prepared):
     assert beside.rows == [[100, 11.6, "q(4)/q(8)", pytest.approx(3.0 / 0.5), pytest.approx(0.801 / 0.201)]]
 
 
+@pytest.mark.parametrize(("most", "adds"), [(1.0, 0.3), (None, 0.259)])
+def test_an_optimizer_waits_for_other_processes_only_if_gradients_are_clipped(prepared, most, adds):
+    """The last stage is done 41 ms before the first: a backward of 40 ms, and a latency."""
+    recipe = replace(prepared.recipe, optimizer=replace(prepared.recipe.optimizer, max_grad_norm=most))
+    one = contest(100.0, 1e12, {REFERENCE: (1.0, 1.0, 0.0, 0)})
+    [before] = simulated(one, prepared, free_codecs=True).values()
+    for turn in one.processes[1]["turns"]:
+        for taken in (turn["first"], *turn["later"]):
+            taken["compute"] = [*taken["compute"][:2], [1, "optimizer", 0.305]]
+    [after] = simulated(one, replace(prepared, recipe=recipe), free_codecs=True).values()
+    assert after - before == pytest.approx(adds)
+
+
 @pytest.mark.slow
 def test_the_limit_of_replicas_adds_the_exchange_over_the_measured_links(prepared):
     """Two pipelines; the links between replicas are ten times slower than those between stages."""
@@ -191,7 +204,8 @@ def added(monkeypatch, schedule, elements, spent=(), options=(), **changes):
     course = time_step(timetable(schedule, len(elements), 4), Compute(forward=0.01, backward=0.02), free, free)
     size = recipe.pipeline.num_processes
     links = {(process, process + size): LinkSpeed(goodput=1e6, latency=0.001) for process in range(size)}
-    return of_replicas.exchange_seconds(SimpleNamespace(recipe=recipe), course, "none", links, list(spent))
+    ends = of_replicas.ends_of_processes(SimpleNamespace(recipe=recipe), course, "none", links, list(spent))
+    return max(ends) - course.seconds
 
 
 ROWS = 512 * 100

@@ -1,8 +1,8 @@
 """`thinwire bench RECIPE`: the speed of each codec over slow links, beside plain torch and the LIMIT.
 
-Each process has its own simulated host and, if there are enough, its own core. A contest is a measurement at one
-bandwidth, in which all contenders take turns. The first contest uses unshaped links; then follows one contest for each
-bandwidth, in the order given.
+Each process has its own simulated host and, if there are enough, its own core. If there are fewer, each replica has
+cores of its own. A contest is a measurement at one bandwidth, in which all contenders take turns. The first contest
+uses unshaped links; then follows one contest for each bandwidth, in the order given.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
             f"{plan.repetitions} turns for each of {', '.join(contenders)}, on {processes} hosts", highlight=False
         )
         cluster = Cluster(Links(num_hosts=processes))
-        with cluster as hosts, _Crew(plan, hosts) as crew:
+        with cluster as hosts, _Crew(plan, hosts, wanted.pipeline.num_processes) as crew:
             for index in range(plan.contests):
                 if options.ratios and index == 1:
                     bandwidths = _like_aqsgd(contests[0], options.ratios)
@@ -131,16 +131,33 @@ def _links(wanted: Recipe, bandwidth: float | None) -> Links:
     return Links(num_hosts=wanted.num_processes, overrides=overrides)
 
 
-class _Crew:
-    """The processes of a bench: one on every host, each on its own core if there are enough cores."""
+def core_of(processes: int, size: int, cores: int) -> list[int]:
+    """Which of so many cores each process has, in pipelines of `size` processes.
 
-    def __init__(self, plan: BenchPlan, hosts: Sequence[Host]) -> None:
-        self._plan, self._hosts = plan, hosts
+    Each replica has cores of its own if there are enough: all replicas compute at the same time, and of the stages of
+    one replica some always wait.
+    """
+    each = max(1, cores // (processes // size))
+    return [(rank // size * each + rank % size % each) % cores for rank in range(processes)]
+
+
+class _Crew:
+    """The processes of a bench: one on every host, each on its own core if there are enough cores.
+
+    Args:
+        plan: their work.
+        hosts: where they run.
+        size: processes of a pipeline.
+    """
+
+    def __init__(self, plan: BenchPlan, hosts: Sequence[Host], size: int) -> None:
+        self._plan, self._hosts, self._size = plan, hosts, size
         self._store = dist.FileStore(plan.store, -1)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> _Crew:
         cores = sorted(os.sched_getaffinity(0))
+        taken = core_of(len(self._hosts), self._size, len(cores))
         for rank, host in enumerate(self._hosts):
             environment = {
                 "RANK": str(rank),
@@ -157,7 +174,7 @@ class _Crew:
                 "thinwire.launch.bench.links.worker",
                 str(Path(self._plan.folder, "plan.json")),
             ]
-            pinned = ["taskset", "-c", str(cores[rank % len(cores)]), *command]
+            pinned = ["taskset", "-c", str(cores[taken[rank]]), *command]
             output = Path(self._plan.folder, f"output-{rank}").open("wb")
             with output:
                 self._processes.append(

@@ -15,14 +15,14 @@ from thinwire.launch.timing.step_time import Course
 from thinwire.pipeline.probe import LinkSpeed
 
 
-def exchange_seconds(
+def ends_of_processes(
     prepared: Prepared,
     course: Course,
     between: str,
     links: Mapping[tuple[int, int], LinkSpeed],
     spent: list[dict[str, float]],
-) -> float:
-    """What the exchange adds to a step; 0 without replicas.
+) -> list[float]:
+    """When each process of a pipeline has the gradients of its step: after its last backward, or after its exchange.
 
     Args:
         prepared: the recipe.
@@ -33,8 +33,9 @@ def exchange_seconds(
             cost nothing.
     """
     work = replica_work(prepared)
+    own = [float(course.end[course.table.process == process].max()) for process in range(course.table.num_processes)]
     if work is None:
-        return 0.0
+        return own
     size, options = prepared.recipe.pipeline.num_processes, prepared.recipe.replicas
     every = options.sync.every if options.step_alone else 1
     # each step or round of a bench ends at a barrier: no later stage begins the next one before all have their sums
@@ -45,11 +46,11 @@ def exchange_seconds(
         # if all add up for themselves, it is encoded once, and decoded from everyone
         travelling = [work.travelling(process) for process in range(size)]
         elements = max(travelling)
-        own = spent[travelling.index(elements)]
+        most = spent[travelling.index(elements)]
         work = replace(
             work,
-            encode={between: every * own["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count)},
-            decode={between: every * own["decode"] / elements / (work.count if work.to_all else 2)},
+            encode={between: every * most["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count)},
+            decode={between: every * most["decode"] / elements / (work.count if work.to_all else 2)},
         )
     network = Network(
         duplex=min(speed.duplex for speed in across),
@@ -59,7 +60,7 @@ def exchange_seconds(
     )
     exchange = time_exchange(work, course, network)
     if every == 1:
-        return exchange.adds
+        return list(exchange.ends)
     step = Step(
         course=course,
         exchange=exchange,
@@ -68,7 +69,7 @@ def exchange_seconds(
         overlap=work.overlap,
         waits=work.waits,
     )
-    return step.every(every) - course.seconds
+    return [end + step.every(every) - course.seconds for end in own]
 
 
 def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:

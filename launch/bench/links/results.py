@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.bench.links.replicas import exchange_seconds
+from thinwire.launch.bench.links.replicas import ends_of_processes
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.tables import Table, Value, document
@@ -143,7 +143,8 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     """Simulated seconds of a step for each Thinwire contender, with the measured compute and links.
 
     With `free_codecs`, codecs take no time and the result is the LIMIT; else they take the measured time. The loss is
-    part of the last stage's forward. The slowest optimizer comes after the last backward.
+    part of the last stage's forward. The optimizer of a process follows its last backward or its exchange; if gradients
+    are clipped, those of all processes.
     """
     pipeline, compute = prepared.recipe.pipeline, contest.compute()
     stages = range(pipeline.num_stages)
@@ -152,7 +153,10 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
         forward=[compute[stage, "forward"] + compute.get((stage, "loss"), 0.0) for stage in stages],
         backward=[compute[stage, "backward"] + compute.get((stage, "weights"), 0.0) for stage in stages],
     )
-    optimizer = max(compute[stage, "optimizer"] for stage in stages)
+    optimizers = [0.0] * pipeline.num_processes
+    for stage, process in real_placement(prepared.recipe).process_of.items():
+        optimizers[process] += compute[stage, "optimizer"]
+    clips = prepared.recipe.optimizer.max_grad_norm is not None
     found = {}
     for contender in contest.contenders:
         if contest.frames(contender):
@@ -166,8 +170,10 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
             course = max(courses, key=lambda course: course.seconds)
             between = contender.partition(BETWEEN)[2] or REFERENCE
             apart = [] if free_codecs else contest.exchange(contender)
-            added = exchange_seconds(prepared, course, between, contest.links(), apart)
-            found[contender] = course.seconds + added + optimizer
+            ends = ends_of_processes(prepared, course, between, contest.links(), apart)
+            if clips:
+                ends = [max(ends)] * len(ends)
+            found[contender] = max(end + update for end, update in zip(ends, optimizers, strict=True))
     return found
 
 
