@@ -40,7 +40,7 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
         round_trips.append(time.perf_counter() - started)
 
     def send(message: Tensor, count: int) -> None:
-        # all at once, as frames are: over zmq a send is done when the other process has the message
+        # all at once, as frames are: over zmq a send of so many bytes is done when the other process has the message
         if rank == source:
             works = [dist.isend(message, group=group, group_dst=target) for _ in range(count)]
         elif rank == target:

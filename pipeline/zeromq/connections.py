@@ -26,6 +26,10 @@ from thinwire.pipeline.zeromq.loop import Loop, Socket, received
 from thinwire.pipeline.zeromq.messages import Pending
 from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, unpack_answer
 
+COPIED_BYTES = 1 << 18
+"""A piece of at most so many bytes is copied, so that its message is done before it is acknowledged."""
+_COPIES_BYTES = 1 << 22
+"""The most bytes of such copies that a connection keeps."""
 _LOOK = 0.5
 """Seconds that a look at a port may take."""
 _EVENTS = (
@@ -72,20 +76,27 @@ def bounded(socket: AnySocket) -> AnySocket:
 
 @dataclass
 class Sending:
-    """A message to send. It is done when the other process has all its pieces."""
+    """A message to send. It is done when each of its pieces is copied, or the other process has it."""
 
     left: int
-    """Pieces that are not acknowledged."""
+    """Pieces of which neither is true."""
     pending: Pending
+
+    def end_piece(self) -> None:
+        """One piece is copied, or the other process has it."""
+        self.left -= 1
+        if self.left == 0:
+            self.pending.end()
 
 
 @dataclass(frozen=True)
 class Packet:
-    """A piece of a message, and its bytes."""
+    """A piece of a message, and its bytes; `awaited` if they are those of the message, and no copy."""
 
     piece: Piece
     data: memoryview
     message: Sending
+    awaited: bool = True
 
 
 class Standing(Enum):
@@ -123,6 +134,7 @@ class Connection:
         self._keys, self._patience, self._failed = keys, patience, failed
         self._trouble = ""
         self._flow: Outflow[Packet] = Outflow()
+        self._copies = 0  # their bytes in the flow
         self._refused: float | None = None  # since when nothing listens there
         self._begin()
 
@@ -161,6 +173,7 @@ class Connection:
 
     def send(self, packet: Packet) -> None:
         """Send a packet, at once or as soon as there is a connection."""
+        packet = self._copied(packet)
         sequence = self._flow.add(packet)
         if self.state is Standing.READY:
             self._transmit(sequence, packet)
@@ -169,11 +182,20 @@ class Connection:
         """End all messages that are being sent."""
         for _, packet in self._flow.kept():
             packet.message.pending.end(reason)
-        self._flow = Outflow()
+        self._flow, self._copies = Outflow(), 0
+
+    def _copied(self, packet: Packet) -> Packet:
+        """A packet with bytes of its own, if they are few: nobody waits until it is acknowledged."""
+        nbytes = len(packet.data)
+        if nbytes > COPIED_BYTES or self._copies + nbytes > _COPIES_BYTES:
+            return packet
+        self._copies += nbytes
+        packet.message.end_piece()
+        return replace(packet, data=memoryview(bytes(packet.data)), awaited=False)
 
     def _transmit(self, sequence: int, packet: Packet) -> None:
         # without a copy: nobody writes these bytes before they are acknowledged
-        self._write(packet.piece.pack(sequence), packet.data)
+        self._write(packet.piece.pack(sequence, awaited=packet.awaited), packet.data)
 
     def _write(self, *parts: bytes | memoryview) -> None:
         # ZeroMQ takes nothing over a connection that ended with a wrong byte: the event that says so is on its way
@@ -245,9 +267,10 @@ class Connection:
             self._failed(f"it acknowledges packet {expected}, which was never sent")
             return
         for packet in gone:
-            packet.message.left -= 1
-            if packet.message.left == 0:
-                packet.message.pending.end()
+            if packet.awaited:
+                packet.message.end_piece()
+            else:
+                self._copies -= len(packet.data)
         if self.state is Standing.GREETING:
             self.state = Standing.READY
             for sequence, packet in self._flow.kept():

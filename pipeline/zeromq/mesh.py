@@ -21,6 +21,8 @@ from thinwire.pipeline.zeromq.packets import Hello, Piece, Stream, pack_ack, pac
 
 _ZAP = "inproc://zeromq.zap.01"
 """The endpoint at which ZeroMQ asks who may connect (its RFC 27)."""
+_SOON = 0.1
+"""Seconds after which packets are acknowledged whose sender does not wait for it."""
 _LAST_WORDS = 1000
 """Milliseconds for the last acknowledgements of a process at its end."""
 
@@ -72,6 +74,7 @@ class Mesh:
         self._addresses: dict[int, Address] = {}
         self._peers: dict[int, _Peer] = defaultdict(_Peer)
         self._senders: dict[bytes, tuple[int, int]] = {}  # by what the inbox calls a connection: process, number
+        self._unanswered: set[bytes] = set()  # connections whose packets will be acknowledged soon
         self._early: list[tuple[bytes, Hello]] = []  # of those who know of this process before it knows of them
         self._broken: str | None = None
         self._closed = False
@@ -96,7 +99,10 @@ class Mesh:
         self._loop.ask(partial(self._meet, addresses))
 
     def send(self, peer: int, stream: Stream, data: memoryview) -> Pending:
-        """Send a message. It is done when the other process has it; do not change `data` before."""
+        """Send a message. Do not change `data` before it is done.
+
+        A short message is done when it is copied; a long one, or one of very many, when the other process has it.
+        """
         pending = Pending()
         return self._asked(partial(self._send, peer, stream, data, pending), pending)
 
@@ -174,8 +180,18 @@ class Mesh:
             self._admission.send_multipart([asking, delimiter, version, request, code, text, b"", b""])
 
     def _receive(self) -> None:
-        """Take the packets of all connections, and send one acknowledgement for each connection."""
+        """Take the packets of all connections, and send one acknowledgement for each connection where it is awaited."""
         self._acknowledge(self._take(*parts) for parts in received(self._inbox) if len(parts) > 1)
+
+    def _acknowledge_soon(self, connection: bytes) -> None:
+        """Let one acknowledgement stand for the packets of some time: it costs more than a short message."""
+        if not self._unanswered:
+            self._loop.later(_SOON, self._acknowledge_all)
+        self._unanswered.add(connection)
+
+    def _acknowledge_all(self) -> None:
+        connections, self._unanswered = self._unanswered, set()
+        self._acknowledge(connections)
 
     def _acknowledge(self, connections: Iterable[bytes | None]) -> None:
         """Send the next expected number over each of these connections, once."""
@@ -186,7 +202,7 @@ class Mesh:
                 self._answer(connection, pack_ack(self._peers[process].inflows[number].expected))
 
     def _take(self, connection: zmq.Frame, header: zmq.Frame, *data: zmq.Frame) -> bytes | None:
-        """Take one packet, and give its connection if there is something to acknowledge."""
+        """Take one packet, and give its connection if it is to be acknowledged at once."""
         came, packet = connection.bytes, header.bytes
         try:
             if not data:
@@ -194,13 +210,16 @@ class Mesh:
             if came not in self._senders:
                 return None  # an old connection, or a refused one
             peer = self._peers[self._senders[came][0]]
-            sequence, piece = Piece.unpack(packet)
+            sequence, awaited, piece = Piece.unpack(packet)
         except WireError as error:
             self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
             return None
         if peer.inflows[self._senders[came][1]].takes(sequence):
             peer.mailbox.take(piece, data[0].buffer)
-        return came
+        if awaited:
+            return came
+        self._acknowledge_soon(came)
+        return None
 
     def _greet(self, came: bytes, hello: Hello) -> bytes | None:
         """Accept a new connection, if it is from a process of this run to this one."""
@@ -240,6 +259,8 @@ class Mesh:
 
     def _end(self) -> None:
         """Close all sockets, after the last acknowledgements are sent."""
+        if self._broken is None:
+            self._acknowledge_all()
         for connection in self._open():
             connection.close()
         self._inbox.linger = _LAST_WORDS

@@ -3,8 +3,9 @@
 A connection goes from the sending process to the receiving process; acknowledgements come back over it.
 
     hello    sender to receiver, first: who it is, whom it wants to reach, and which of its connections this is
-    data     sender to receiver: a piece of a message, numbered along its flow
-    ack      receiver to sender: the number that is expected next; all before it have arrived
+    data     sender to receiver: a piece of a message, numbered along its flow, and whether its ack is awaited
+    ack      receiver to sender: the number that is expected next; all before it have arrived. It comes at once if it is
+             awaited, else soon, for all packets of that time
     refusal  receiver to sender: the reason, in words, why it takes no more packets
 
 A message is cut into pieces. So an end never makes room for more than one piece before it arrives, and a broken
@@ -24,10 +25,10 @@ PIECE_BYTES = 1 << 19
 """The most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
-VERSION = 3
+VERSION = 4
 
 _HELLO = struct.Struct("<cBHIII16s16s")
-_DATA = struct.Struct("<c7xQQqQQQ")
+_DATA = struct.Struct("<c?6xQQqQQQ")
 _ACK = struct.Struct("<c7xQ")
 
 
@@ -91,17 +92,20 @@ class Piece:
     offset: int
     total: int
 
-    def pack(self, sequence: int) -> bytes:
-        """The header of the packet with that number in its flow."""
-        return _DATA.pack(b"D", sequence, *self.stream, self.number, self.offset, self.total)
+    def pack(self, sequence: int, *, awaited: bool) -> bytes:
+        """The header of the packet with that number in its flow; `awaited` if the sender waits for its ack."""
+        return _DATA.pack(b"D", awaited, sequence, *self.stream, self.number, self.offset, self.total)
 
     @classmethod
-    def unpack(cls, header: bytes) -> tuple[int, Piece]:
-        """The number of the packet in its flow, and the piece. WireError if the bytes are not one."""
+    def unpack(cls, header: bytes) -> tuple[int, bool, Piece]:
+        """The number of the packet in its flow, whether its ack is awaited, and the piece.
+
+        WireError if the bytes are not one.
+        """
         if len(header) != _DATA.size or header[:1] != b"D":
             raise WireError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
-        _, sequence, group, tag, number, offset, total = _DATA.unpack(header)
-        return sequence, cls(Stream(group, tag), number, offset, total)
+        _, awaited, sequence, group, tag, number, offset, total = _DATA.unpack(header)
+        return sequence, awaited, cls(Stream(group, tag), number, offset, total)
 
 
 def pieces(stream: Stream, number: int, total: int, *, connections: int = 1) -> list[tuple[Piece, slice]]:

@@ -98,7 +98,10 @@ def test_packets_are_read_as_they_were_written():
     hello = Hello(sender=3, receiver=1, connection=2, attempt=4, sender_life=b"s" * 16, receiver_life=b"r" * 16)
     assert Hello.unpack(hello.pack()) == hello
     one = Piece(Stream.of("a group", -1), 5, 1 << 40, 1 << 41)
-    assert Piece.unpack(one.pack(9)) == (9, one)
+    assert [Piece.unpack(one.pack(9, awaited=awaited)) for awaited in (True, False)] == [
+        (9, True, one),
+        (9, False, one),
+    ]
 
 
 @pytest.mark.parametrize("read", [Hello.unpack, Piece.unpack, unpack_answer])

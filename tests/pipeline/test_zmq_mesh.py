@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -15,63 +15,19 @@ zmq = pytest.importorskip("zmq", reason="needs pyzmq")
 from zmq.utils.monitor import parse_monitor_message  # noqa: E402
 
 from support.relay import Relay  # noqa: E402
-from thinwire.pipeline.zeromq.connections import Patience  # noqa: E402
+from support.two_meshes import KEYS, LONG, QUICK, STREAM, Two, arrived, stranger_at, until  # noqa: E402
+from thinwire.pipeline.zeromq import connections as connections_room  # noqa: E402
+from thinwire.pipeline.zeromq import mesh as mesh_room  # noqa: E402
+from thinwire.pipeline.zeromq.connections import COPIED_BYTES, Patience  # noqa: E402
 from thinwire.pipeline.zeromq.keys import Keys  # noqa: E402
 from thinwire.pipeline.zeromq.mesh import Address, Mesh  # noqa: E402
-from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Hello, Piece, Stream, unpack_answer  # noqa: E402
-
-STREAM = Stream(1, 0)
-QUICK = Patience(heartbeat=0.1, silence=0.5, retry=0.02, gone=0.5, farewell=2)
-KEYS = Keys.fresh()
-LONG = 60
-"""Seconds after which a test gives up."""
+from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Hello, Piece, unpack_answer  # noqa: E402
 
 
-class Two:
-    """Processes 0 and 1; all that 0 sends to 1 goes through `relay`."""
-
-    def __init__(self, keys=(KEYS, KEYS), connections=1, life=None, acquainted=True):
-        self.meshes = [
-            Mesh(rank, keys[rank], interface="127.0.0.1", connections=connections, patience=QUICK) for rank in range(2)
-        ]
-        second = self.meshes[1].address
-        self.relay = Relay(second.endpoint)
-        self.meshes[0].meet({1: Address(self.relay.endpoint, life or second.life)})
-        if acquainted:
-            self.acquaint()
-
-    def acquaint(self):
-        self.meshes[1].meet({0: self.meshes[0].address})
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        for mesh in self.meshes:
-            mesh.close()
-        self.relay.close()
-
-    def send(self, data, stream=STREAM):
-        return self.meshes[0].send(1, stream, memoryview(data))
-
-    def receive(self, nbytes, stream=STREAM):
-        buffer = bytearray(nbytes)
-        return self.meshes[1].receive(0, stream, memoryview(buffer)), buffer
-
-
-def until(condition):
-    """Wait for something that happens in another thread."""
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
-
-
-def arrived(receive):
-    pending, buffer = receive
-    assert pending.wait(LONG), "nothing came"
-    assert pending.error is None, pending.error
-    return bytes(buffer)
+@pytest.fixture(autouse=True)
+def nothing_is_copied(monkeypatch):
+    """Then a send that is done says that the other process has the message."""
+    monkeypatch.setattr(connections_room, "COPIED_BYTES", -1)
 
 
 def test_messages_arrive_in_order_and_then_their_sends_are_done():
@@ -80,6 +36,36 @@ def test_messages_arrive_in_order_and_then_their_sends_are_done():
         for number in range(5):
             assert arrived(two.receive(PIECE_BYTES + number)) == bytes([number]) * (PIECE_BYTES + number)
         assert all(send.wait(LONG) and send.error is None for send in sends)
+
+
+def test_a_short_message_is_done_before_it_arrives_unless_there_are_very_many(monkeypatch):
+    monkeypatch.setattr(connections_room, "COPIED_BYTES", COPIED_BYTES)
+    with Two(acquainted=False) as two:
+        data = bytearray(os.urandom(COPIED_BYTES))
+        sent, sends = bytes(data), [two.send(data) for _ in range(16)]
+        assert all(send.wait(LONG) for send in sends)
+        data[:] = bytes(COPIED_BYTES)  # they are copied
+        late = two.send(sent)
+        assert not late.wait(0.5), "what waits must not grow for ever"
+        two.acquaint()
+        assert [arrived(two.receive(COPIED_BYTES)) for _ in range(17)] == [sent] * 17
+        assert late.wait(LONG) and late.error is None
+        assert two.send(b"short again").wait(LONG)
+
+
+def test_one_acknowledgement_stands_for_several_packets_that_nobody_waits_for(monkeypatch):
+    monkeypatch.setattr(mesh_room, "_SOON", 1)
+    with Two() as two, stranger_at(two, KEYS.public, KEYS.secret) as (sender, _):
+        sender.send(Hello(0, 1, 0, 1, *(mesh.address.life for mesh in two.meshes)).pack())
+        assert sender.poll(1000 * LONG) and unpack_answer(sender.recv()) == 0
+        for sequence in range(4):
+            sender.send_multipart([Piece(STREAM, sequence, 0, 1).pack(sequence, awaited=False), b"x"])
+        assert [arrived(two.receive(1)) for _ in range(4)] == [b"x"] * 4
+        assert sender.poll(1000 * LONG)
+        answers = [unpack_answer(sender.recv())]
+        while answers[-1] < 4:
+            answers.append(unpack_answer(sender.recv()))
+        assert len(answers) < 4
 
 
 def test_what_is_sent_is_encrypted():
@@ -228,7 +214,7 @@ def test_the_first_packet_of_an_old_connection_may_be_read_last():
         old.send(replace(hello, attempt=1).pack())
         assert not old.poll(500)
         receive = two.receive(5)
-        new.send_multipart([Piece(STREAM, 0, 0, 5).pack(0), b"fine?"])
+        new.send_multipart([Piece(STREAM, 0, 0, 5).pack(0, awaited=True), b"fine?"])
         assert arrived(receive) == b"fine?"
         assert new.poll(1000 * LONG)
         assert unpack_answer(new.recv()) == 1
@@ -239,22 +225,6 @@ def test_a_process_with_other_keys_gets_nothing_in_and_is_told():
         send, receive = two.send(b"let me in"), two.receive(9)
         until(lambda: "what answers there is no process with the same keys" in two.meshes[0].describe(1))
         assert not send.ended and not receive[0].ended
-
-
-@contextmanager
-def stranger_at(two, public, secret, events=0):
-    """A plain socket of ZeroMQ that knows the public key and connects to process 1, and what watches it."""
-    context = zmq.Context()
-    try:
-        stranger = context.socket(zmq.DEALER)
-        stranger.curve_serverkey = KEYS.public
-        stranger.curve_publickey, stranger.curve_secretkey = public, secret
-        monitor = stranger.get_monitor_socket(events)
-        stranger.connect(two.meshes[1].address.endpoint)
-        yield stranger, monitor
-        stranger.disable_monitor()
-    finally:
-        context.destroy(linger=0)
 
 
 def test_the_public_key_alone_opens_nothing():
