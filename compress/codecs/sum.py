@@ -126,9 +126,10 @@ class Sum(Codec):
         stop, last = LENGTH_BYTES, len(sizes) - 1
         for index, (coder, part) in enumerate(zip(self._coders, payload.split(sizes), strict=True)):
             own_key, start = key.of_part(index), shared if coder.warm_starts else None
-            coder.encode(rest, part, own_key, start)
             if index < last:
-                rest = _lost(coder, part, rest, own_key, start)
+                rest = _encode_and_lose(coder, rest, part, own_key, start)
+            else:
+                coder.encode(rest, part, own_key, start)
             if self.varies:
                 used = coder.used(part)
                 out[stop : stop + used] = part[:used]
@@ -187,9 +188,14 @@ class Sum(Codec):
         return parts
 
 
-def _lost(coder: Codec, payload: Tensor, x: Tensor, key: Key, shared: Tensor | None) -> Tensor:
-    """What a codec's payload of `x` loses, in float32."""
+def _encode_and_lose(coder: Codec, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> Tensor:
+    """Write a codec's payload of `x`, and return what it loses, in float32."""
+    if x.dtype == torch.float32:
+        lost = torch.full(x.shape, -0.0, device=x.device)  # added to x it changes nothing, not even a zero's sign
+        if coder.encode_with_error(x, lost, 1.0, out, key):
+            return lost
+    coder.encode(x, out, key, shared)
     decoded = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    coder.decode(payload, decoded, key, shared)
+    coder.decode(out, decoded, key, shared)
     decoded = decoded.float()
     return torch.sub(x.float(), decoded, out=decoded)

@@ -89,6 +89,20 @@ def _unlike_its_steps(feedback, x, error):
 
 
 @needs_numba
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", ["q(4) + q(2)", 'q(2, scale="minmax") + q(3, clip=0.9) + bf16'])
+def test_what_a_codec_of_a_sum_loses_is_that_of_the_eager_code(monkeypatch, expression):
+    codec = parse(expression)
+    for name in ("rows", "images", *SPECIAL):
+        x, payloads = tensor_of(name, torch.float32), []
+        for least in (1 << 30, 1):
+            monkeypatch.setattr(cpu, "LEAST_ELEMENTS", least)
+            monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
+            payloads.append(encode(codec, x))
+        assert torch.equal(*payloads) or not x.isfinite().all(), name
+
+
+@needs_numba
 def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
     x, message = gaussian(1, 512, 512), Microbatch("train", range(1), progress=Progress(0, 1))
     sent = []

@@ -51,19 +51,19 @@ def encode(grid: Grid, values: Tensor, scales: Tensor | None, out: Tensor) -> Te
     count, first, second = values.shape[1], 1.0, 0.0
     if scales is None:
         rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
-        divisors, shifts = torch.empty(count), torch.zeros(count)
+        measured, divisors, shifts = torch.zeros(3, count)
     else:
         coding = grid.coding(scales)
         assert coding is not None, "covers asks for it"
         rule, divisors, shifts = coding.rule, coding.divisors, _or_zeros(coding.shifts, count)
-        first, second = coding.first, coding.second
+        measured, first, second = torch.empty(0), coding.first, coding.second
     cpu_kernels.encode(
-        values.squeeze(0).numpy(), int(rule), scales is not None, _array(divisors), _array(shifts),
-        np.float32(grid.share or 1.0), np.float32(first), np.float32(second), grid.bits, out.numpy(),
+        values.squeeze(0).numpy(), int(rule), np.float32(grid.share or 1.0), _array(measured), _array(divisors),
+        _array(shifts), np.float32(first), np.float32(second), grid.bits, out.numpy(),
     )  # fmt: skip
     if scales is not None:
         return scales
-    return divisors.bfloat16().unsqueeze(1) if rule == CodeRule.FLOOR else torch.stack([shifts, divisors], 1)
+    return measured.bfloat16().unsqueeze(1) if rule == CodeRule.FLOOR else torch.stack([shifts, measured], 1)
 
 
 def decode(grid: Grid, packed: Tensor, scales: Tensor, values: Tensor) -> None:

@@ -30,12 +30,12 @@ def encode(grid: Grid, values: Tensor, error: Tensor, decay: float, out: Tensor)
     from thinwire.compress.codecs.fused import cpu_error_kernels
 
     rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
-    divisors, shifts = torch.empty(2, values.shape[1])
+    scales, shifts = torch.zeros(2, values.shape[1])
     cpu_error_kernels.encode(
         values.squeeze(0).numpy(), error.squeeze(0).numpy(), np.float32(decay), int(rule), np.float32(grid.share),
-        grid.bits, divisors.numpy(), shifts.numpy(), out.numpy(),
+        grid.bits, scales.numpy(), shifts.numpy(), out.numpy(),
     )  # fmt: skip
-    return torch.stack([shifts, divisors], 1) if rule == CodeRule.RANGE else divisors.bfloat16().unsqueeze(1)
+    return torch.stack([shifts, scales], 1) if rule == CodeRule.RANGE else scales.bfloat16().unsqueeze(1)
 
 
 @cache

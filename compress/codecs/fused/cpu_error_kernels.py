@@ -11,12 +11,11 @@ import numpy as np
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, ValueRule
 from thinwire.compress.codecs.fused.cpu_kernels import (
     _BUFFER,
-    _bfloat16_above,
     _codes,
     _compiled,
-    _largest,
+    _measure,
     _pack,
-    _range,
+    _piece,
     _values,
 )
 
@@ -25,46 +24,42 @@ _LINEAR, _DIVIDED = int(ValueRule.LINEAR), int(ValueRule.DIVIDED)
 
 
 @_compiled
-def encode(values, errors, decay, rule, share, bits, divisors, shifts, out):
+def encode(values, errors, decay, rule, share, bits, scales, shifts, out):
     """Write the packed codes of u = values + decay * errors, float32 [count, inner], and u - C(u) into `errors`.
 
-    Scales are written to `divisors` and `shifts`, float32 [count]: for FLOOR, max|u| times `share` rounded up to bf16;
+    Scales are written to `scales` and `shifts`, float32 [count]: for FLOOR, max|u| times `share` rounded up to bf16;
     for RANGE the range and the least value.
     """
     count, inner = values.shape
-    integers = errors.view(np.int32)
+    flat, integers = errors.reshape(-1), errors.view(np.int32)
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     decoded, no_table = np.empty(_BUFFER, np.float32), np.empty(0, np.float32)
+    divisors, factors, least = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
     half, size, zero, one = 1 << (bits - 1), _BUFFER * bits // 8, np.float32(0), np.float32(1)
-    value_rule, first, second = _LINEAR, one, np.float32(0.5 - half)
+    value_rule, first, second, unit = _LINEAR, one, np.float32(0.5 - half), np.float32(1 / half)
     if rule == _RANGE:
-        value_rule, first, second = _DIVIDED, np.float32(2 * half - 1), zero
-    fill = done = 0
-    for block in range(count):
-        _add(values[block], decay, errors[block])
-        if rule == _FLOOR:
-            scale, shift = _bfloat16_above(_largest(integers[block]), share), zero
-            # slightly more than s/half, as AbsMaxGrid says
-            divisor, factor = scale * np.float32((1 + 2.0**-22) / half), scale * np.float32(1 / half)
-        else:
-            shift, scale = _range(integers[block])
-            divisor = factor = scale
-        divisors[block], shifts[block] = scale, shift
-        if divisor == 0:
-            divisor = one if rule == _RANGE else np.float32(np.inf)
-        start = 0
-        while start < inner:
-            stop = min(inner, start + _BUFFER - fill)
-            some, place = errors[block, start:stop], codes[fill : fill + stop - start]
-            _codes(some, rule, divisor, shift, one, zero, half, place)
-            _values(place, value_rule, no_table, first, second, factor, -shift, decoded[: stop - start])
-            _subtract(decoded, some)
-            fill += stop - start
-            start = stop
-            if fill == _BUFFER:
-                _pack(codes, other, bits, out[done : done + size])
-                done += size
-                fill = 0
+        value_rule, first, second, unit = _DIVIDED, np.float32(2 * half - 1), zero, one
+    at = fill = done = 0
+    while at < len(flat):
+        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
+        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
+        if at == block * inner:
+            _add(values[block:last], decay, errors[block:last])
+            _measure(
+                integers[block:last], rule, share, half, scales[block:last], shifts[block:last], divisors[block:last]
+            )
+            for i in range(block, last):
+                factors[i], least[i] = scales[i] * unit, -shifts[i]
+        some, place = flat[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
+        back = decoded[: stop - at].reshape(blocks, length)
+        _codes(some, rule, divisors[block:last], shifts[block:last], one, zero, half, place)
+        _values(place, value_rule, no_table, first, second, factors[block:last], least[block:last], back)
+        _subtract(decoded, flat[at:stop])
+        at, fill = stop, full
+        if fill == _BUFFER:
+            _pack(codes, other, bits, out[done : done + size])
+            done += size
+            fill = 0
     if done < len(out):
         codes[fill:] = 0
         _pack(codes, other, bits, out[done:])
@@ -72,13 +67,14 @@ def encode(values, errors, decay, rule, share, bits, divisors, shifts, out):
 
 @_compiled
 def _add(values, decay, errors):
-    """Turn errors into messages."""
-    if decay == 1:
-        for i in range(len(values)):
-            errors[i] = values[i] + errors[i]
-    else:
-        for i in range(len(values)):
-            errors[i] = errors[i] * decay + values[i]
+    """Turn errors [blocks, inner] into messages."""
+    for block in range(len(values)):
+        if decay == 1:
+            for i in range(values.shape[1]):
+                errors[block, i] = values[block, i] + errors[block, i]
+        else:
+            for i in range(values.shape[1]):
+                errors[block, i] = errors[block, i] * decay + values[block, i]
 
 
 @_compiled

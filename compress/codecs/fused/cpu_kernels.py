@@ -49,42 +49,31 @@ def _compiled(function: Any) -> Any:
 
 
 @_compiled
-def encode(values, rule, measured, divisors, shifts, share, first, second, bits, out):
-    """Write the packed codes of float32 `values` [count, inner] into `out`, and the scales if they are not `measured`.
+def encode(values, rule, share, scales, divisors, shifts, first, second, bits, out):
+    """Write the packed codes of float32 `values` [count, inner] into `out`, measuring scales if `scales` has room.
 
-    `divisors` and `shifts` are float32 [count]. Scales are written there: for FLOOR, max|x| times `share` rounded up to
-    bf16; for RANGE the range and the least value.
+    `divisors` and `shifts` are float32 [count], `scales` is [count] or [0]. Measured are, for FLOOR, max|x| times
+    `share` rounded up to bf16; for RANGE the range, and the least value as shift.
     """
     count, inner = values.shape
-    integers = values.view(np.int32)
+    flat, integers = values.reshape(-1), values.view(np.int32)
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     half, size = 1 << (bits - 1), _BUFFER * bits // 8
-    fill = done = 0
-    for block in range(count):
-        divisor, shift = divisors[block], shifts[block]
-        if not measured:
-            if rule == _FLOOR:
-                divisor = _bfloat16_above(_largest(integers[block]), share)
-            else:
-                shift, divisor = _range(integers[block])
-                shifts[block] = shift
-            divisors[block] = divisor
-            if rule == _FLOOR:
-                # slightly more than s/half, as AbsMaxGrid says
-                divisor *= np.float32((1 + 2.0**-22) / half)
-        if divisor == 0:
-            divisor = np.float32(1.0 if rule == _RANGE else np.inf)
-        start = 0
-        while start < inner:
-            stop = min(inner, start + _BUFFER - fill)
-            some, place = values[block, start:stop], codes[fill : fill + stop - start]
-            _codes(some, rule, divisor, shift, first, second, half, place)
-            fill += stop - start
-            start = stop
-            if fill == _BUFFER:
-                _pack(codes, other, bits, out[done : done + size])
-                done += size
-                fill = 0
+    at = fill = done = 0
+    while at < len(flat):
+        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
+        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
+        if len(scales) and at == block * inner:
+            _measure(
+                integers[block:last], rule, share, half, scales[block:last], shifts[block:last], divisors[block:last]
+            )
+        some, place = flat[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
+        _codes(some, rule, divisors[block:last], shifts[block:last], first, second, half, place)
+        at, fill = stop, full
+        if fill == _BUFFER:
+            _pack(codes, other, bits, out[done : done + size])
+            done += size
+            fill = 0
     if done < len(out):
         codes[fill:] = 0
         _pack(codes, other, bits, out[done:])
@@ -94,20 +83,42 @@ def encode(values, rule, measured, divisors, shifts, share, first, second, bits,
 def decode(payload, rule, first, second, table, factors, shifts, bits, out):
     """Write the values of packed codes into `out`, float32 [count, inner]."""
     count, inner = out.shape
+    flat = out.reshape(-1)
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
-    size, done, fill = _BUFFER * bits // 8, 0, _BUFFER
-    for block in range(count):
-        start = 0
-        while start < inner:
-            if fill == _BUFFER:
-                _unpack(payload[done : done + size], bits, codes, other)
-                done += size
-                fill = 0
-            stop = min(inner, start + _BUFFER - fill)
-            some, place = codes[fill : fill + stop - start], out[block, start:stop]
-            _values(some, rule, table, first, second, factors[block], shifts[block], place)
-            fill += stop - start
-            start = stop
+    size, at, done, fill = _BUFFER * bits // 8, 0, 0, _BUFFER
+    while at < len(flat):
+        if fill == _BUFFER:
+            _unpack(payload[done : done + size], bits, codes, other)
+            done += size
+            fill = 0
+        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
+        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
+        some, place = codes[fill:full].reshape(blocks, length), flat[at:stop].reshape(blocks, length)
+        _values(some, rule, table, first, second, factors[block:last], shifts[block:last], place)
+        at, fill = stop, full
+
+
+@_compiled
+def _piece(at, count, inner, room):
+    """The block at an element, how many blocks to take from there, and how much of each: whole ones, or a part."""
+    block = at // inner
+    if at > block * inner or room < inner:
+        return block, 1, min((block + 1) * inner - at, room)
+    return block, min(count - block, room // inner), inner
+
+
+@_compiled
+def _measure(integers, rule, share, half, scales, shifts, divisors):
+    """Write the scales of whole blocks, and what their values are divided by."""
+    for block in range(len(integers)):
+        if rule == _FLOOR:
+            scales[block] = _bfloat16_above(_largest(integers[block]), share)
+            # slightly more than s/half, as AbsMaxGrid says
+            divisor, instead = scales[block] * np.float32((1 + 2.0**-22) / half), np.float32(np.inf)
+        else:
+            shifts[block], scales[block] = _range(integers[block])
+            divisor, instead = scales[block], np.float32(1)
+        divisors[block] = instead if divisor == 0 else divisor
 
 
 @_compiled
@@ -146,30 +157,41 @@ def _range(integers):
 
 
 @_compiled
-def _codes(values, rule, divisor, shift, first, second, half, codes):
+def _codes(values, rule, divisors, shifts, first, second, half, codes):
+    """Write the codes of `values` [blocks, some] of these blocks."""
+    # the rule is looked at once, because blocks may be short
+    blocks, size = values.shape
     low, high = np.float32(-half), np.float32(half - 1)
     if rule == _RANGE:
         low, high = np.float32(0), np.float32(2 * half - 1)
-        for i in range(len(values)):
-            steps = (values[i] - shift) / divisor * high
-            steps = steps if steps == steps else np.float32(half)
-            codes[i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN))
+        for block in range(blocks):
+            divisor, shift = divisors[block], shifts[block]
+            for i in range(size):
+                steps = (values[block, i] - shift) / divisor * high
+                steps = steps if steps == steps else np.float32(half)
+                codes[block, i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN))
     elif rule == _NEAREST:
-        for i in range(len(values)):
-            steps = values[i] / divisor - shift
-            steps = low if steps < low else steps
-            steps = high if steps > high else steps
-            steps = steps if steps == steps else np.float32(0)
-            codes[i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN) + half)
+        for block in range(blocks):
+            divisor, shift = divisors[block], shifts[block]
+            for i in range(size):
+                steps = values[block, i] / divisor - shift
+                steps = low if steps < low else steps
+                steps = high if steps > high else steps
+                steps = steps if steps == steps else np.float32(0)
+                codes[block, i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN) + half)
     elif second != 0:
-        for i in range(len(values)):
-            steps = values[i] / divisor
-            steps = -_TURN if steps < -_TURN else steps
-            steps = _TURN if steps > _TURN else steps
-            codes[i] = _code_below(steps / (first + second * steps * steps), low, high)
+        for block in range(blocks):
+            divisor = divisors[block]
+            for i in range(size):
+                steps = values[block, i] / divisor
+                steps = -_TURN if steps < -_TURN else steps
+                steps = _TURN if steps > _TURN else steps
+                codes[block, i] = _code_below(steps / (first + second * steps * steps), low, high)
     else:
-        for i in range(len(values)):
-            codes[i] = _code_below(values[i] / divisor * first, low, high)
+        for block in range(blocks):
+            divisor = divisors[block]
+            for i in range(size):
+                codes[block, i] = _code_below(values[block, i] / divisor * first, low, high)
 
 
 @_compiled
@@ -183,16 +205,24 @@ def _code_below(steps, low, high):
 
 
 @_compiled
-def _values(codes, rule, table, first, second, factor, shift, out):
+def _values(codes, rule, table, first, second, factors, shifts, out):
+    """Write the values of `codes` [blocks, some] of these blocks."""
+    blocks, size = codes.shape
     if rule == _LINEAR:
-        for i in range(len(out)):
-            out[i] = (np.float32(codes[i]) * first + second) * factor - shift
+        for block in range(blocks):
+            factor, shift = factors[block], shifts[block]
+            for i in range(size):
+                out[block, i] = (np.float32(codes[block, i]) * first + second) * factor - shift
     elif rule == _DIVIDED:
-        for i in range(len(out)):
-            out[i] = np.float32(codes[i]) / first * factor - shift
+        for block in range(blocks):
+            factor, shift = factors[block], shifts[block]
+            for i in range(size):
+                out[block, i] = np.float32(codes[block, i]) / first * factor - shift
     else:
-        for i in range(len(out)):
-            out[i] = table[codes[i]] * factor - shift
+        for block in range(blocks):
+            factor, shift = factors[block], shifts[block]
+            for i in range(size):
+                out[block, i] = table[codes[block, i]] * factor - shift
 
 
 @_compiled
