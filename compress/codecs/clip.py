@@ -22,8 +22,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from thinwire.compress.codecs.fused.arithmetic import nonzero
+
 _OVER_BLOCK = (0, 2)
-_POOLED = 8
+POOLED = 8
+"""Magnitudes of which a search looks at the largest."""
+_SAMPLE = 128
+"""Elements of a block that choose its grid."""
 _STEPS = 3
 _GAUSSIAN_BELOW = 1.16
 
@@ -43,10 +48,10 @@ class Maxima:
     """float32 [count, some]."""
     largest: Tensor
     """max|x| of each block, [count, 1]."""
-    lows: Tensor
-    """The least of each 8 values, [some, count, some]."""
-    highs: Tensor
-    """The largest of each 8 values, [some, count, some]."""
+    least: Tensor
+    """The least value of each block, [count, 1]."""
+    most: Tensor
+    """The largest value of each block, [count, 1]."""
     size: int
     """Elements of a block."""
 
@@ -57,21 +62,12 @@ class Maxima:
         lows, highs = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
         maxima = torch.maximum(highs, -lows)
         largest = maxima.amax(_OVER_BLOCK, keepdim=True)
+        least, most = lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1)
         # in units of the largest no sum overflows
         maxima.div_(largest.masked_fill(largest == 0, 1.0))
         # a row a block: torch is slower over two dimensions
         rows = maxima.transpose(0, 1).flatten(1)
-        return cls(rows, largest.view(-1, 1), lows, highs, values.shape[0] * values.shape[2])
-
-    @property
-    def least(self) -> Tensor:
-        """The least value of each block, [count, 1]."""
-        return self.lows.amin(_OVER_BLOCK).unsqueeze(1)
-
-    @property
-    def most(self) -> Tensor:
-        """The largest value of each block, [count, 1]."""
-        return self.highs.amax(_OVER_BLOCK).unsqueeze(1)
+        return cls(rows, largest.view(-1, 1), least, most, values.shape[0] * values.shape[2])
 
     @cached_property
     def mean(self) -> Tensor:
@@ -84,21 +80,54 @@ class Maxima:
         square = self.rows.square().mean(1, keepdim=True)
         return square < _GAUSSIAN_BELOW * self.mean.square()
 
+    def beyond(self, scale: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of what each block's maxima exceed its `scale` by, and how many do: [count, 1]; overwrites `room`."""
+        torch.sub(self.rows, scale, out=room).clamp_(min=0)
+        return room.sum(1, keepdim=True), room.sign_().sum(1, keepdim=True)
+
+
+class Passes:
+    """What a search for a scale reads of all elements. Kernels have passes of their own, with the same results."""
+
+    def maxima(self, values: Tensor) -> Maxima:
+        """The largest of each 8 magnitudes of `values` [outer, count, inner]."""
+        return Maxima.of(values)
+
+    def ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest value of each block, [count, 1]; NaN if the block has one."""
+        return values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1)
+
+    def missed(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
+        """What some grids lose of a sample of `values`: [grids, outer, count, some].
+
+        Points of a grid are `steps` [grids, count, 1] apart, from -half + 1 to half of them, `shifts` lower.
+        """
+        outer, _, inner = values.shape
+        along_inner = min(inner, _SAMPLE)
+        # torch works on elements far apart one by one, so they are brought together once
+        sample = values[:: max(1, outer * along_inner // _SAMPLE), :, :: sample_step(inner)].contiguous()
+        units, shifts = steps.unsqueeze(1), shifts.unsqueeze(1)
+        levels = (sample / -nonzero(units)).sub_(shifts).round_().clamp_(-half, half - 1).neg_()
+        return levels.mul_(units).sub_(units * shifts).sub_(sample)
+
+
+def sample_step(inner: int) -> int:
+    """How far apart the elements of a sample are, in blocks of `inner` consecutive elements."""
+    return max(1, inner // _SAMPLE)
+
 
 def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float]) -> Tensor:
     """The scale of each block that loses least: float32 [count, 1].
 
     At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
     """
-    values, number = maxima.rows, maxima.rows.shape[1]
+    number = maxima.rows.shape[1]
     factor = torch.where(maxima.look_gaussian, gaussian.get(bits, 1.0), 1.0)
     slope = factor * (maxima.size / (3 * 4.0**bits))
     scale = maxima.mean * (number / (number + slope))  # the first step, from 0
-    beyond = torch.empty_like(values)
+    room = torch.empty_like(maxima.rows)
     for _ in range(_STEPS):
-        torch.sub(values, scale, out=beyond).clamp_(min=0)
-        total = beyond.sum(1, keepdim=True)
-        count = beyond.sign_().sum(1, keepdim=True)
+        total, count = maxima.beyond(scale, room)
         scale = scale + (total - slope * scale) / (count + slope)
     return scale.clamp_(max=1) * maxima.largest
 
@@ -115,9 +144,9 @@ def mean_magnitude(values: Tensor) -> Tensor:
 def _of_eights(values: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
     """One number for each 8 elements of a block, those far apart, and the few left over: [.., count, ..]."""
     dim = 0 if values.shape[0] > values.shape[2] else 2
-    size = values.shape[dim] // _POOLED
+    size = values.shape[dim] // POOLED
     if not size:
         return values
-    eights, rest = values.tensor_split([_POOLED * size], dim)
-    reduced = reduce(eights.unflatten(dim, (_POOLED, size)), dim)
+    eights, rest = values.tensor_split([POOLED * size], dim)
+    reduced = reduce(eights.unflatten(dim, (POOLED, size)), dim)
     return torch.cat([reduced, rest], dim) if rest.shape[dim] else reduced

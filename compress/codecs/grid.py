@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.clip import MIDRISE, Maxima, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, Passes, least_square_scale, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 
 Clip = Literal["mse"] | float
@@ -63,6 +63,10 @@ class Grid(ABC):
     @abstractmethod
     def measure(self, values: Tensor) -> Tensor:
         """The scales of `values` as sent: scale_dtype [count, numbers a scale]."""
+
+    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
+        """As `measure`, where a grid must search, with what these passes read."""
+        return self.measure(values)
 
     def noise(self, values: Tensor, words: Words) -> Tensor:
         """What `codes` adds before rounding by chance, in the shape of `values`, from the next `words`.
@@ -137,14 +141,18 @@ class AbsMaxGrid(Grid):
 
     def measure(self, values: Tensor) -> Tensor:
         """max|x| of each block, more for stochastic rounding, less with `clip`, as bf16 rounded up: [count, 1]."""
-        return bfloat16_above(self._scale(values), self.smallest_scale)
+        return self.measure_by(Passes(), values)
 
-    def _scale(self, values: Tensor) -> Tensor:
+    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
+        """As `measure`, with what these passes read."""
+        return bfloat16_above(self._scale(passes, values), self.smallest_scale)
+
+    def _scale(self, passes: Passes, values: Tensor) -> Tensor:
         if self.clip == "mse":
             return (
                 2 * mean_magnitude(values)
                 if self.bits == 1
-                else least_square_scale(Maxima.of(values), self.bits, MIDRISE)
+                else least_square_scale(passes.maxima(values), self.bits, MIDRISE)
             )
         largest = largest_magnitude(values)
         if self.stochastic:

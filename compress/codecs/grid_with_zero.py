@@ -12,13 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Maxima, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Passes, least_square_scale, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
 _OVER_BLOCK = (0, 2)
-_SAMPLE = 128
-"""Elements of a block that choose its grid."""
 _SMALLEST_SCALE = 2.0**-118
 
 
@@ -41,11 +39,15 @@ class MidTreadGrid(Grid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
+        return self.measure_by(Passes(), values)
+
+    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
+        """As `measure`, with what these passes read."""
         if self.clip == "mse":
-            maxima = Maxima.of(values)
+            maxima = passes.maxima(values)
             ends, scale = Ends(maxima.least, maxima.most), least_square_scale(maxima, self.bits, MIDTREAD)
         else:
-            ends = Ends.of(values)
+            ends = Ends(*passes.ends(values))
             scale = self._clipped(ends.largest)
         return ends.signed(bfloat16_above(scale, _SMALLEST_SCALE))
 
@@ -110,21 +112,23 @@ class AutoGrid(MidTreadGrid):
     risen: ClassVar[int] = 1
     """The bit of a scale that says mid-rise."""
 
-    def measure(self, values: Tensor) -> Tensor:
+    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
         if self.clip == "mse":
-            maxima = Maxima.of(values)
+            maxima = passes.maxima(values)
             ends = Ends(maxima.least, maxima.most)
             exact = least_square_scale(maxima, self.bits, MIDTREAD)
             risen = 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(maxima, self.bits, MIDRISE)
         else:
-            ends = Ends.of(values)
+            ends = Ends(*passes.ends(values))
             exact = risen = self._clipped(ends.largest)
         tread = ends.signed(_even(bfloat16_above(exact, _SMALLEST_SCALE)))
         rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
         rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
-        sample = _sample(values)
-        better = self._lost(sample, rise) < self._lost(sample, tread)
+        scales = torch.stack([rise, tread])
+        missed = passes.missed(values, self._steps(scales), self._shifts(scales), self.half)
+        of_rise, of_tread = (torch.linalg.vector_norm(part, dim=_OVER_BLOCK).unsqueeze(1) for part in missed)
+        better = of_rise < of_tread
         return torch.where(better, rise, tread)
 
     def coding(self, scales: Tensor) -> Coding:
@@ -164,13 +168,6 @@ class AutoGrid(MidTreadGrid):
         """Half a step where the block is mid-rise, else 0."""
         return scales.view(torch.int16).bitwise_and(self.risen).float() * 0.5
 
-    def _lost(self, values: Tensor, scales: Tensor) -> Tensor:
-        """The squared error of each block of `values` with these scales: [count, 1]."""
-        levels = self._down(values, scales).neg_()
-        self.scale_levels(levels, scales)
-        lost: Tensor = torch.linalg.vector_norm(levels.sub_(values), dim=_OVER_BLOCK)
-        return lost.unsqueeze(1)
-
 
 @dataclass(frozen=True)
 class Ends:
@@ -178,11 +175,6 @@ class Ends:
 
     least: Tensor
     most: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Ends":
-        """Those of `values` [outer, count, inner]."""
-        return cls(values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1))
 
     @property
     def largest(self) -> Tensor:
@@ -198,11 +190,3 @@ def _even(scales: Tensor) -> Tensor:
     """bf16 `scales`, not negative, rounded up to those whose lowest bit is 0; infinity for NaN too."""
     even = scales.view(torch.int16).add(1).bitwise_and_(-2).view(torch.bfloat16)
     return torch.where(scales.isfinite(), even, torch.inf)
-
-
-def _sample(values: Tensor) -> Tensor:
-    """About 128 elements of each block, evenly spaced."""
-    outer, _, inner = values.shape
-    along_inner = min(inner, _SAMPLE)
-    # torch works on elements far apart one by one, so they are brought together once
-    return values[:: max(1, outer * along_inner // _SAMPLE), :, :: max(1, inner // _SAMPLE)].contiguous()

@@ -37,6 +37,7 @@ CPU_CASES = [
             'q(4, grid="midtread")',
             'q(8, grid="auto")',
             'q(2, grid="auto", clip="mse")',
+            'q(4, grid="midtread", clip="mse", group=20)',
             "nf(1)",
             "nf(2)",
             "nf(3)",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.compress.codecs.coding.bits import packed_size
 from thinwire.compress.codecs.fused.arithmetic import CodeRule
+from thinwire.compress.codecs.fused.cpu_search import KernelPasses
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import GridQuantizer
@@ -47,7 +48,7 @@ def encode(grid: Grid, values: Tensor, scales: Tensor | None, out: Tensor) -> Te
     from thinwire.compress.codecs.fused import cpu_kernels
 
     if scales is None and grid.share is None:
-        scales = grid.measure(values)
+        scales = grid.measure_by(KernelPasses(), values)
     count, first, second = values.shape[1], 1.0, 0.0
     if scales is None:
         rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
