@@ -151,14 +151,17 @@ class BucketMember:
     def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
         self._lanes, self._bucket, self._replica = lanes, bucket, lanes.replica
         everyone, sizes = lanes.everyone, [len(part) for part in bucket.parts]
-        owners = [owner for owner in everyone if sizes[owner]]
+        # from the next one on, itself last: frames for others leave first, and no two go to the same owner at once
+        turns = [*everyone[self._replica + 1 :], *everyone[: self._replica + 1]]
+        owners = [owner for owner in turns if sizes[owner]]
         self._to_owners = {owner: lanes.sender("parts", sizes[owner], [owner]) for owner in owners}
         self._from_workers, self._to_all = [], None
         if self._replica in owners:
             mine = sizes[self._replica]
             self._from_workers = [lanes.receiver("parts", mine, worker, [self._replica]) for worker in everyone]
             self._to_all = lanes.sender("sums", mine, everyone)
-        self._from_owners = {owner: lanes.receiver("sums", sizes[owner], owner, everyone) for owner in owners}
+        # its own sum needs no wire, so it is decoded while others travel
+        self._from_owners = {owner: lanes.receiver("sums", sizes[owner], owner, everyone) for owner in owners[::-1]}
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Send each owner its part."""
