@@ -2,9 +2,10 @@
 
     sudo python docs/measured/replica_speed.py FOLDER [--turns 3] [--steps 3] [--only NAME]
 
-Four runs of `thinwire bench`, with 2 replicas x 2 stages in network namespaces, of the recipe and the exchanges of
-replicas.py. The results are kept in FOLDER as JSON; one that is there is not measured again. Nothing else should run on
-the machine.
+Five runs of `thinwire bench`, with 2 replicas x 2 stages in network namespaces. `11 M` is of the recipe `links` with
+one micro-batch of 8 samples, so that one stage of a replica computes at a time: two cores do for four processes. The
+others are of the recipe and the exchanges of replicas.py. The results are kept in FOLDER as JSON; one that is there is
+not measured again. Nothing else should run on the machine.
 """
 
 import argparse
@@ -18,18 +19,21 @@ from replicas import EXCHANGES, PIPELINES, RECIPE
 LINKS = "100mbit"
 EVERY_STEP = ("bf16", "ef(q(8))", "ef(q(4))", "ef(q(2))", "powersgd(4)")
 FW3_BW6 = PIPELINES["fw3 bw6"]["--codec"]
+ONE_AT_A_TIME = ["links", "--pipeline.num_microbatches", "1", "--pipeline.microbatch_size", "8"]
+"""A GPT-2 of 11 M parameters and one micro-batch: while one stage of a replica computes, the other waits."""
 
 
 def benches(turns: int, steps: int) -> Mapping[str, list[str]]:
-    """The options of each bench, by name. Replicas that step alone take two rounds of 30 steps."""
+    """The recipe and the options of each bench, by name. Replicas that step alone take two rounds of 30 steps."""
     codecs = [EXCHANGES[name].get("--replicas.gradients", name).replace(", start=26", "") for name in EVERY_STEP]
     few = ["--repetitions", str(turns), "--steps", str(steps)]
     rounds = ["--repetitions", "1", "--steps", "1", "--codec", "none"]
     return {
-        "every step": ["--codec", FW3_BW6, "--replica-codec", *codecs, *few],
-        "quantized-adam": ["--codec", FW3_BW6, *_options("quantized-adam, 4 bits"), *few],
-        "DiLoCo": [*_options("DiLoCo, q(4), every 30"), *rounds],
-        "SparseLoCo": [*_options("SparseLoCo, every 30"), *rounds],
+        "11 M": [*ONE_AT_A_TIME, "--codec", FW3_BW6, "--replica-codec", "ef(q(4))", "--compressed-only", *few],
+        "every step": [RECIPE, "--codec", FW3_BW6, "--replica-codec", *codecs, *few],
+        "quantized-adam": [RECIPE, "--codec", FW3_BW6, *_options("quantized-adam, 4 bits"), *few],
+        "DiLoCo": [RECIPE, *_options("DiLoCo, q(4), every 30"), *rounds],
+        "SparseLoCo": [RECIPE, *_options("SparseLoCo, every 30"), *rounds],
     }
 
 
@@ -60,7 +64,7 @@ def main() -> None:
     for name, words in benches(options.turns, options.steps).items():
         path = options.folder / f"{name.replace(' ', '-')}.json"
         if not path.is_file() and options.only in (None, name):
-            command = ["thinwire", "bench", RECIPE, "--replicas.count", "2", "--bandwidth", LINKS, *words, "--json"]
+            command = ["thinwire", "bench", *words, "--replicas.count", "2", "--bandwidth", LINKS, "--json"]
             path.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         if path.is_file():
             table += rows(name, json.loads(path.read_text()))
