@@ -25,6 +25,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Key
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound
+from thinwire.compress.codecs.fused import cpu_rotation
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Wrapper
 from thinwire.compress.transfer import put
@@ -80,19 +81,39 @@ def reach_of(rotate: Rotate | None, shape: Sequence[int]) -> int:
 
 def turn(rows: Tensor) -> Tensor:
     """The float32 `rows` [R, n], each rotated."""
-    turned = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    for part, factors in _parts(rows.shape, rows.device):
-        turned[part] = _sums_and_differences(rows[part] * factors)
-    return turned
+    return cpu_rotation.turn(rows, factors(rows)) if cpu_rotation.covers(rows) else turn_eagerly(rows)
 
 
 def turn_back_(rows: Tensor) -> None:
     """Undo `turn` on float32 `rows` [R, n], in place."""
-    for part, factors in _parts(rows.shape, rows.device):
+    if cpu_rotation.covers(rows):
+        cpu_rotation.turn_back_(rows, factors(rows))
+    else:
+        turn_back_eagerly_(rows)
+
+
+def turn_eagerly(rows: Tensor) -> Tensor:
+    """As `turn`, without a kernel."""
+    turned = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    for part, scaled_signs in _parts(rows):
+        turned[part] = _sums_and_differences(rows[part] * scaled_signs)
+    return turned
+
+
+def turn_back_eagerly_(rows: Tensor) -> None:
+    """As `turn_back_`, without a kernel."""
+    for part, scaled_signs in _parts(rows):
         values = rows[part]
         largest = torch.maximum(values.amax(1), values.amin(1).neg_()).unsqueeze_(1)
         shrunk = torch.where(largest >= _HUGE, _SHRUNK, 1.0)
-        torch.mul(_sums_and_differences(values * shrunk), factors, out=values).div_(shrunk)
+        torch.mul(_sums_and_differences(values * shrunk), scaled_signs, out=values).div_(shrunk)
+
+
+def factors(rows: Tensor) -> list[tuple[slice, Tensor]]:
+    """The columns of each piece of `rows` [R, n], and its signs over sqrt(m)."""
+    row_signs = put(signs(rows.shape[1]), rows.device)
+    columns = [slice(start, start + size) for start, size in pieces(rows.shape[1])]
+    return [(some, row_signs[some] * (some.stop - some.start) ** -0.5) for some in columns]
 
 
 def pieces(n: int) -> Iterator[tuple[int, int]]:
@@ -111,15 +132,12 @@ def signs(n: int) -> Tensor:
     return 1 - 2 * bits.view(-1)[:n].float()
 
 
-def _parts(shape: Sequence[int], device: torch.device) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+def _parts(rows: Tensor) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
     """Yield the indices of a few rows of one piece, rotated at once, and their signs over sqrt(m)."""
-    row_signs = put(signs(shape[1]), device)
-    for start, size in pieces(shape[1]):
-        columns = slice(start, start + size)
-        factors = row_signs[columns] * size**-0.5
-        rows = max(1, _CHUNK // size)  # twice as fast if the rows fit the cache
-        for first in range(0, shape[0], rows):
-            yield (slice(first, first + rows), columns), factors
+    for columns, scaled_signs in factors(rows):
+        some = max(1, _CHUNK // len(scaled_signs))  # twice as fast if the rows fit the cache
+        for first in range(0, len(rows), some):
+            yield (slice(first, first + some), columns), scaled_signs
 
 
 def _sums_and_differences(x: Tensor) -> Tensor:

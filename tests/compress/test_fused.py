@@ -13,8 +13,8 @@ from support.codec_helpers import KEY, encode, gaussian
 from support.fused_cases import CASES, CPU_CASES, ERROR_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, Progress, SlotCounts, parse
-from thinwire.compress.codecs import indices
-from thinwire.compress.codecs.fused import cpu, cpu_error, largest
+from thinwire.compress.codecs import indices, rotation
+from thinwire.compress.codecs.fused import cpu, cpu_error, cpu_rotation, largest
 from thinwire.compress.codecs.fused.largest import places_of_largest
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
 from thinwire.compress.codecs.grid import AbsMaxGrid
@@ -100,6 +100,24 @@ def test_what_a_codec_of_a_sum_loses_is_that_of_the_eager_code(monkeypatch, expr
             monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
             payloads.append(encode(codec, x))
         assert torch.equal(*payloads) or not x.isfinite().all(), name
+
+
+@needs_numba
+@pytest.mark.slow
+def test_the_kernels_for_rotation_give_the_values_of_the_eager_code(monkeypatch):
+    monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
+    large = gaussian(3, 64) * torch.tensor([1.0, 2.0**95, 2.0**124]).unsqueeze(1)
+    for x in (gaussian(4, 1024), gaussian(5, 775), large, *(tensor_of(name, torch.float32) for name in SPECIAL)):
+        if not cpu_rotation.covers(x):
+            assert not x.is_contiguous(), "the kernels do not work here: a warning says why"
+            continue
+        wanted, found = rotation.turn_eagerly(x), rotation.turn(x)
+        assert torch.equal(found.nan_to_num(123), wanted.nan_to_num(123)), tuple(x.shape)
+        back = wanted.clone()
+        rotation.turn_back_eagerly_(back)
+        rotation.turn_back_(wanted)
+        assert torch.equal(wanted.nan_to_num(123), back.nan_to_num(123)), tuple(x.shape)
 
 
 @needs_numba

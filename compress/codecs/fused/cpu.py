@@ -29,9 +29,15 @@ _MOST_THREADS = 2
 
 
 def covers(grid: Grid, values: Tensor) -> bool:
-    """Whether kernels encode and decode `values` [outer, count, inner]: float32 on a CPU, not traced."""
+    """Whether kernels encode and decode `values` [outer, count, inner]."""
+    return takes(values) and _work(grid)
+
+
+def takes(values: Tensor) -> bool:
+    """Whether `values` [outer, count, inner] are for kernels: float32 on a CPU, not traced."""
     return (
         type(values) is Tensor
+        and values.dtype == torch.float32
         and values.numel() >= LEAST_ELEMENTS
         and values.device.type == "cpu"
         and values.shape[0] == 1
@@ -39,7 +45,6 @@ def covers(grid: Grid, values: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and torch.get_num_threads() <= _MOST_THREADS
         and values.is_contiguous()
-        and _work(grid)
     )
 
 
