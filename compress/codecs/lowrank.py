@@ -24,6 +24,7 @@ from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
 Matrices = Literal["tensor", "sample"]
+_LARGE = 2.0**48
 _PART = 1 << 18
 """Elements decoded at a time: their float64 sums take twice the memory of the tensor."""
 
@@ -108,8 +109,11 @@ class LowRank(Codec):
         largest = torch.maximum(matrix.amax((1, 2), keepdim=True), -matrix.amin((1, 2), keepdim=True))
         unit = power_of_two_above(largest)
         unit = unit.masked_fill(unit == 0, 1.0)
-        matrix = matrix / unit.float()  # sums of elements near float32's limit would overflow
-        left = _orthonormal(matrix @ _start(shared, matrix, sizes, key))
+        if matrix.is_cpu and bool(((unit > 1 / _LARGE) & (unit < _LARGE)).all()):
+            after, unit = unit.float(), torch.ones_like(unit)  # a power of two changes no bit: later it divides less
+        else:  # sums of elements near float32's limit would overflow; a card would wait for the answer
+            matrix, after = matrix / unit.float(), torch.ones_like(unit).float()
+        left = _orthonormal(matrix @ _start(shared, matrix, sizes, key) / after)
         left = self._factors.write_left(left, sizes, out, key)
         self._factors.write_right((matrix.mT @ left).double() * unit, sizes, out, key)
 
