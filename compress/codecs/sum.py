@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, call_method, require_floating, size_of
+from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import Uncompressed, infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length
 from thinwire.compress.codecs.ramp import MOST_VARIANTS
@@ -190,7 +191,7 @@ class Sum(Codec):
 
 def _encode_and_lose(coder: Codec, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> Tensor:
     """Write a codec's payload of `x`, and return what it loses, in float32."""
-    if x.dtype == torch.float32:
+    if isinstance(coder, Blockwise) and x.dtype == torch.float32:  # of others none has such a pass
         lost = torch.full(x.shape, -0.0, device=x.device)  # added to x it changes nothing, not even a zero's sign
         if coder.encode_with_error(x, lost, 1.0, out, key):
             return lost
