@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -89,6 +89,8 @@ class Meter:
     left: deque[list[tuple[float, float]]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """Of each of these exchanges, the times between which the stage left it to go on with the next steps."""
     recording: Recording | None = None
+    clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
+    """Tells when a section begins and ends. Of a card it may first wait until all that was asked of it is done."""
     _left: list[tuple[float, float]] = field(default_factory=list)
     _exchange_left: float | None = None
     _exchange_begun: float | None = None
@@ -162,7 +164,7 @@ class Meter:
             self.seconds, self.computing = kept
 
     def _turn(self) -> None:
-        now = time.perf_counter()
+        now = self.clock()
         if self._open:
             name, _, work = self._open[-1]
             self.seconds[name] += now - self._since

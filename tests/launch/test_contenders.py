@@ -1,9 +1,14 @@
 """A contender of a bench with replicas, in one process: its steps have what training has."""
 
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 
+from support.cards import CARD
 from support.tiny_run import alone, prepared, write_recipe
+from thinwire.launch.bench.links import contenders, worker
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
 from thinwire.launch.run.assembly import simulated_placement
 
@@ -50,3 +55,35 @@ def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
     assert contender.round == 1
     for each, of_whole in zip(small, whole, strict=True):
         assert exchanged(each)[1] < 0.25 * exchanged(of_whole)[1]
+
+
+def test_what_a_card_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeypatch):
+    """A timed step does not wait for the card, so its sections of compute are those of the thread that launches."""
+    asked = []
+
+    def waited(device):
+        asked.append(device)
+        return float(len(asked))  # a section takes as many seconds as there are questions in it
+
+    monkeypatch.setattr(contenders, "seconds_now", waited)
+    with alone():
+        ready = prepared()
+        contender = Thinwire(ready, simulated_placement(ready.recipe), 0, Codecs("q(4)", "q(8)"), tmp_path)
+        contender.measure_compute(torch.arange(4))
+        assert not asked, "a CPU needs no such step"
+        contender._device = CARD
+        contender.measure_compute(torch.arange(4))
+        assert asked == [CARD] * len(asked)
+        questions, found = len(asked), contender.step(torch.arange(4))
+        contender.close()
+    assert len(asked) == questions, "a timed step asks nothing"
+    assert found.compute and all(seconds >= 1.0 for _, _, seconds in found.compute)
+    assert max(found.sections.values()) < 1.0
+
+
+def test_a_timed_step_ends_when_the_card_has_done_it(monkeypatch):
+    order = []
+    monkeypatch.setattr(worker, "seconds_now", lambda device: order.append(device) or time.perf_counter())
+    monkeypatch.setattr(dist, "barrier", lambda: order.append("barrier"))
+    assert worker._between_barriers(lambda: order.append("step"), CARD) > 0
+    assert order == ["barrier", CARD, "step", CARD, "barrier"]

@@ -19,6 +19,8 @@ from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
+from thinwire.pipeline.devices import device
+from thinwire.pipeline.devices.device import CPU
 
 CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
 CONFIG += '"embd_pdrop": 0.0, "attn_pdrop": 0.0}'
@@ -35,7 +37,7 @@ def weights_after_two_steps(rank, kinds, folder):
     where, found = real_placement(prepared.recipe), {}
     for kind in kinds:
         if kind == "thinwire":
-            contender = make(kind, Codecs("none", "none"), prepared, where, rank, folder)
+            contender = make(kind, Codecs("none", "none"), prepared, where, rank, folder, CPU)
             module = contender._trainer.stages[0].submod
         else:
             contender = PlainPipeline(prepared, build_modules(prepared, where, rank), where, kind)
@@ -62,7 +64,7 @@ def rounds_in_turn(rank, folder):
     prepared = prepare(parse([*SMALL, "--pipeline.num_stages", "1", *alone], prog="thinwire bench"))
     where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=30))
     contenders = {
-        codec: make(codec, Codecs("none", "none", codec), prepared, where, rank, folder / codec)
+        codec: make(codec, Codecs("none", "none", codec), prepared, where, rank, folder / codec, CPU)
         for codec in ("none", "q(4)")
     }
     found = {codec: [] for codec in contenders}
@@ -183,7 +185,7 @@ def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
 
 
 @pytest.mark.slow
-def test_what_cannot_be_measured_is_a_sentence(capsys):
+def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
     assert "unknown codec 'zip'" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--replica-codec", "bf16"]) == 2
@@ -210,6 +212,9 @@ def test_what_cannot_be_measured_is_a_sentence(capsys):
     assert capsys.readouterr().err == said
     assert cli.main(["bench", *SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
     assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
+    monkeypatch.setattr(device, "choose", lambda wanted: torch.device("cuda", 0))
+    assert cli.main(["bench", *SMALL, "--training.device", "cuda", "--wire.transport", "nccl"]) == 2
+    assert "a bench measures frames that cross its links; set wire.transport to gloo or zmq" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_a_sentence(capsys):

@@ -72,9 +72,9 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
         ),
         (
-            choose(wanted.training.device) == CPU,
-            f"a bench of links times the CPU and plain torch over gloo, which takes no tensors of a card; set "
-            f"training.device to cpu, got {wanted.training.device}",
+            wanted.wire.transport in ("gloo", "zmq") or choose(wanted.training.device) == CPU,
+            f"a bench measures frames that cross its links; set wire.transport to gloo or zmq, got "
+            f"{wanted.wire.transport}",
         ),
         (
             not wanted.training.compile,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.run.assembly import Prepared, assemble, build_modules, with_codecs
 from thinwire.models.data.sampler import Batch
-from thinwire.pipeline.devices.device import CPU
+from thinwire.pipeline.devices.device import CPU, seconds_now
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
@@ -74,6 +77,9 @@ class Contender(Protocol):
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""
 
+    def measure_compute(self, ids: Tensor) -> None:
+        """On a card, measure what its steps compute in a round of its own: a timed one does not wait for the card."""
+
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
 
@@ -120,6 +126,8 @@ class Thinwire:
         self._trainer = assemble(ready, where, rank).trainer
         self._trainer.sampler = self._sampler = _Given()
         self._trainer.read_clocks()
+        self._device = self.stages[0].device
+        self._compute_of_card: list[tuple[int, str, float]] = []
         if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
             self._take(torch.arange(recipe.batch_size))
             self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
@@ -140,12 +148,9 @@ class Thinwire:
             stage.meter.sent.clear()
             stage.meter.exchange.clear()
         taken = [self._take(ids) for _ in range(steps)]
-        computed: dict[tuple[int, str], list[float]] = defaultdict(list)
-        for index, task, seconds in chain.from_iterable(compute for _, compute in taken):
-            computed[index, task].append(seconds)
         return StepMeasures(
             sections={name: sum(record.sections[name] for record, _ in taken) / steps for name in SECTIONS},
-            compute=[(index, task, statistics.mean(seconds)) for (index, task), seconds in computed.items()],
+            compute=self._compute_of_card or _means(chain.from_iterable(compute for _, compute in taken)),
             frames=[
                 (boundary, channel, traffic.frames / steps, traffic.bytes / steps)
                 for stage in stages
@@ -155,6 +160,23 @@ class Thinwire:
                 name: sum(stage.meter.exchange[name] for stage in stages) / steps for name in stages[0].meter.exchange
             },
         )
+
+    def measure_compute(self, ids: Tensor) -> None:
+        """On a card, take a round in which each section of time begins and ends when the card has done all before."""
+        if self._device == CPU:
+            return
+        with self._sections_of(self._device):
+            taken = [self._take(ids) for _ in range(self.round)]
+        self._compute_of_card = _means(chain.from_iterable(compute for _, compute in taken))
+
+    @contextmanager
+    def _sections_of(self, device: torch.device) -> Iterator[None]:
+        meters = [stage.meter for stage in self._trainer.stages]
+        for meter in meters:
+            meter.clock = partial(seconds_now, device)
+        yield
+        for meter in meters:
+            meter.clock = perf_counter
 
     def _take(self, ids: Tensor) -> tuple[StepRecord, list[tuple[int, str, float]]]:
         """Take one optimizer step: its record, and stage, task, seconds of what was computed."""
@@ -192,7 +214,7 @@ class PlainTorch:
     round = 1
 
     def __init__(
-        self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device = CPU
+        self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank, device), where, dtype, device)
 
@@ -201,6 +223,9 @@ class PlainTorch:
         self._pipeline.step(ids)
         return StepMeasures({}, [], [], {})
 
+    def measure_compute(self, ids: Tensor) -> None:
+        """Nothing: the LIMIT is that of Thinwire's stages."""
+
     def forget_cache(self) -> None:
         """Nothing: plain torch has no stores."""
 
@@ -208,11 +233,27 @@ class PlainTorch:
         """Nothing: plain torch has no files."""
 
 
-def make(name: str, codecs: Codecs | None, prepared: Prepared, where: Placement, rank: int, folder: Path) -> Contender:
+def make(
+    name: str,
+    codecs: Codecs | None,
+    prepared: Prepared,
+    where: Placement,
+    rank: int,
+    folder: Path,
+    device: torch.device,
+) -> Contender:
     """The contender of that name: Thinwire if there are codecs, else one of BASELINES. Collective."""
     if codecs is None:
-        return PlainTorch(prepared.of_model(), where, rank, BASELINES[name])
+        return PlainTorch(prepared.of_model(), where, rank, BASELINES[name], device)
     return Thinwire(prepared, where, rank, codecs, folder)
+
+
+def _means(computed: Iterable[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
+    """Stage, task, mean seconds of several steps."""
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for index, task, seconds in computed:
+        found[index, task].append(seconds)
+    return [(index, task, statistics.mean(seconds)) for (index, task), seconds in found.items()]
 
 
 def _computed(recording: Recording) -> dict[str, float]:

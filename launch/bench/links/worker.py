@@ -25,6 +25,8 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.worker import join
+from thinwire.launch.shared.rank import own_local_rank
+from thinwire.pipeline.devices.device import choose, seconds_now
 from thinwire.pipeline.probe import probe, probe_both
 
 TURNS = "turns"
@@ -72,8 +74,9 @@ def main(argv: Sequence[str]) -> int:
     where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=prepared.recipe.wire.timeout))
     store = dist.FileStore(plan.store, -1)
     store.set_timeout(timedelta(days=1))
+    device = choose(prepared.recipe.training.device, own_local_rank())
     contenders = {
-        name: make(name, codecs, prepared, where, rank, Path(plan.folder, f"stores-{index}"))
+        name: make(name, codecs, prepared, where, rank, Path(plan.folder, f"stores-{index}"), device)
         for index, (name, codecs) in enumerate(plan.contenders.items())
     }
     batches = _Batches(prepared)
@@ -85,7 +88,10 @@ def main(argv: Sequence[str]) -> int:
     for index in range(plan.contests):
         store.wait([shaped(index)])
         chosen = {name: contenders[name] for name in (plan.shaped if index else contenders)}
-        found = {"links": _probe_links(linked(prepared.recipe)), "turns": _take_turns(chosen, plan, batches, taken)}
+        found = {
+            "links": _probe_links(linked(prepared.recipe)),
+            "turns": _take_turns(chosen, plan, batches, device, taken),
+        }
         Path(plan.folder, f"contest-{index}-{rank}.json").write_text(json.dumps(found))
         dist.barrier()
         store.set(measured(index, rank), "")
@@ -119,35 +125,41 @@ class _Batches:
 
 
 def _take_turns(
-    contenders: dict[str, Contender], plan: BenchPlan, batches: _Batches, taken: Callable[[], None]
+    contenders: dict[str, Contender],
+    plan: BenchPlan,
+    batches: _Batches,
+    device: torch.device,
+    taken: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Take the turns of every contender: a first step, or round, on new samples, then others on the same samples."""
     turns = []
     for _ in range(plan.repetitions):
         ids = batches.next()
         for name, contender in contenders.items():
-            first = _timed(contender, ids)
-            later = [_timed(contender, ids) for _ in range(plan.steps)]
+            first = _timed(contender, ids, device)
+            contender.measure_compute(ids)
+            later = [_timed(contender, ids, device) for _ in range(plan.steps)]
             turns.append({"contender": name, "first": first, "later": later})
             taken()
     return turns
 
 
-def _timed(contender: Contender, ids: Tensor) -> dict[str, Any]:
+def _timed(contender: Contender, ids: Tensor, device: torch.device) -> dict[str, Any]:
     """Time one step, from the start of all processes to the end of all, or the mean of a round.
 
     Stores are read from disk, not from a cache.
     """
     contender.forget_cache()
     taken: list[StepMeasures] = []
-    seconds = _between_barriers(lambda: taken.append(contender.step(ids)))
+    seconds = _between_barriers(lambda: taken.append(contender.step(ids)), device)
     return {"seconds": seconds / contender.round, **asdict(taken[0])}
 
 
-def _between_barriers(act: Callable[[], object]) -> float:
+def _between_barriers(act: Callable[[], object], device: torch.device) -> float:
     dist.barrier()
-    started = time.perf_counter()
+    started = seconds_now(device)
     act()
+    seconds_now(device)  # a card has done what it was asked
     dist.barrier()
     return time.perf_counter() - started
 
