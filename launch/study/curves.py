@@ -35,9 +35,9 @@ def draw(study: Study, rows: Mapping[str, Row], results: Sequence[Result]) -> by
         _line(axes[0], _thinned(_mean([loss_curve(cell) for cell in cells])), name, style, marker="")
         for place, mode in zip(axes[1:], MODES, strict=True):
             _line(place, _mean([score_curve(study, cell, mode) for cell in cells]), name, style, marker="o")
-    for place, title in zip(
-        axes, ["training loss", *(f"held-out {study.score}, compression {m}" for m in MODES)], strict=True
-    ):
+    score = f"{study.score} in {study.unit}" if study.unit else study.score
+    titles = ["training loss", *(f"held-out {score}, compression {mode}" for mode in MODES)]
+    for place, title in zip(axes, titles, strict=True):
         place.set(title=title, xlabel="optimizer step")
         place.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
