@@ -210,7 +210,8 @@ def test_a_packaged_study_names_recipes_that_can_be_read(name):
     from thinwire.launch.run import recipe
 
     study = read_study(name)
-    assert list(study.scales) == ["small", "full", "smoke"]  # the first is the default, and runs on a laptop
+    scales = list(study.scales)
+    assert scales[:2] == ["small", "full"] and scales[-1] == "smoke"  # the first is the default, and runs on a laptop
     for scale in study.scales.values():
         assert scale.about
         cells = cells_of(study, scale, Path("f"))
