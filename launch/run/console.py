@@ -138,16 +138,9 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the tables at the end: scores, bytes of each channel, time and memory of each stage."""
     console = Console()
-    table = _table(f"{summary['name']}: {summary['steps']} steps in {summary['training_seconds']:.0f} s")
     if summary["smoke"]:
         console.print(SMOKE_NOTE, highlight=False, soft_wrap=True)
-    table.add_column("")
-    columns = [name for name in next(iter(summary["held_out"].values()), {}) if name != "num_targets"]
-    for column in columns:
-        table.add_column(column, justify="right")
-    for mode, score in summary["held_out"].items():
-        table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
-    console.print(table)
+    _show_scores(console, summary)
     console.print(_apart(summary), highlight=False, soft_wrap=True)
     if summary["loss_scale"]:
         console.print(_scaled(summary), highlight=False, soft_wrap=True)
@@ -182,6 +175,22 @@ def show_gains(measured: float, gains: Sequence[Gain], notes: Sequence[str]) -> 
     console.print(table)
     for note in filter(None, notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
+
+
+def _show_scores(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print the steps and their time, and below them the held-out scores, if there are any."""
+    title = f"{summary['name']}: {summary['steps']} steps in {summary['training_seconds']:.0f} s"
+    if not summary["held_out"]:
+        console.print(title, highlight=False, soft_wrap=True, markup=False)
+        return
+    table = _table(title)
+    table.add_column("")
+    columns = [name for name in next(iter(summary["held_out"].values())) if name != "num_targets"]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for mode, score in summary["held_out"].items():
+        table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
+    console.print(table)
 
 
 def _apart(summary: Mapping[str, Any]) -> str:

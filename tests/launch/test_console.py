@@ -104,6 +104,12 @@ def test_replicas_that_took_no_step_have_exchanged_for_no_second(capsys):
     assert "hid" not in out, "no column for what is not known"
 
 
+def test_a_run_without_held_out_data_says_its_steps_in_one_line(capsys):
+    """The title of a table without columns was folded after each third letter."""
+    show_summary(summary("q(4)", "q(8)") | {"held_out": {}})
+    assert capsys.readouterr().out.startswith("long: 100000 steps in 10000 s\nevaluations: ")
+
+
 def test_evaluations_and_saves_are_apart_from_the_steps(capsys, monkeypatch):
     said = [line.strip() for line in shown(capsys, monkeypatch, 80, "q(4)", "q(8)")]
     assert "long: 100000 steps in 10000 s" in said
