@@ -26,11 +26,16 @@ def make_folder(path: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # other processes may write the same file
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    """Write a file whole: if the disk is full or the process is killed, the file is as it was before."""
+    # other processes may write the same file; in containers that share the folder, all may have the same pid
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
     sync(path.parent)  # the new name must reach the disk too

@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.compress.stores.durable import write_durably
 from thinwire.launch.run.logs.files import FULL
 from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
@@ -70,12 +70,12 @@ def save_recipe(recipe: Recipe) -> None:
     """
     recipe.folder.mkdir(parents=True, exist_ok=True)
     anew = replace(recipe, checkpoint=replace(recipe.checkpoint, resume="auto"))
-    write_whole(recipe.folder / "recipe.yaml", dump(anew))
+    write_durably(recipe.folder / "recipe.yaml", dump(anew).encode())
 
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json to the folder of a run, or to the folder of a set of weights."""
-    write_whole(folder / "summary.json", dumps(summary, indent=2) + "\n")
+    write_durably(folder / "summary.json", f"{dumps(summary, indent=2)}\n".encode())
 
 
 def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:

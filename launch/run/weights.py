@@ -18,7 +18,6 @@ So the weights that the manifest names are always of one step, whenever a run is
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -26,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.compress.stores.durable import make_folder, sync
+from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
@@ -88,7 +87,7 @@ class Saving:
 
     def complete(self) -> None:
         """Name this set in the manifest, and remove the set before. Call it after every stage has written its file."""
-        write_whole(self._base / _MANIFEST, json.dumps(asdict(self._set)) + "\n")
+        write_durably(self._base / _MANIFEST, f"{json.dumps(asdict(self._set))}\n".encode())
         if self._before is not None and self._before.folder != self._set.folder:
             shutil.rmtree(self._base / self._before.folder, ignore_errors=True)  # other processes remove it as well
 
@@ -142,19 +141,6 @@ def remove_leftovers(folder: Path) -> None:
     for pattern in ("weights/*.part", "*.part"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole: if the disk is full or the process is killed, the file is as it was before."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        fresh.write_text(text)
-        sync(fresh)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
 
 
 def _remove_sets(base: Path, kept: Collection[str]) -> None:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from thinwire.compress.stores.durable import write_durably
 from thinwire.launch.run import recipe
-from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared.strict_json import dumps, without_nan
 from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import Signal
@@ -47,7 +47,7 @@ def energy_of(cell: Cell, percent: float, prog: str) -> dict[Signal, Measures]:
         }
         kept = {"weights": digest, "percent": percent, "signals": signals}
         try:
-            write_whole(path, dumps(kept, indent=1) + "\n")
+            write_durably(path, f"{dumps(kept, indent=1)}\n".encode())
         except OSError as error:
             print(f"{path} cannot be written, so the next report measures again: {error.strerror}", file=sys.stderr)
     found: dict[Signal, Measures] = kept["signals"]

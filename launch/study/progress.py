@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from thinwire.compress.stores.durable import write_durably
 from thinwire.launch.run.logs.files import pieces
-from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.study.check import Checked
 
@@ -64,7 +64,7 @@ def begin(checked: Checked, beside: Mapping[str, Any]) -> None:
     folder = checked.cell.folder
     folder.mkdir(parents=True, exist_ok=True)
     said = {"row": checked.cell.row, "seed": checked.cell.seed, "origin": checked.origin, **beside}
-    write_whole(folder / "cell.json", dumps(said, indent=2) + "\n")
+    write_durably(folder / "cell.json", f"{dumps(said, indent=2)}\n".encode())
 
 
 def drop_checkpoints(folder: Path) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.compress.stores.durable import write_durably
 from thinwire.errors import ThinwireError
-from thinwire.launch.run.weights import write_whole
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
@@ -200,10 +200,10 @@ def _write(made: StudyReport, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if made.curves:
             (folder / "curves.png").write_bytes(made.curves)
-        write_whole(folder / "report.md", _markdown(made))
-        write_whole(folder / "report.html", _html(made))
+        write_durably(folder / "report.md", _markdown(made).encode())
+        write_durably(folder / "report.html", _html(made).encode())
         values = document(made.title, made.tables, words=list(made.words), **made.beside)
-        write_whole(folder / "report.json", dumps(values, indent=2) + "\n")
+        write_durably(folder / "report.json", f"{dumps(values, indent=2)}\n".encode())
     except OSError as error:
         raise OptionsError(f"--out must name a folder that can be written, got {folder}: {error.strerror}") from error
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,7 @@ def weights_folder(name: str, weights: str) -> Path:
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     # several stages may write at the same time; each writes its own file, so no stage reads half a file
-    unfinished = folder / f"{_FILE}.{os.getpid()}"
+    unfinished = folder / f"{_FILE}.{uuid.uuid4().hex}"
     save_file(state, unfinished)
     follow_umask(unfinished)
     unfinished.replace(path)

@@ -162,7 +162,7 @@ def test_energy_that_cannot_be_kept_is_reported_all_the_same(tmp_path, monkeypat
 
     monkeypatch.chdir(tmp_path)
     write_recipe(tmp_path)
-    monkeypatch.setattr(energy, "write_whole", full)
+    monkeypatch.setattr(energy, "write_durably", full)
     monkeypatch.setattr(energy, "_measured", lambda *_: {"activations": {"energy": 50.0}})
     (cell, _) = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
     assert energy_of(cell, 10, "thinwire study")["activations at the end"] == {"energy": 50.0}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from thinwire.launch.run.weights import Saving, WeightSet, newest, remove_leftovers, weight_file, write_whole
+from thinwire.launch.run.weights import Saving, WeightSet, newest, remove_leftovers, weight_file
 from thinwire.pipeline.errors import OptionsError
 
 
@@ -89,17 +89,3 @@ def test_a_damaged_manifest_is_one_sentence(tmp_path, text):
     (tmp_path / "weights/newest.json").write_text(text)
     with pytest.raises(OptionsError, match=r"newest.json must name a set of weights, but it is damaged"):
         newest(tmp_path)
-
-
-def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "summary.json"
-    write_whole(path, "before")
-
-    def full(self, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(type(path), "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        write_whole(path, "after")
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]

@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.run.weights import write_whole
+from thinwire.compress.stores.durable import write_durably
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 """Errors of a disk that is full, over its quota, or read-only."""
@@ -189,7 +189,9 @@ def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict
         lines = list(_parsed(piece.read_text())) if piece.exists() else []
         staying = [(line, values) for line, values in lines if stays(values)]
         if piece == path or 0 < len(staying) < len(lines):
-            write_whole(piece, "".join(f"{line}\n" for line, _ in staying))  # a kill from here on loses no line
+            write_durably(
+                piece, "".join(f"{line}\n" for line, _ in staying).encode()
+            )  # a kill from here on loses no line
         elif not staying:
             piece.unlink()
         kept = [values for _, values in staying] + kept
