@@ -219,7 +219,7 @@ class MinMaxGrid(Grid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The least value and the range of each block, float32 [count, 2]."""
-        lowest, highest = values.amin(_OVER_BLOCK), values.amax(_OVER_BLOCK)
+        lowest, highest = _ends(values)
         return torch.stack([lowest, highest - lowest], 1)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
@@ -280,9 +280,9 @@ class ShortMinMaxGrid(MinMaxGrid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""
-        least = values.amin(_OVER_BLOCK)
+        least, highest = _ends(values)
         lowest = -_rounded_up(-least)
-        return torch.stack([lowest, _rounded_up(values.amax(_OVER_BLOCK) - lowest.float())], 1)
+        return torch.stack([lowest, _rounded_up(highest - lowest.float())], 1)
 
 
 class PointGrid(Grid):
@@ -337,6 +337,12 @@ def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
     """`x`, float32 and not negative, rounded up to bf16; 0 if that is below `smallest`."""
     above = _rounded_up(x)
     return above.masked_fill_(above < smallest, 0.0)
+
+
+def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest value of each block, float32 [count]; a zero without a sign."""
+    # of zeros with both signs, torch gives either; adding zero takes the sign away
+    return values.amin(_OVER_BLOCK) + 0.0, values.amax(_OVER_BLOCK) + 0.0
 
 
 def _rounded_up(x: Tensor) -> Tensor:

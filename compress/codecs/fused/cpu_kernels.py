@@ -151,8 +151,9 @@ def _range(integers):
         least, most, largest = min(least, ordered), max(most, ordered), max(largest, magnitude)
     if largest > _INFINITY:
         return np.float32(np.nan), np.float32(np.nan)
-    low = np.int32(least ^ ((least >> 31) & 0x7FFFFFFF)).view(np.float32)
-    high = np.int32(most ^ ((most >> 31) & 0x7FFFFFFF)).view(np.float32)
+    # adding zero takes the sign of a zero away
+    low = np.int32(least ^ ((least >> 31) & 0x7FFFFFFF)).view(np.float32) + np.float32(0)
+    high = np.int32(most ^ ((most >> 31) & 0x7FFFFFFF)).view(np.float32) + np.float32(0)
     return low, high - low
 
 

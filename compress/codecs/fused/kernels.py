@@ -142,8 +142,10 @@ def _measure(values, inside, MINMAX: tl.constexpr):
     magnitudes = tl.where(inside, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     largest = tl.max(tl.max(magnitudes, axis=2), axis=1)
     if MINMAX:
-        lowest = tl.min(tl.min(tl.where(inside, values, float("inf")), axis=2), axis=1)
-        highest = tl.max(tl.max(tl.where(inside, values, float("-inf")), axis=2), axis=1)
+        lowest = (
+            tl.min(tl.min(tl.where(inside, values, float("inf")), axis=2), axis=1) + 0.0
+        )  # so that a zero has no sign
+        highest = tl.max(tl.max(tl.where(inside, values, float("-inf")), axis=2), axis=1) + 0.0
         first = tl.where(largest > 0x7F800000, 0x7FFFFFFF, lowest.to(tl.int32, bitcast=True))
         second = tl.where(largest > 0x7F800000, 0x7FFFFFFF, (highest - lowest).to(tl.int32, bitcast=True))
     else:
