@@ -11,8 +11,7 @@ Equal bytes need care in these places:
 - LLVM makes one operation of a multiplication and an addition only if it is allowed to. Numba's default forbids it.
 - Numbers without a type of their own are float64 and int64 to Numba, so each has one here.
 - NaN is no integer: it becomes a zero before the conversion, as torch's conversion has it.
-- Not defined by the eager code either: the bits of a NaN in a scale, and the sign of a minmax scale's zero where a
-  block has zeros of both signs.
+- Not defined by the eager code either: the bits of a NaN in a scale.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ Equal bytes on a card need care in these places:
 - Denormal numbers count: `floor` and `div_rn` must not flush them to zero. A card that did would give another code to a
   value below zero that is 2**-126 of its scale. `make test-gpu` has such tensors.
 - Not defined by the eager code either: the bits of a NaN in a scale (here 0x7fff as a card rounds it, 0x7fffffff as it
-  computes it), and the sign of a minmax scale's zero where a block has zeros of both signs.
+  computes it).
 """
 
 import torch
