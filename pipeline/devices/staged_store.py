@@ -188,13 +188,12 @@ class StagedStore(Store):
             self._lent = None
 
     def _forget(self) -> None:
-        """Give up what was announced: the messages come in another order, or the rows change."""
+        """Give up what was announced: the messages come in another order, or the rows change. What is lent stays."""
         self._announced.clear()
         if self._ahead is not None:
-            self._take_back()
             fetch, self._ahead = self._ahead, None
-            self._lend(fetch)
-            self._take_back()
+            self._lanes.stream.hold_compute(fetch.copied.result())
+            self._free.append((fetch.rows, self._lanes.stream.mark()))
 
     def _drain(self) -> None:
         """Wait until the host store holds everything written that it can; raise what failed first on the way."""

@@ -97,6 +97,21 @@ def test_memory_on_the_card_is_filled_again_only_after_the_compute_that_read_it(
     assert ("side holds for", f"compute {read}") in streams.log
 
 
+def test_rows_that_are_lent_stay_though_those_ahead_are_given_up(monkeypatch):
+    Streams(monkeypatch)
+    store = staged(MemoryStore(LAYOUT))
+    store.write(slots(0, 1, 2), gaussian(3, 3, 5))
+    store.flush()
+    for slot in (0, 1):
+        store.prefetch(slots(slot))
+    lent = store.borrow(slots(0)).parts[0]
+    store.write(slots(1), torch.ones(1, 3, 5))  # its rows were ahead
+    store.prefetch(slots(2))
+    store._ahead.copied.result()
+    assert store._ahead.rows.data_ptr() != lent.data_ptr()
+    assert torch.equal(lent, gaussian(3, 3, 5)[:1])
+
+
 def test_a_fetch_of_rows_that_are_still_leaving_comes_after_them(monkeypatch):
     streams = Streams(monkeypatch, in_time=False)
     store = staged(MemoryStore(LAYOUT))
