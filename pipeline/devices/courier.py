@@ -8,6 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+import torch
+
+from thinwire.pipeline.devices.device import make_current
+
 Job = Callable[[], None]
 T = TypeVar("T")
 
@@ -34,9 +38,10 @@ class AtOnce:
 
 
 class Courier:
-    """A thread of its own. After a job that fails it does no other; it ends with the process."""
+    """A thread of its own for a device. After a job that fails it does no other; it ends with the process."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device = device
         self._jobs: queue.Queue[Job] = queue.Queue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -54,6 +59,7 @@ class Courier:
         self._raise()
 
     def _run(self) -> None:
+        make_current(self._device)
         while True:
             job = self._jobs.get()
             try:

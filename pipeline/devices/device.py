@@ -61,7 +61,13 @@ def use(device: torch.device) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # else with NaN
-    torch.accelerator.set_device_index(device.index or 0)
+    make_current(device)
+
+
+def make_current(device: torch.device) -> None:
+    """Make `device` the current one of this thread: each begins with the first card, and would use memory there."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index or 0)
 
 
 def described(device: torch.device) -> str:

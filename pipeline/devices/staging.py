@@ -184,18 +184,18 @@ class StagedReceiver(_FromTransport):
 
 
 class Ways:
-    """Makes the ways of one process, which share side streams for each device and a courier for each kind of order."""
+    """Makes the ways of one process, which share side streams and couriers for each device."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, CopyStream] = {}
         self._lanes: dict[torch.device, RowLanes] = {}
-        self._courier = Courier("thinwire courier")
+        self._couriers: dict[torch.device, Courier] = {}
 
     def departing(self, transport: SendingEnd, capacity: int, device: torch.device, *, at_once: bool) -> Departing:
         """The way from a device; `at_once` if the receiving stage is in this process, which then waits for the copy."""
         if device.type == "cpu":
             return StraightSender(transport)
-        carrier: Carrier = AtOnce() if at_once else self._courier
+        carrier: Carrier = AtOnce() if at_once else self._courier(device)
         return StagedSender(transport, capacity, self._stream(device), carrier)
 
     def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> Arriving:
@@ -208,6 +208,11 @@ class Ways:
         """A store as compute on a device sees it: that of a host is reached through pinned memory from a card."""
         return store if store.device.type == device.type else StagedStore(store, self._rows(device))
 
+    def _courier(self, device: torch.device) -> Courier:
+        if device not in self._couriers:
+            self._couriers[device] = Courier("thinwire courier", device)
+        return self._couriers[device]
+
     def _stream(self, device: torch.device) -> CopyStream:
         if device not in self._streams:
             self._streams[device] = CopyStream(device)
@@ -215,6 +220,6 @@ class Ways:
 
     def _rows(self, device: torch.device) -> RowLanes:
         if device not in self._lanes:
-            reader, writer = (Courier(f"thinwire {name} rows") for name in ("reads", "writes"))
+            reader, writer = (Courier(f"thinwire {name} rows", device) for name in ("reads", "writes"))
             self._lanes[device] = RowLanes(CopyStream(device), reader, writer)
         return self._lanes[device]

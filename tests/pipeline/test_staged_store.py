@@ -24,7 +24,7 @@ def slots(*indices):
 
 
 def staged(host):
-    return StagedStore(host, RowLanes(CopyStream(CPU), Courier("reader"), Courier("writer")))
+    return StagedStore(host, RowLanes(CopyStream(CPU), Courier("reader", CPU), Courier("writer", CPU)))
 
 
 def orders(streams, *kinds):

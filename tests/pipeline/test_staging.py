@@ -43,7 +43,7 @@ def seal(frame):
 def test_the_launching_thread_gives_orders_and_the_courier_waits_and_sends_in_order(monkeypatch):
     streams = Streams(monkeypatch, in_time=False)
     transport = Transport(streams.log)
-    way = StagedSender(transport, CAPACITY, CopyStream(CPU), Courier("courier"))
+    way = StagedSender(transport, CAPACITY, CopyStream(CPU), Courier("courier", CPU))
     for index in range(3):
         way.send(way.take().fill_(index), 64, f"frame {index}", seal)
     assert transport.sent == [], "nothing leaves before its copy is done"
@@ -69,7 +69,7 @@ def test_the_launching_thread_gives_orders_and_the_courier_waits_and_sends_in_or
 
 def test_compute_writes_a_frame_again_only_after_its_copy_and_the_host_does_not_wait(monkeypatch):
     streams = Streams(monkeypatch, in_time=False)
-    way = StagedSender(Transport(streams.log), CAPACITY, CopyStream(CPU), Courier("courier"))
+    way = StagedSender(Transport(streams.log), CAPACITY, CopyStream(CPU), Courier("courier", CPU))
     frame = way.take()
     way.send(frame, 64, "a frame", seal)
     assert way.take() is frame
@@ -97,7 +97,7 @@ def test_a_received_frame_is_decoded_after_its_copy_and_given_back_after_it(monk
 
 
 def test_what_fails_in_the_courier_is_raised_where_frames_are_sent():
-    courier, done = Courier("courier"), []
+    courier, done = Courier("courier", CPU), []
 
     def fail():
         raise ConnectionError("the peer is gone")
@@ -109,6 +109,18 @@ def test_what_fails_in_the_courier_is_raised_where_frames_are_sent():
     with pytest.raises(ConnectionError, match="the peer is gone"):
         courier.submit(lambda: done.append(3))
     assert done == [1]
+
+
+def test_a_courier_begins_with_its_card_and_not_the_first_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(
+        torch.accelerator, "set_device_index", lambda index: chosen.append((index, threading.current_thread().name))
+    )
+    for device in (torch.device("cuda", 2), CPU):
+        courier = Courier(f"courier of {device}", device)
+        courier.submit(lambda: None)
+        courier.drain()
+    assert chosen == [(2, "courier of cuda:2")]
 
 
 def test_between_stages_of_one_process_nothing_is_left_to_a_thread():
@@ -154,7 +166,7 @@ def test_staged_frames_and_buffers_carry_the_same_numbers(monkeypatch, alone, pa
 
 
 def staged_departing(self, transport, capacity, device, *, at_once):
-    carrier = AtOnce() if at_once else self._courier
+    carrier = AtOnce() if at_once else self._courier(device)
     return StagedSender(transport, capacity, self._stream(device), carrier)
 
 
