@@ -66,22 +66,43 @@ def connect(wanted: str, where: Placement, device: torch.device, timeout: timede
         f"{by} carries what processes {low} and {high} send each other: {why}"
         for (low, high), (by, why) in found.items()
     ]
-    return CardLinks(_communicators(wanted, where, locations, timeout), notes)
+    return CardLinks(_communicators(wanted, where, locations, device, timeout), notes)
 
 
 def _communicators(
-    wanted: str, where: Placement, locations: Sequence[Location], timeout: timedelta
+    wanted: str, where: Placement, locations: Sequence[Location], device: torch.device, timeout: timedelta
 ) -> dict[tuple[int, ChannelName], dist.ProcessGroup]:
-    """Those of this process. Every process makes all of all replicas in one order: torch counts groups to name them."""
+    """Those of this process, connected.
+
+    Every process makes all of all replicas in one order, because torch counts groups to name them, and so no two
+    processes wait for each other.
+    """
     mine: dict[tuple[int, ChannelName], dist.ProcessGroup] = {}
     size, pipeline = where.num_processes, min(where.process_of.values())
     for first, boundary, name in product(range(0, len(locations), size), range(where.num_stages - 1), CHANNELS):
-        low, high = sorted(where.process_of[stage] - pipeline + first for stage in (boundary, boundary + 1))
+        ends = [where.process_of[stage] - pipeline + first for stage in (boundary, boundary + 1)]
+        low, high = sorted(ends)
         if low != high and carrying(wanted, (low, high), locations)[0] == "nccl":
             made = dist.new_group([low, high], timeout=timeout, backend=BACKEND)
             if isinstance(made, dist.ProcessGroup):  # else this process is no member
+                sender, receiver = ends if name == "activations" else reversed(ends)
+                _meet(made, sender, receiver, device)
                 mine[boundary, name] = made
     return mine
+
+
+def _meet(group: dist.ProcessGroup, sender: int, receiver: int, device: torch.device) -> None:
+    """Send one byte. NCCL connects two cards at their first message, and its sender waits for the receiver there.
+
+    In the midst of a schedule both could be senders, of frames of two channels, and wait for each other.
+    """
+    byte = torch.zeros(1, dtype=torch.uint8, device=device)
+    if dist.get_rank() == sender:
+        work = dist.isend(byte, group=group, group_dst=dist.get_group_rank(group, receiver))
+    else:
+        work = dist.irecv(byte, group=group, group_src=dist.get_group_rank(group, sender))
+    assert work is not None, "this process is a member"
+    work.wait()
 
 
 class PayloadSums:

@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from support.cards import CARD, FakeCard
 from support.processes import run
@@ -62,6 +65,24 @@ def test_without_a_wish_no_process_is_asked():
     assert nccl.connect("gloo", Placement({0: 0, 1: 1}), torch.device("cpu"), None) == nccl.CardLinks()
 
 
+def meeting_first(operation):
+    """As NCCL does: the first message of a communicator makes its connection, and the sender waits for the receiver."""
+
+    def operate(tensor, *, group, **peer):
+        work = operation(tensor, group=group, **peer)
+        if group not in met:
+            met.add(group)
+            other = 1 - dist.get_group_rank(group, dist.get_rank())
+            if operation is dist.isend:
+                dist.recv(torch.empty(1), group=group, group_src=other)
+            else:
+                dist.send(torch.empty(1), group=group, group_dst=other)
+        return work
+
+    met = set()
+    return operate
+
+
 def from_card_to_card(rank, options, damaged=False):
     """Train with the ends of NCCL; gloo carries their messages, which are tensors of the CPU."""
     made, receive = wire.Wire.__init__, nccl.CardArrivals.receive
@@ -76,6 +97,9 @@ def from_card_to_card(rank, options, damaged=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nccl.CardArrivals, "receive", received)
         patch.setattr(nccl, "BACKEND", "gloo")
+        ends = SimpleNamespace(**vars(dist))
+        ends.isend, ends.irecv = meeting_first(dist.isend), meeting_first(dist.irecv)
+        patch.setattr(nccl, "dist", ends)
         patch.setattr(nccl.Location, "of", lambda device: next(locations))
 
         def with_links(self, *arguments, **more):
@@ -96,15 +120,15 @@ def from_card_to_card(rank, options, damaged=False):
     [
         ("1f1b", 2, 2, ("aqsgd(q(4))", "ef(topk(0.25))")),
         ("1f1b", 3, 3, ("q(4)", "q(8)")),
-        ("zbv-zero-bubble", 2, 4, ("q(4)", "q(8)")),
+        ("interleaved-zero-bubble", 2, 4, ("q(4)", "q(8)")),
     ],
     ids=["with feedback", "three processes", "several boundaries between two processes"],
 )
 def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, schedule, processes, stages, codecs):
     """With three processes it hung: torch names a group by how many there are, and each made those of its own pairs.
 
-    With zbv-zero-bubble, two processes have several boundaries, and the frames of one came where those of another were
-    wanted.
+    With several boundaries between two processes, the frames of one came where those of another were wanted. And with
+    interleaved-zero-bubble each of the two waited until the other would receive its first frame.
     """
     compression = dict(zip(("activations", "gradients"), codecs, strict=True))
     options = {"schedule": schedule, "num_stages": stages, "compression": compression}
