@@ -126,6 +126,7 @@ class Neighbours:
         self._ranks[connection] = rank
         self._missing.discard(rank)
         self._silence.heard(rank, trains=False)
+        self._send(connection, self._pulse.trains())  # at once: who has not named itself may have to go for a stranger
         self._pulse.add(partial(self._send, connection))
 
     def _send(self, connection: socket.socket, trains: bool) -> None:
@@ -135,6 +136,8 @@ class Neighbours:
             return  # closed, or full because the neighbour does not read: it hears of us no more, as it should
 
     def _read(self, connection: socket.socket) -> None:
+        if connection not in self._buffers:
+            return  # it went for a new one in this round
         try:
             received = connection.recv(1 << 12)
         except OSError:
