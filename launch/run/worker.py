@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -26,6 +24,7 @@ from thinwire.launch.run.heartbeat.silence import Silence, sentence
 from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
+from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.process import Placement
@@ -91,13 +90,6 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         leave(report_of(error, rank, stages, replica))
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
-
-
-def allow_many_files() -> None:
-    """Let this process open as many files as the system allows any: strangers may hold connections at its ports."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system may call it unlimited, and refuse that
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, float], None]) -> None:

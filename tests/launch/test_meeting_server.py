@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -112,11 +113,24 @@ def test_replicas_exchange_and_the_meeting_place_ends_with_them(tmp_path):
     asyncio.run(scene())
 
 
-def test_strangers_change_nothing(tmp_path):
-    """Some write garbage; one speaks ZeroMQ, and has other keys. Those with the keys are let in beside them."""
+@pytest.fixture
+def few_files():
+    """A shell's usual limit of open files, which strangers can use up; and what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft // 2, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_strangers_change_nothing(tmp_path, few_files):
+    """Some write garbage; one speaks ZeroMQ, and has other keys. Those with the keys are let in beside them.
+
+    Strangers who held a thousand connections kept replicas out for as long as they liked.
+    """
 
     async def scene():
         async with met(tmp_path) as (place, settings):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few_files
             host, _, port = settings.address.partition(":")
             strangers = [socket.create_connection((host, int(port))) for _ in range(10)]
             for stranger in strangers:

@@ -105,7 +105,7 @@ def test_strangers_are_cut_off_and_change_nothing(heard):
             assert is_closed(connection), said
     held = [called(address) for _ in range(40)]
     assert is_closed(held[0]), "those that say nothing are few at any time"
-    for _ in range(300):  # the oldest speaks when it goes: it was read after it was closed, and nobody was heard any more
+    for _ in range(300):  # one that speaks as it goes was read after it was closed, and nobody was heard any more
         held.append(called(address))
         with suppress(OSError):
             held[-17].send(b"?")

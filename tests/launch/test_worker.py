@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from thinwire.launch.run import worker
 from thinwire.launch.run.worker import join, of_this_start
+from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
@@ -73,7 +74,7 @@ def test_a_stage_may_open_as_many_files_as_the_system_allows():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft // 2, hard))
     try:
-        worker.allow_many_files()
+        allow_many_files()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from thinwire.launch.run.crews.remote.server import MeetingServer
+from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.zeromq.connections import Patience, bounded
 from thinwire.pipeline.zeromq.keys import Keys
@@ -47,6 +48,7 @@ async def serve(
     Raises:
         OptionsError: this host does not have the address, or another program listens there.
     """
+    allow_many_files()
     context = zmq.asyncio.Context()
     zap, listener = context.socket(zmq.ROUTER), context.socket(zmq.ROUTER)
     zap.bind(_ZAP)  # before the listener: it admits nobody while there is nobody to ask
