@@ -46,6 +46,11 @@ class Blockwise(MayVary, Codec):
         """Write the payload of u = x + decay * error, and u - C(u) in place of `error`, where a kernel can."""
         return x.numel() > 0 and self._complete.encode_with_error(x, error, decay, out)
 
+    def add_decoded(self, payload: Tensor, total: Tensor) -> None:
+        """Add the decoded tensor to `total`, which is float32 and contiguous."""
+        if total.numel():
+            self._complete.add_decoded(payload, total)
+
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""
         return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)

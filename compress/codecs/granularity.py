@@ -49,11 +49,14 @@ class Stretch:
         return prod(self.shape) > self.stop - self.start
 
     def view(self, flat: Tensor) -> Tensor:
-        """Its elements of a tensor [n], padded with copies of the last one, which change no block's range."""
-        values = flat[self.start : self.stop]
+        """Its elements of a tensor [n], padded."""
+        return self.padded(flat[self.start : self.stop])
+
+    def padded(self, elements: Tensor) -> Tensor:
+        """Its elements, padded with copies of the last one, which change no block's range."""
         if self.is_padded:
-            values = torch.cat([values, values[-1:].expand(prod(self.shape) - len(values))])
-        return values.view(self.shape)
+            elements = torch.cat([elements, elements[-1:].expand(prod(self.shape) - len(elements))])
+        return elements.view(self.shape)
 
 
 @dataclass(frozen=True)

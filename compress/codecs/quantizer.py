@@ -8,9 +8,9 @@ decodes. So they combine with each other and with every grid.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import torch
@@ -24,6 +24,9 @@ from thinwire.compress.codecs.grid import Grid
 
 _PART = 1 << 20
 """Elements handled at a time, so that what is made of them stays in a cache."""
+
+Make = Callable[[int, int], Tensor]
+"""(start, stop) -> these elements of a tensor in its own order, float32 [stop - start]."""
 
 
 class Quantizer(ABC):
@@ -41,9 +44,19 @@ class Quantizer(ABC):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the decoded tensor into `out`, which is contiguous."""
 
+    def add_decoded(self, payload: Tensor, total: Tensor) -> None:
+        """Add the decoded tensor to `total`, which is float32 and contiguous."""
+        values = torch.empty_like(total)
+        self.decode(payload, values)
+        total.add_(values)
+
     def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
         """As Codec.encode_with_error."""
         return False
+
+    def encode_made(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
+        """As `encode`, of a tensor of `shape` that need not be made whole, on a CPU at least."""
+        self.encode(make(0, prod(shape)).view(tuple(shape)), out, key)
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
@@ -75,16 +88,29 @@ class GridQuantizer(Quantizer):
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
-        blocks, grid, flat = self.blocks(x.shape), self.grid, x.reshape(-1)
+        flat = x.reshape(-1)
+        self._encode_parts(x.shape, x.device, lambda start, stop: flat[start:stop].float(), out, key)
+
+    def encode_made(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
+        """As `encode`, with the elements of a part made when it is encoded, on a CPU."""
+        if device.type == "cpu":
+            self._encode_parts(shape, device, make, out, key)
+        else:
+            super().encode_made(shape, device, make, out, key)
+
+    def _encode_parts(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
+        blocks, grid = self.blocks(shape), self.grid
         by_part = grid.scales_are_apart and blocks.are_whole(_PART)
         scales_size = grid.scales_size(blocks.count)
         scales = torch.empty(0)
         if not by_part:
-            out[:scales_size] = grid.pack_scales(grid.measure(blocks.view(x.float())))
+            whole = make(0, blocks.numel)
+            out[:scales_size] = grid.pack_scales(grid.measure(blocks.view(whole)))
             scales = grid.unpack_scales(out[:scales_size], blocks.count)
-        words = key.words(x.device) if grid.stochastic else None
+        words = key.words(device) if grid.stochastic else None
         for part in blocks.parts(_PART):
-            values, place = part.view(flat).float(), out[scales_size:][self._codes_place(part)]
+            elements = make(part.start, part.stop) if by_part else whole[part.start : part.stop]
+            values, place = part.padded(elements), out[scales_size:][self._codes_place(part)]
             if by_part:
                 out[self._scales_place(part)] = grid.pack_scales(self.write_part(part, values, None, words, place))
             else:
@@ -92,14 +118,32 @@ class GridQuantizer(Quantizer):
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
-        blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
-        scales, size = self._scales(payload, blocks), grid.scales_size(blocks.count)
-        for part in blocks.parts(_PART):
-            numel, in_place = part.stop - part.start, out.dtype == torch.float32 and not part.is_padded
+        flat = out.view(-1)
+        for part, read in self._parts(payload, out.shape):
+            in_place = out.dtype == torch.float32 and not part.is_padded
             values = part.view(flat) if in_place else torch.empty(part.shape, device=out.device)
-            self.read_part(payload[size:][self._codes_place(part)], scales[part.blocks], values, numel)
+            read(values)
             if not in_place:
-                saturating_copy(values.view(-1)[:numel], flat[part.start : part.stop])
+                saturating_copy(values.view(-1)[: part.stop - part.start], flat[part.start : part.stop])
+
+    def add_decoded(self, payload: Tensor, total: Tensor) -> None:
+        """Add the decoded tensor to `total`; on a CPU a part at a time, which stays in a cache."""
+        if total.device.type != "cpu":
+            super().add_decoded(payload, total)
+            return
+        flat = total.view(-1)
+        for part, read in self._parts(payload, total.shape):
+            values = torch.empty(part.shape)
+            read(values)
+            flat[part.start : part.stop].add_(values.view(-1)[: part.stop - part.start])
+
+    def _parts(self, payload: Tensor, shape: Sequence[int]) -> Iterator[tuple[Stretch, Callable[[Tensor], None]]]:
+        """Yield the parts of a tensor, and for each what reads its values from the payload into a view of its shape."""
+        blocks = self.blocks(shape)
+        scales, size = self._scales(payload, blocks), self.grid.scales_size(blocks.count)
+        for part in blocks.parts(_PART):
+            packed, own = payload[size:][self._codes_place(part)], scales[part.blocks]
+            yield part, partial(self.read_part, packed, own, numel=part.stop - part.start)
 
     def write_part(
         self, part: Stretch, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor

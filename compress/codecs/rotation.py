@@ -48,7 +48,14 @@ class Rotated(Wrapper):
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write the inner payload of the rotated rows."""
-        self.inner.encode(_turned(x), out, key)
+        rows = _rows(x.detach())
+
+        def made(start: int, stop: int) -> Tensor:
+            first = start // rows.shape[1]
+            turned = turn(rows[first : -(-stop // rows.shape[1])].float()).view(-1)
+            return turned[start - first * rows.shape[1] : stop - first * rows.shape[1]]
+
+        self.inner.encode_made(x.shape, x.device, made, out, key)
 
     def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
         self.inner.decode(payload, values)

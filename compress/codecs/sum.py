@@ -145,8 +145,11 @@ class Sum(Codec):
         values = out if in_place else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         first.decode(parts[0], values, key, shared if first.warm_starts else None)
         total = values.float()
-        values = torch.empty(out.shape, device=out.device)
         for index, (coder, part) in enumerate(zip(others, parts[1:], strict=True), 1):
+            if isinstance(coder, Blockwise):
+                coder.add_decoded(part, total)
+                continue
+            values = torch.empty(out.shape, device=out.device)
             coder.decode(part, values, key.of_part(index), shared if coder.warm_starts else None)
             total.add_(values)
         if not in_place:
