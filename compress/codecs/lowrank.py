@@ -106,7 +106,7 @@ class LowRank(Codec):
             return
         sizes = self._sizes(x.shape)
         matrix = x.reshape(sizes.samples, sizes.rows, sizes.columns).float()
-        largest = torch.maximum(matrix.amax((1, 2), keepdim=True), -matrix.amin((1, 2), keepdim=True))
+        largest = _largest(matrix)
         unit = power_of_two_above(largest)
         unit = unit.masked_fill(unit == 0, 1.0)
         if matrix.is_cpu and bool(((unit > 1 / _LARGE) & (unit < _LARGE)).all()):
@@ -154,6 +154,14 @@ def _start(shared: Tensor | None, matrix: Tensor, sizes: MatrixSizes, key: Key) 
     largest = shared.abs().amax((1, 2), keepdim=True)
     usable = largest.isfinite() & (largest > 0)
     return torch.where(usable, shared / largest, drawn)
+
+
+def _largest(matrix: Tensor) -> Tensor:
+    """max|x| of each of the matrices [N, rows, columns]: [N, 1, 1]."""
+    if len(matrix) == 1:  # one pass over it, which torch makes fast for a whole tensor only
+        least, most = torch.aminmax(matrix)
+        return torch.maximum(most, -least).view(1, 1, 1)
+    return torch.maximum(matrix.amax((1, 2), keepdim=True), -matrix.amin((1, 2), keepdim=True))
 
 
 def _parts(sizes: MatrixSizes) -> Iterator[tuple[slice, slice]]:
