@@ -2,6 +2,10 @@
 
 Feedback that sends differences (EF21, AQ-SGD) converges only around a contractive codec, |x - C(x)| <= c |x| with c
 below 1; the theorem of 2206.01299 asks for c below sqrt(1/2).
+
+A small c is not all. Where a classifier reads one token, that token has nearly all of the gradient. If all tokens
+share a scale, it is that token's scale, and a grid without zero gives the others its smallest step, which may be a
+thousand times what they had: c is 0.05, and nothing is learned.
 """
 
 import torch
@@ -17,9 +21,21 @@ def contraction(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
 
     Another tensor, or another key for a codec that rounds by chance, may give a larger c.
     """
+    error, norm = (x.detach().double() - _there_and_back(codec, x, key).double()).norm(), x.detach().double().norm()
+    return (error / norm).item() if error else 0.0
+
+
+def swamped(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
+    """The share of `x`'s elements that this codec changes by more than their own size."""
+    if codec.reuses_indices or codec.learns:
+        return 0.0
+    x = x.detach()
+    return ((_there_and_back(codec, x, key) - x).abs() > x.abs()).float().mean().item()
+
+
+def _there_and_back(codec: Codec, x: Tensor, key: Key) -> Tensor:
     payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
     decoded = torch.empty_like(x, memory_format=torch.contiguous_format)
     codec.encode(x, payload, key)
     codec.decode(payload, decoded, key)
-    error, norm = (x.detach().double() - decoded.double()).norm(), x.detach().double().norm()
-    return (error / norm).item() if error else 0.0
+    return decoded

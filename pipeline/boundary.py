@@ -136,12 +136,11 @@ class Sender(ChannelEnd):
         way: Departing,
         options: WireOptions,
         meter: Meter,
-        observer: Observer | None = None,
         copies: int = 1,
     ) -> None:
         super().__init__(channel, encoders, meter, copies)
         self._encoders, self._way, self._options = tuple(encoders), way, options
-        self.observers = [] if observer is None else [observer]
+        self.observers: list[Observer] = []
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         """Encode one micro-batch's tuple into a frame, start to send it, and then update the buffers.

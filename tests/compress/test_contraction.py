@@ -7,7 +7,7 @@ import torch
 
 from support.codec_helpers import gaussian
 from thinwire.compress import parse
-from thinwire.compress.contraction import contraction
+from thinwire.compress.contraction import contraction, swamped
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.1, 0.02])
@@ -62,3 +62,24 @@ def test_the_tensor_is_left_as_it_is():
     before = x.detach().clone()
     assert isinstance(contraction(parse("q(4)"), x), float)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("expression", "least", "most"),
+    [
+        ('q(8, per="channel")', 0.95, 0.98),
+        ('q(8, per="channel", round="stochastic")', 0.95, 0.98),
+        ('q(8, per="channel", grid="midtread")', 0.0, 0.01),
+        ("q(8)", 0.0, 0.01),
+        ("topk(0.1)", 0.0, 0.0),
+        ("fp8", 0.0, 0.0),
+        ("none", 0.0, 0.0),
+    ],
+)
+def test_elements_that_a_codec_changes_beyond_their_size_are_counted(expression, least, most):
+    """One row of 64 has nearly all of the norm, as the token that a classifier reads."""
+    x = gaussian(64, 256)
+    x[1:] *= 1e-4
+    codec = parse(expression)
+    assert least <= swamped(codec, x) <= most
+    assert contraction(codec, x) < 1

@@ -5,7 +5,7 @@ import torch
 
 from support import processes
 from support.recipe_runs import SHORT, TINY
-from support.toy import make_trainer
+from support.toy import Task, make_trainer
 from thinwire.compress import StoreError
 from thinwire.compress.feedback import DifferenceFeedback
 from thinwire.launch import cli
@@ -33,6 +33,32 @@ def test_differences_around_a_codec_that_is_not_contractive_are_warned_about_wit
 )
 def test_contractive_codecs_and_rules_without_differences_are_not(method, alone):
     assert told({"activations": method, "gradients": "q(8)"}, alone) == []
+
+
+@pytest.mark.parametrize(
+    ("gradients", "warned"),
+    [
+        ('q(8, per="channel")', True),
+        ('ef(q(8, per="channel"))', False),
+        ('q(8, per="channel", grid="midtread")', False),
+        ("q(8)", False),
+        ("none", False),
+    ],
+)
+def test_a_codec_that_drowns_most_gradients_is_warned_about(gradients, warned, alone, monkeypatch):
+    """A classifier whose gradients had 8 bits and a scale a channel, without zero, never left its first loss."""
+    monkeypatch.setattr(Task, "loss_sum", lambda self, output, target: (output * weight).square().sum())
+    weight = torch.tensor([1.0] + [1e-5] * 23).view(8, 3, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compression = {"activations": "none", "gradients": gradients}
+        options = {"num_stages": 2, "microbatch_size": 8, "steps": 2}
+        make_trainer(0, simulated=True, compression=compression, **options).train(lambda record: None)
+    said = [str(warning.message) for warning in caught if "stand still" in str(warning.message)]
+    assert len(said) == warned
+    assert all(
+        'q(8, per="channel") changes 9' in sentence and "gradients of boundary 0" in sentence for sentence in said
+    )
 
 
 def test_stores_on_disk_lie_where_told_and_are_discarded_at_the_end(alone, tmp_path):
