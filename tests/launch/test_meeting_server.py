@@ -223,6 +223,31 @@ def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
     asyncio.run(scene())
 
 
+class Greeter(Lecturer):
+    """A server behind a link that is too slow for a piece: a welcome comes through, and nothing else."""
+
+    def take(self, route, parts):
+        if unpack(parts)[0] == HELLO:
+            self._send(route, pack_words(WELCOME, 0, server="this one", noted=None))
+
+
+def test_a_link_that_is_too_slow_is_told_after_the_time_out(tmp_path):
+    """Each call got a welcome, so the replica called again for ever."""
+
+    async def scene():
+        Keys.fresh().write(tmp_path / "keys")
+        opened = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(serve("127.0.0.1:*", Keys.read(tmp_path / "keys"), Greeter, opened.set_result))
+        host = Host(ProxySettings(await opened, str(tmp_path / "keys"), 0, 0.2, 1.0, {}))
+        ending = await asyncio.wait_for(host.leading, TIMEOUT)
+        assert ending.lasting
+        assert "for 1 s (wire.timeout): the link must carry 16 KiB within wire.heartbeat, which is 0.2 s" in ending.text
+        serving.cancel()
+        await asyncio.wait([serving])
+
+    asyncio.run(scene())
+
+
 def test_an_address_that_is_none_is_a_sentence(tmp_path):
     async def scene():
         Keys.fresh().write(tmp_path / "keys")

@@ -33,6 +33,7 @@ from thinwire.launch.run.crews.remote.stream import (
     HELLO,
     LAUNCHER,
     PIECE,
+    PIECE_BYTES,
     REFUSAL,
     UNKNOWN,
     VERSION,
@@ -79,6 +80,7 @@ class Proxy:
         self._stream = MessageStream()
         self._context = zmq.asyncio.Context()
         self._heard = time.monotonic()
+        self._welcomed = False  # a welcome is the last that was heard
         self._told: str | None = None
         self._refused: str | None = None  # why the meeting place lets this replica wait
 
@@ -132,7 +134,7 @@ class Proxy:
         try:
             _connect(link, self._settings.address)
             link.send_multipart(self._hello())
-            called = time.monotonic()
+            latest = time.monotonic()
             while True:
                 if hearing.done():
                     hearing.result()  # a mistake of ours ends this process, so that nobody waits for its answer
@@ -140,9 +142,12 @@ class Proxy:
                     kind, number, data = unpack(await link.recv_multipart())
                     if kind in (UNKNOWN, REFUSAL):
                         return self._sent_away(json.loads(data)) if kind == REFUSAL else None
-                    self._heard = time.monotonic()
+                    latest = time.monotonic()
+                    self._welcomed = kind == WELCOME
+                    if not self._welcomed:  # a welcome is short: it comes over a link on which no piece arrives in time
+                        self._heard = latest
                     self._take(link, kind, number, data)
-                elif time.monotonic() - max(called, self._heard) > self._settings.heartbeat:
+                elif time.monotonic() - latest > self._settings.heartbeat:
                     self._tell(
                         f"replica {self._settings.replica} hears nothing of the meeting place at "
                         f"{self._settings.address}, and waits for it up to {self._settings.timeout:g} s"
@@ -191,6 +196,11 @@ class Proxy:
             return (
                 f"the meeting place at {place} let this replica wait {waited}, because {self._refused}; end the other "
                 f"one, or give this host another replicas.number"
+            )
+        if self._welcomed:
+            return (
+                f"the meeting place at {place} answered, and nothing else arrived {waited}: the link must carry "
+                f"{PIECE_BYTES >> 10} KiB within wire.heartbeat, which is {self._settings.heartbeat:g} s; raise it"
             )
         return (
             f"the meeting place at {place} was not heard {waited}; start it with thinwire meet and the same keys, then "

@@ -29,8 +29,8 @@ VERSION = 2
 HELLO, WELCOME, REFUSAL, UNKNOWN, PIECE, ACK = b"H", b"W", b"R", b"U", b"P", b"A"
 LAUNCHER = -1
 """Stands for the launcher, where others have the number of a stage process."""
-PIECE_BYTES = 1 << 16
-"""The most bytes of a piece: one must arrive within the time of a heartbeat."""
+PIECE_BYTES = 1 << 14
+"""The most bytes of a piece: one must arrive within the time of a heartbeat, with what others send over its link."""
 
 _HEAD = struct.Struct("!cQ")
 _PROCESS = struct.Struct("!i")
