@@ -48,6 +48,10 @@ class ThinwireError(Exception):
             raise cls(broken)
 
 
+class ThinwireWarning(UserWarning):
+    """A sentence for the user about something that goes on, but perhaps not as wished."""
+
+
 def attempt(*parts: Callable[[], Any]) -> list[Any]:
     """The result of each part; if some raise a `ThinwireError`, one error of the first class holds all mistakes."""
     results: list[Any] = []

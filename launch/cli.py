@@ -8,12 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from thinwire.errors import ThinwireError
+from thinwire.errors import ThinwireError, ThinwireWarning
 from thinwire.launch.shared.exit_codes import INTERRUPTED, MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
 from thinwire.launch.shared.installed import entry_points
 
@@ -51,6 +52,8 @@ REFUSALS = {
 """Answers of the system about a file that its user can change: rights, a full disk, a file where a folder is needed."""
 
 _INTERRUPTED = "stopped by SIGINT"
+
+_FORMAT_OF_PYTHON = warnings.formatwarning
 
 COMMAND_GROUP = "thinwire.commands"
 """The group of entry points with which another package adds a command: name = module:function, a `Main`."""
@@ -93,7 +96,11 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def run(command: Main, arguments: Sequence[str]) -> int:
-    """Run a command and return its exit status. A `ThinwireError` is printed as a sentence, without a traceback."""
+    """Run a command and return its exit status.
+
+    A `ThinwireError` is printed as a sentence, without a traceback, and a `ThinwireWarning` without a line of code.
+    """
+    warnings.formatwarning = _shown
     try:
         return command(arguments)
     except KeyboardInterrupt:
@@ -105,6 +112,12 @@ def run(command: Main, arguments: Sequence[str]) -> int:
             raise
         error = FailedError(f"{raised.filename} cannot be used: {raised.strerror}")
     return _tell(str(error), status_of(error))
+
+
+def _shown(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+    """A warning as it is printed."""
+    is_ours = issubclass(category, ThinwireWarning)
+    return f"warning: {message}\n" if is_ours else _FORMAT_OF_PYTHON(message, category, *place, **line)
 
 
 def _tell(sentence: str, status: int) -> int:

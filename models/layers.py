@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
+from thinwire.errors import ThinwireWarning
 from thinwire.models.errors import require
 from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
 from thinwire.models.recompute import Recompute, in_backward
@@ -332,7 +333,9 @@ def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:
         return
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
     if lacking:
-        warnings.warn(f"the checkpoint has no {', '.join(lacking)}; the seed gives their values", stacklevel=3)
+        warnings.warn(
+            f"the checkpoint has no {', '.join(lacking)}; the seed gives their values", ThinwireWarning, stacklevel=3
+        )
 
 
 def _draw(modules: Mapping[str, nn.Module], lacking: set[str], initialize: Initialize, seed: int) -> None:

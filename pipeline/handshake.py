@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import MismatchError, WireError
 from thinwire.pipeline.transport import reaching
 
@@ -85,6 +86,7 @@ def _raise_on_difference(
             warnings.warn(
                 f"boundary {boundary}: stage {stage} runs {name} {here}, stage {neighbour} {there}; results may "
                 f"differ in the last bits",
+                ThinwireWarning,
                 stacklevel=3,
             )
     if found:

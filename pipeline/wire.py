@@ -23,6 +23,7 @@ from thinwire.compress.buffers import Purpose
 from thinwire.compress.contraction import contraction, swamped
 from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
+from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.channel import Channel
@@ -363,6 +364,7 @@ def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) 
             f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by "
             f"differences needs a codec with |x - C(x)| < |x|, and this one has c = {c:.2f} on Gaussian data; take "
             f"more bits, or a scale over fewer values",
+            ThinwireWarning,
             stacklevel=2,
         )
 
@@ -385,6 +387,7 @@ class _FirstGradients:
                     f"{method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more than "
                     f"their own size, so training may stand still; take more bits, a scale over fewer values, or a "
                     f'grid that holds zero, such as q(8, per="channel", grid="midtread")',
+                    ThinwireWarning,
                     stacklevel=2,
                 )
 

@@ -29,6 +29,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from thinwire.errors import ThinwireWarning
+
 
 class QuantizedAdam(Optimizer):
     """Adam with a second moment that can be frozen. `to_momentum` goes before the exchange of replicas, `step` behind.
@@ -111,5 +113,6 @@ class QuantizedAdam(Optimizer):
             warnings.warn(
                 f"quantized-adam: weights of shape {list(parameter.shape)} have their first gradient after the second "
                 "moment is frozen, so they stay as they are; make optimizer.freeze_after longer",
+                ThinwireWarning,
                 stacklevel=4,
             )

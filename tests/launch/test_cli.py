@@ -2,6 +2,7 @@ import errno
 import shutil
 import subprocess
 import sys
+import warnings
 from configparser import ConfigParser
 from importlib.metadata import Distribution, EntryPoint, version
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from support.commands import THINWIRE, TIMEOUT
 from support.own_code import add_module
+from thinwire.errors import ThinwireWarning
 from thinwire.launch import cli
 from thinwire.launch.run.recipe import packaged
 
@@ -169,6 +171,17 @@ def test_a_file_that_the_system_refuses_is_one_sentence(monkeypatch, capsys, err
 
     assert cli.run(refused, []) == 1
     assert capsys.readouterr().err == "a/file cannot be used: Not so\n"
+
+
+def test_our_warnings_are_sentences_and_others_keep_their_line(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    cli.run(lambda arguments: 0, [])
+    ours, other = (
+        warnings.formatwarning("a codec is slow", category, "codec.py", 7, line="encode()")
+        for category in (ThinwireWarning, UserWarning)
+    )
+    assert ours == "warning: a codec is slow\n"
+    assert other == "codec.py:7: UserWarning: a codec is slow\n  encode()\n"
 
 
 def test_an_error_of_the_system_that_no_user_causes_keeps_its_traceback():

@@ -19,6 +19,7 @@ from thinwire.compress.codecs.fused.cpu_search import KernelPasses
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import GridQuantizer
+from thinwire.errors import ThinwireWarning
 
 LEAST_ELEMENTS = 1 << 18
 """A process whose tensors are all shorter never loads the kernels: that takes a second, and below this they save less
@@ -110,7 +111,9 @@ def _work(grid: Grid) -> bool:
     except Exception as error:  # a library that is missing, a processor that LLVM does not know, a cache folder
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     if reason:
-        warnings.warn(f"the kernels for the CPU do not work here, so codecs are slower: {reason}", stacklevel=2)
+        warnings.warn(
+            f"the kernels for the CPU do not work here, so codecs are slower: {reason}", ThinwireWarning, stacklevel=2
+        )
     return not reason
 
 

@@ -18,6 +18,7 @@ from thinwire.compress.codecs.fused.arithmetic import CodeRule
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import GridQuantizer
+from thinwire.errors import ThinwireWarning
 
 
 def covers(grid: Grid, values: Tensor) -> bool:
@@ -46,7 +47,9 @@ def _works(grid: Grid) -> bool:
     except Exception as error:  # as in cpu.py
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     if reason:
-        warnings.warn(f"the kernel for feedback does not work here, so it is slower: {reason}", stacklevel=2)
+        warnings.warn(
+            f"the kernel for feedback does not work here, so it is slower: {reason}", ThinwireWarning, stacklevel=2
+        )
     return not reason
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codecs.fused import cpu
+from thinwire.errors import ThinwireWarning
 
 Pieces = Iterable[tuple[slice, Tensor]]
 """The columns of each piece of a row, and its signs over sqrt(m)."""
@@ -47,7 +48,9 @@ def _work() -> bool:
     except Exception as error:  # as in cpu.py
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     if reason:
-        warnings.warn(f"the kernels for rotation do not work here, so it is slower: {reason}", stacklevel=2)
+        warnings.warn(
+            f"the kernels for rotation do not work here, so it is slower: {reason}", ThinwireWarning, stacklevel=2
+        )
     return not reason
 
 

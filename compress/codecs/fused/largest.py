@@ -14,6 +14,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from thinwire.errors import ThinwireWarning
+
 _BITS = {torch.int32: 31, torch.int16: 15}
 """Bits of an integer without its sign, for what the kernel takes."""
 
@@ -75,6 +77,8 @@ def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     if reason:
         warnings.warn(
-            f"the kernel for topk does not work on {device}, so it takes the slower way: {reason}", stacklevel=2
+            f"the kernel for topk does not work on {device}, so it takes the slower way: {reason}",
+            ThinwireWarning,
+            stacklevel=2,
         )
     return not reason

@@ -20,6 +20,7 @@ from thinwire.compress.codecs.fused import cpu, cpu_error
 from thinwire.compress.codecs.granularity import Blocks, Per, Stretch, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
+from thinwire.errors import ThinwireWarning
 
 _GRIDS: Mapping[Grid, bool] = MappingProxyType(
     {make(bits, False): make is MinMaxGrid for bits in (2, 4, 8) for make in (AbsMaxGrid, MinMaxGrid)}
@@ -117,6 +118,7 @@ def _work_on(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
     if reason:
         warnings.warn(
             f"the kernels for q({grid.bits}) do not work on {device}, so it takes the slower way: {reason}",
+            ThinwireWarning,
             stacklevel=2,
         )
     return not reason
