@@ -1,100 +1,31 @@
 """Replicas on several hosts: the meeting place that listens, and the world to it, over ZeroMQ in one process."""
 
 import asyncio
-import json
 import os
 import resource
 import socket
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq")
 
+from support.meeting_host import LONG, TIMEOUT, Host, Meeting, met
 from support.meeting_world import in_world
 from thinwire.launch import cli
-from thinwire.launch.run.crews.remote.listener import serve
-from thinwire.launch.run.crews.remote.proxy import lead
-from thinwire.launch.run.crews.remote.server import MeetingServer, Size
 from thinwire.launch.run.crews.remote.settings import ProxySettings
 from thinwire.launch.run.crews.remote.stream import (
     ACK,
     HELLO,
     LAUNCHER,
     PIECE,
-    PIECE_BYTES,
     REFUSAL,
     UNKNOWN,
     VERSION,
     WELCOME,
     pack,
-    pack_words,
-    unpack,
 )
-from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.zeromq.keys import Keys
-
-TIMEOUT = 60.0
-LONG = os.urandom(3 * PIECE_BYTES + 1)
-
-
-class Meeting:
-    """A meeting place of two replicas with a process each, at a free port."""
-
-    def __init__(self, keys, address="127.0.0.1:*"):
-        self.told, self._opened = [], asyncio.get_running_loop().create_future()
-        size = Size(replicas=2, processes=1, timeout=TIMEOUT, silence=TIMEOUT, largest=1 << 20)
-        agreed = {"model.name": '"gpt2"'}
-        self.serving = asyncio.create_task(
-            serve(
-                address, keys, lambda send: MeetingServer(size, agreed, send, self.told.append), self._opened.set_result
-            )
-        )
-
-    async def address(self):
-        return await self._opened
-
-    async def close(self):
-        self.serving.cancel()
-        await asyncio.wait([self.serving])
-
-
-class Host:
-    """A launcher and its stage process, with their proxy."""
-
-    def __init__(self, settings):
-        self.replica = settings.replica
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.leading = asyncio.create_task(lead(theirs, settings))
-        ours, theirs = socket.socketpair()
-        self._say({"comes": self.replica}, theirs)
-        theirs.close()
-        self._attendance = Attendance(ours, self.replica)
-
-    async def begin(self, held=0):
-        return await asyncio.to_thread(self._attendance.begin, held, "x")
-
-    async def exchange(self, step, frame, last=False):
-        return await asyncio.to_thread(self._attendance.exchange, step, 4, [frame], last=last)
-
-    async def leave(self):
-        self._say({"loses": self.replica, "for_good": True})
-        self._control.close()
-        return await self.leading
-
-    def _say(self, words, *given):
-        socket.send_fds(self._control, [json.dumps(words).encode()], [each.fileno() for each in given])
-
-
-@asynccontextmanager
-async def met(folder):
-    """A meeting place, and the settings of the proxy of replica 0."""
-    Keys.fresh().write(folder / "keys")
-    place = Meeting(Keys.read(folder / "keys"))
-    agreed = {"model.name": '"gpt2"', "the samples of training": "abc"}
-    yield place, ProxySettings(await place.address(), str(folder / "keys"), 0, TIMEOUT, TIMEOUT, agreed)
-    await place.close()
 
 
 def test_replicas_exchange_and_the_meeting_place_ends_with_them(tmp_path):
@@ -183,67 +114,6 @@ def test_a_meeting_place_that_was_started_again_has_its_replicas_start_again(tmp
             ending = await host.leading
             assert not ending.lasting and "it has been started again, so this replica comes anew" in ending.text
             await another.close()
-
-    asyncio.run(scene())
-
-
-class Lecturer:
-    """A server that sends a message in three pieces and nothing else; it ends when the proxy says that it has all."""
-
-    def __init__(self, send):
-        self._send, self.is_over = send, False
-
-    def take(self, route, parts):
-        kind, number, _ = unpack(parts)
-        if kind == HELLO:
-            self._send(route, pack_words(WELCOME, 0, server="this one", noted=None))
-            for piece in range(3):
-                self._send(route, pack(PIECE, piece, b"abc"))
-        self.is_over = (kind, number) == (ACK, 3)
-
-    def look(self):
-        pass
-
-    def tell_end(self):
-        pass
-
-
-def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
-    """Over a slow link it was lost, because a proxy answered the heartbeats behind the message only."""
-
-    async def scene():
-        Keys.fresh().write(tmp_path / "keys")
-        opened = asyncio.get_running_loop().create_future()
-        keys = Keys.read(tmp_path / "keys")
-        serving = asyncio.create_task(serve("127.0.0.1:*", keys, Lecturer, opened.set_result))
-        host = Host(ProxySettings(await opened, str(tmp_path / "keys"), 0, TIMEOUT, TIMEOUT, {}))
-        await asyncio.wait_for(serving, TIMEOUT)
-        await host.leave()
-
-    asyncio.run(scene())
-
-
-class Greeter(Lecturer):
-    """A server behind a link that is too slow for a piece: a welcome comes through, and nothing else."""
-
-    def take(self, route, parts):
-        if unpack(parts)[0] == HELLO:
-            self._send(route, pack_words(WELCOME, 0, server="this one", noted=None))
-
-
-def test_a_link_that_is_too_slow_is_told_after_the_time_out(tmp_path):
-    """Each call got a welcome, so the replica called again for ever."""
-
-    async def scene():
-        Keys.fresh().write(tmp_path / "keys")
-        opened = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(serve("127.0.0.1:*", Keys.read(tmp_path / "keys"), Greeter, opened.set_result))
-        host = Host(ProxySettings(await opened, str(tmp_path / "keys"), 0, 0.2, 1.0, {}))
-        ending = await asyncio.wait_for(host.leading, TIMEOUT)
-        assert ending.lasting
-        assert "for 1 s (wire.timeout): the link must carry 16 KiB within wire.heartbeat, which is 0.2 s" in ending.text
-        serving.cancel()
-        await asyncio.wait([serving])
 
     asyncio.run(scene())
 

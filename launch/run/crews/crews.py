@@ -108,6 +108,7 @@ class Crews:
                         if running.crew.is_over() and not place.is_gone:
                             self._end(place, replica)
                     time.sleep(_POLL)
+                place.end(lambda: len(self._came) > self._asked)
                 return False
             finally:
                 for replica, running in self._running.items():

@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,8 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 
 _GRACE = 10.0
-"""Seconds in which it ends by itself: a proxy says the last words of its replica."""
+"""Seconds in which it ends by itself where somebody hurries: a proxy says the last words of its replica."""
+_POLL = 0.05
 
 
 class MeetingPlace:
@@ -94,8 +96,19 @@ class MeetingPlace:
         """Have all replicas stop after the next exchange."""
         self._say({"stop": True})
 
+    def end(self, hurries: Callable[[], bool]) -> None:
+        """Wait until it has passed on what the replicas said last, which may take long over a slow link.
+
+        Args:
+            hurries: whether somebody wants it to end sooner.
+        """
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        while not (self.is_gone or hurries()):
+            time.sleep(_POLL)
+
     def close(self) -> None:
-        """End it."""
+        """End it, if it has not ended."""
         self._control.close()
         with suppress(subprocess.TimeoutExpired):
             if not self.is_gone:

@@ -51,7 +51,9 @@ from thinwire.pipeline.zeromq.keys import Keys
 _EVERY = 0.25
 """Seconds from one heartbeat to the next."""
 _FAREWELL = 5.0
-"""Seconds in which the meeting place takes the last messages."""
+"""Seconds that it waits at its end for the meeting place to take one more piece."""
+_SHORT = 1 << 20
+"""Bytes that are on their way in a moment."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,17 @@ class Proxy:
             await asyncio.sleep(_EVERY)
 
     async def farewell(self) -> None:
-        """Wait until the meeting place has all messages, but not for long."""
-        deadline = time.monotonic() + _FAREWELL
-        while not self._stream.is_empty and time.monotonic() < deadline:
+        """Wait until the meeting place has all messages, as long as it takes them: the last ones may be all weights."""
+        left, deadline = self._stream.left, time.monotonic() + _FAREWELL
+        if left * PIECE_BYTES > _SHORT:
+            self._tell(
+                f"replica {self._settings.replica} has ended, and the meeting place takes the last "
+                f"{left * PIECE_BYTES / 2**20:.0f} MiB of it"
+            )
+        while left and time.monotonic() < deadline:
             await asyncio.sleep(_EVERY / 5)
+            if self._stream.left < left:
+                left, deadline = self._stream.left, time.monotonic() + _FAREWELL
 
     def close(self) -> None:
         """Close all connections."""

@@ -72,9 +72,9 @@ class MessageStream:
         return self._in.expected
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the other end has all that was written."""
-        return len(self._out) == 0
+    def left(self) -> int:
+        """Pieces that were written, and that the other end does not have."""
+        return len(self._out)
 
     def begin(self, send: Send, expected: int) -> None:
         """Go on over a new connection, whose other end expects this piece. WireError if it was never sent."""
