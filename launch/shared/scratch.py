@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from thinwire.launch.shared.exit_codes import FailedError
@@ -71,12 +71,21 @@ def of_parent() -> Path:
 
 
 def remove_orphans() -> list[str]:
-    """Remove the folders of processes that have ended; their paths."""
+    """Remove this user's folders of processes that have ended; their paths. Anybody may write beside them."""
     found = [(path, _NAME.fullmatch(path.name)) for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*")]
-    orphans = [path for path, named in found if named and not is_alive(named[1]) and not _in_use(path)]
+    ended = [path for path, named in found if named and not is_alive(named[1])]
+    orphans = [path for path in ended if _is_ours(path) and not _in_use(path)]
     for path in orphans:
         shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
     return [str(path) for path in orphans]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a folder of this user. To open a pipe would wait for ever, and the folder of another is closed."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
 
 
 def _in_use(path: Path) -> bool:

@@ -74,3 +74,15 @@ def test_only_folders_of_processes_that_are_gone_are_orphans(temporary):
     with scratch.folder() as made:
         assert scratch.remove_orphans() == [str(left)]
         assert sorted(temporary.iterdir()) == sorted([*kept, Path(made)])
+
+
+def test_what_another_user_put_beside_the_folders_stays_and_stops_nothing(temporary):
+    """A killed run of one user made the runs of all others fail, and a pipe kept them waiting for ever."""
+    theirs, pipe = (temporary / f"thinwire-{os.getpid()}-1-{name}" for name in ("theirs", "pipe"))
+    theirs.mkdir(mode=0o700)
+    os.mkfifo(pipe)
+    with suppress(PermissionError):  # only root can give it to somebody
+        os.chown(theirs, 65534, 65534)
+    removed = scratch.remove_orphans()
+    assert pipe.exists() and str(pipe) not in removed
+    assert theirs.exists() == (os.getuid() == 0)
