@@ -124,7 +124,7 @@ class Feedback(Described):
         return False
 
     def _message(self, x: Tensor, loan: Loan) -> Tensor:
-        message = torch.empty(x.shape, device=x.device)
+        message = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for part, buffer, u in zip(loan.split(x.float()), loan.parts, loan.split(message), strict=True):
             self.write_message(part, buffer, u)
         return message

@@ -262,7 +262,7 @@ def _name(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def _gaussian(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+    return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)).to(dtype)
 
 
 def _with(x: Tensor, value: float) -> Tensor:

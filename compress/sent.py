@@ -35,7 +35,7 @@ def some_rows(x: Tensor) -> Tensor:
 @lru_cache(maxsize=256)
 def _gaussian_share(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype) -> float:
     shape = (min(shape[0], _rows(shape)), *shape[1:]) if shape else shape
-    return _share(codec, torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype))
+    return _share(codec, torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype))
 
 
 def _rows(shape: Sequence[int]) -> int:

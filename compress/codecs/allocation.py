@@ -73,9 +73,10 @@ class Allocated(Quantizer):
         blocks = self.blocks(out.shape)
         scales, packed = self._parts(payload, blocks)
         in_place = out.dtype == torch.float32 and blocks.count * blocks.inner == blocks.numel
-        groups = out.view(-1, blocks.inner) if in_place else torch.empty(blocks.count, blocks.inner, device=out.device)
+        whole = (blocks.count, blocks.inner)
+        groups = out.view(whole) if in_place else torch.empty(whole, dtype=torch.float32, device=out.device)
         for piece in self._pieces(scales, blocks):
-            values = torch.empty(len(piece.groups), blocks.inner, device=out.device)
+            values = torch.empty(len(piece.groups), blocks.inner, dtype=torch.float32, device=out.device)
             levels_of(piece.grid, out.device).unpack(packed[piece.place], values.view(-1))
             piece.grid.scale_levels(values.unsqueeze(0), scales[piece.groups])
             groups.index_copy_(0, piece.groups, values)

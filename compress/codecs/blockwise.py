@@ -53,7 +53,9 @@ class Blockwise(MayVary, Codec):
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""
-        return self._quantizer.error_bound(x.detach()) if x.numel() else torch.zeros(x.shape, device=x.device)
+        if not x.numel():
+            return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        return self._quantizer.error_bound(x.detach())
 
     def error_bound_within(self, magnitudes: Tensor) -> Tensor:
         """The largest error of each element of any tensor of at most these `magnitudes`."""

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
 from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
+from thinwire.compress.codecs.coding.lengths import (
+    LENGTH_BYTES,
+    Code,
+    MayVary,
+    check_code,
+    length_of,
+    put_length,
+    with_length,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +40,7 @@ class HighBytes(MayVary, Codec):
 
     def size(self, n: int, width: int) -> int:
         """Bytes of `n` elements of `width` bytes; with `code` that is the most, and there are four bytes more."""
-        return n * width + (LENGTH_BYTES if self.varies and n else 0)
+        return with_length(n * width) if self.varies and n else n * width
 
     def write(self, elements: Tensor, width: int, out: Tensor) -> None:
         """Write the bytes of all elements, of `width` bytes each, into a payload."""
@@ -73,7 +81,7 @@ class Uncompressed(HighBytes):
 
     def error_bound(self, x: Tensor) -> Tensor:
         """0: nothing is lost."""
-        return torch.zeros((), device=x.device)
+        return torch.zeros((), dtype=torch.float32, device=x.device)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         self.write(tensor_bytes(x), x.element_size(), out)

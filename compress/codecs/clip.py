@@ -122,7 +122,7 @@ def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float])
     At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
     """
     number = maxima.rows.shape[1]
-    factor = torch.where(maxima.look_gaussian, gaussian.get(bits, 1.0), 1.0)
+    factor = torch.ones_like(maxima.mean).masked_fill_(maxima.look_gaussian, gaussian.get(bits, 1.0))
     slope = factor * (maxima.size / (3 * 4.0**bits))
     scale = maxima.mean * (number / (number + slope))  # the first step, from 0
     room = torch.empty_like(maxima.rows)

@@ -96,8 +96,8 @@ class DitherGrid(PointGrid):
 
     def points(self) -> Tensor:
         """Zero and powers of two up to 1, then the same negative: float32 [2**bits]."""
-        powers = torch.ldexp(torch.ones(self._top), torch.arange(1 - self._top, 1))
-        positive = torch.cat([torch.zeros(1), powers])
+        powers = torch.ldexp(torch.ones(self._top, dtype=torch.float32), torch.arange(1 - self._top, 1))
+        positive = torch.cat([torch.zeros(1, dtype=torch.float32), powers])
         return torch.cat([positive, -positive])
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

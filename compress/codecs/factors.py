@@ -132,7 +132,7 @@ class QuantizedFactors(Factors):
     def read(self, payload: Tensor, sizes: MatrixSizes) -> tuple[Tensor, Tensor, Tensor]:
         """P, Q and 1."""
         shapes, size = self._shapes(sizes), self._nbytes(sizes)[0]
-        left, right = (torch.empty(shape, device=payload.device) for shape in shapes)
+        left, right = (torch.empty(shape, dtype=torch.float32, device=payload.device) for shape in shapes)
         self.codec.decode(payload[:size], left, _NO_KEY)
         self.codec.decode(payload[size:], right, _NO_KEY)
         one = torch.ones(sizes.samples, 1, 1, dtype=torch.float64, device=payload.device)
@@ -141,7 +141,7 @@ class QuantizedFactors(Factors):
     def bound(self, norms: Tensor, total: Tensor, sizes: MatrixSizes) -> Tensor:
         """P's norm is at most 1 + e, with e the norm of its error; Q's columns are at most that times M's."""
         left, right = self._shapes(sizes)
-        of_left = self.codec.error_bound_within(torch.ones(left, device=norms.device)).double()
+        of_left = self.codec.error_bound_within(torch.ones(left, dtype=torch.float32, device=norms.device)).double()
         most = 1 + of_left.square().sum((1, 2), keepdim=True).sqrt()
         largest = (most * norms).float()
         of_right = self.codec.error_bound_within(largest.expand(right).contiguous()).double()

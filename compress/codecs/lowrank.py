@@ -80,7 +80,7 @@ class LowRank(Codec):
     def error_bound(self, x: Tensor) -> Tensor:
         """The norm of each column of M, plus rounding: no projection moves a column further."""
         if self._sends_plain(x.shape, x.dtype):
-            return torch.zeros(x.shape, device=x.device)
+            return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         sizes = self._sizes(x.shape)
         matrix = x.detach().reshape(sizes.samples, sizes.rows, sizes.columns).double()
         norms = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)
@@ -113,9 +113,11 @@ class LowRank(Codec):
             after, unit = unit.float(), torch.ones_like(unit)  # a power of two changes no bit: later it divides less
         else:  # sums of elements near float32's limit would overflow; a card would wait for the answer
             matrix, after = matrix / unit.float(), torch.ones_like(unit).float()
-        left = _orthonormal(matrix @ _start(shared, matrix, sizes, key) / after)
-        left = self._factors.write_left(left, sizes, out, key)
-        self._factors.write_right((matrix.mT @ left).double() * unit, sizes, out, key)
+        with torch.autocast(x.device.type, enabled=False):  # the caller's would round what is multiplied
+            left = _orthonormal(matrix @ _start(shared, matrix, sizes, key) / after)
+            left = self._factors.write_left(left, sizes, out, key)
+            right = matrix.mT @ left
+        self._factors.write_right(right.double() * unit, sizes, out, key)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         if self._sends_plain(out.shape, out.dtype):
@@ -147,7 +149,7 @@ class LowRank(Codec):
 def _start(shared: Tensor | None, matrix: Tensor, sizes: MatrixSizes, key: Key) -> Tensor:
     """Q0, float32 [N, columns, r], scaled so that M Q0 does not overflow before M does."""
     shape = (sizes.samples, sizes.columns, sizes.rank)
-    drawn = put(torch.randn(shape, generator=key.generator()), matrix.device)
+    drawn = put(torch.randn(shape, generator=key.generator(), dtype=torch.float32), matrix.device)
     if shared is None or shared.shape[-2:] != shape[-2:] or shared.numel() != drawn.numel():
         return drawn
     shared = shared.view(shape)
@@ -181,6 +183,7 @@ def _plain_size(shape: Sequence[int], dtype: torch.dtype) -> int:
 def _orthonormal(matrix: Tensor) -> Tensor:
     """An orthonormal basis of the columns of each `matrix` [N, rows, r], with signs that make R's diagonal positive."""
     basis, triangle = torch.linalg.qr(matrix)
-    signs = torch.where(triangle.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)
+    diagonal = triangle.diagonal(dim1=1, dim2=2)
+    signs = torch.ones_like(diagonal).masked_fill_(diagonal < 0, -1.0)
     oriented: Tensor = basis * signs.unsqueeze(1)
     return oriented

@@ -49,7 +49,7 @@ class Means(Codec):
     def error_bound_within(self, magnitudes: Tensor) -> Tensor:
         """Twice the largest magnitude: a value and the mean of its bin may lie at both ends."""
         if not magnitudes.numel():
-            return torch.zeros((), device=magnitudes.device)
+            return torch.zeros((), dtype=torch.float32, device=magnitudes.device)
         return 2.001 * magnitudes.detach().float().abs().max()
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:

@@ -117,7 +117,7 @@ class NormalGrid(PointGrid):
         if not bend:
             return signed_codes(ratios.mul_(factor).floor_().clamp_(-half, half - 1), half)
         ratios.clamp_(-_TURN, _TURN)
-        one = torch.full((), 1 / factor, device=values.device)
+        one = torch.full((), 1 / factor, dtype=torch.float32, device=values.device)
         return signed_codes(ratios.div_(torch.addcmul(one, ratios, ratios, value=bend / factor)).floor_(), half)
 
     def coding(self, scales: Tensor) -> Coding:
@@ -132,7 +132,7 @@ class NormalGrid(PointGrid):
 
     def points(self) -> Tensor:
         """The levels, ascending: float32 [2**bits]."""
-        positive = torch.tensor(LEVELS[self.bits])
+        positive = torch.tensor(LEVELS[self.bits], dtype=torch.float32)
         return torch.cat([-positive.flip(0), positive])
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

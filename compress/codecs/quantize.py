@@ -35,7 +35,7 @@ _GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
     {"midrise": AbsMaxGrid, "midtread": MidTreadGrid, "auto": AutoGrid}
 )
 _MOST_BITS_TO_CLIP = 5
-_SCALE_BITS: Mapping[ScaleRule, tuple[int, int]] = MappingProxyType({"absmax": (16, 8), "minmax": (64, 32)})
+_SCALE_BITS: Mapping[str, tuple[int, int]] = MappingProxyType({"absmax": (16, 8), "minmax": (64, 32)})
 """The bits of a scale that can be asked for, the default first."""
 
 
@@ -105,7 +105,7 @@ class Quantize(Blockwise):
             raise CodecError(f"q's outliers must be a share above 0 and at most 0.5, got {self.outliers!r}")
 
     def _check_scale_bits(self) -> None:
-        allowed = _SCALE_BITS.get(self.scale, ())
+        allowed = _SCALE_BITS.get(str(self.scale), ())  # a list cannot be looked up
         if self.scale_bits is None or not allowed:
             return
         if type(self.scale_bits) is not int or self.scale_bits not in allowed:

@@ -121,7 +121,7 @@ class GridQuantizer(Quantizer):
         flat = out.view(-1)
         for part, read in self._parts(payload, out.shape):
             in_place = out.dtype == torch.float32 and not part.is_padded
-            values = part.view(flat) if in_place else torch.empty(part.shape, device=out.device)
+            values = part.view(flat) if in_place else torch.empty(part.shape, dtype=torch.float32, device=out.device)
             read(values)
             if not in_place:
                 saturating_copy(values.view(-1)[: part.stop - part.start], flat[part.start : part.stop])
@@ -133,7 +133,7 @@ class GridQuantizer(Quantizer):
             return
         flat = total.view(-1)
         for part, read in self._parts(payload, total.shape):
-            values = torch.empty(part.shape)
+            values = torch.empty(part.shape, dtype=torch.float32)
             read(values)
             flat[part.start : part.stop].add_(values.view(-1)[: part.stop - part.start])
 

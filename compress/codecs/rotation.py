@@ -35,6 +35,8 @@ Rotate = Literal["hadamard"]
 
 _SIGNS_OF = b"thinwire hadamard"
 _CHUNK = 2**17
+_LONG = 2**16
+"""A longer row is rotated once, with the whole tensor, and not again for each part that has some of it."""
 _NARROW = 64
 _HUGE, _SHRUNK = 2.0**96, 2.0**-32
 
@@ -49,6 +51,9 @@ class Rotated(Wrapper):
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write the inner payload of the rotated rows."""
         rows = _rows(x.detach())
+        if rows.shape[1] > _LONG:
+            self.inner.encode(_turned(x), out, key)
+            return
 
         def made(start: int, stop: int) -> Tensor:
             first = start // rows.shape[1]
@@ -112,7 +117,7 @@ def turn_back_eagerly_(rows: Tensor) -> None:
     for part, scaled_signs in _parts(rows):
         values = rows[part]
         largest = torch.maximum(values.amax(1), values.amin(1).neg_()).unsqueeze_(1)
-        shrunk = torch.where(largest >= _HUGE, _SHRUNK, 1.0)
+        shrunk = torch.ones_like(largest).masked_fill_(largest >= _HUGE, _SHRUNK)
         torch.mul(_sums_and_differences(values * shrunk), scaled_signs, out=values).div_(shrunk)
 
 

@@ -24,7 +24,15 @@ from thinwire.compress.codec import Codec, CodecError, Key, require_choice, requ
 from thinwire.compress.codecs.cast import BFloat16, Cast, Float16, Uncompressed, rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.bits import entropy
 from thinwire.compress.codecs.coding.gaps import pack_gaps, unpack_gaps
-from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, Code, MayVary, check_code, length_of, put_length
+from thinwire.compress.codecs.coding.lengths import (
+    LENGTH_BYTES,
+    Code,
+    MayVary,
+    check_code,
+    length_of,
+    put_length,
+    with_length,
+)
 from thinwire.compress.codecs.indices import (
     indices_size,
     largest,
@@ -185,7 +193,7 @@ class TopK(MayVary, Sparse):
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of indices and values; with `code` the most, and four bytes more. 0 without elements."""
         nbytes = super().nbytes(shape, dtype)
-        return nbytes + LENGTH_BYTES if self.varies and nbytes else nbytes
+        return with_length(nbytes) if self.varies and nbytes else nbytes
 
     def encode_at(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
         """Write a payload as `encode` does, with `indices` [N, k] instead of its own choice."""
@@ -220,7 +228,7 @@ class TopK(MayVary, Sparse):
     def error_bound(self, x: Tensor) -> Tensor:
         """The least magnitude kept of each sample, or the error of the values' format if that is more."""
         if not x.numel():
-            return torch.zeros(x.shape, device=x.device)
+            return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         samples, n = samples_of(x.shape)
         sent = largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
         kept = values_at(sent, x.detach())

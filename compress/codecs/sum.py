@@ -19,7 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, Key, call_method, require_floating, size_of
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import Uncompressed, infinite_beyond, rounding_bound, saturating_copy
-from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.ramp import MOST_VARIANTS
 from thinwire.compress.progress import Progress
 
@@ -104,7 +104,7 @@ class Sum(Codec):
         """The size of all payloads; if one varies the most, and four bytes more."""
         require_floating(self, dtype)
         nbytes = sum(self._sizes(shape, dtype))
-        return nbytes + LENGTH_BYTES if self.varies and nbytes else nbytes
+        return with_length(nbytes) if self.varies and nbytes else nbytes
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of the last codec, given the largest errors of those before it."""
@@ -149,7 +149,7 @@ class Sum(Codec):
             if isinstance(coder, Blockwise):
                 coder.add_decoded(part, total)
                 continue
-            values = torch.empty(out.shape, device=out.device)
+            values = torch.empty(out.shape, dtype=torch.float32, device=out.device)
             coder.decode(part, values, key.of_part(index), shared if coder.warm_starts else None)
             total.add_(values)
         if not in_place:
@@ -195,7 +195,8 @@ class Sum(Codec):
 def _encode_and_lose(coder: Codec, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> Tensor:
     """Write a codec's payload of `x`, and return what it loses, in float32."""
     if isinstance(coder, Blockwise) and x.dtype == torch.float32:  # of others none has such a pass
-        lost = torch.full(x.shape, -0.0, device=x.device)  # added to x it changes nothing, not even a zero's sign
+        # added to x it changes nothing, not even a zero's sign
+        lost = torch.full_like(x, -0.0, memory_format=torch.contiguous_format)
         if coder.encode_with_error(x, lost, 1.0, out, key):
             return lost
     coder.encode(x, out, key, shared)

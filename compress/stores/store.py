@@ -105,7 +105,7 @@ class StoreLayout:
         form, count = FORMATS[self.bits], len(rows)
         if isinstance(form, torch.dtype):
             return rows.view(form).float().view(count, *self.row_shape)
-        batch = torch.empty(self._batch(count), device=rows.device)
+        batch = torch.empty(self._batch(count), dtype=torch.float32, device=rows.device)
         if self._splits:
             parts = rows[:, : self._scale_bytes], rows[:, self._scale_bytes :]
             form.decode(torch.cat([part.reshape(-1) for part in parts]), batch, _KEY)
@@ -182,7 +182,7 @@ class Store(ABC):
         known = self.known(slots)
         if known.all():
             return self.layout.decode(self._take(slots.tolist()))
-        values = torch.zeros(len(slots), *self.layout.row_shape, device=self.device)
+        values = torch.zeros(len(slots), *self.layout.row_shape, dtype=torch.float32, device=self.device)
         if known.any():
             at = put(known.nonzero().flatten(), self.device)
             values[at] = self.layout.decode(self._take(slots[known].tolist()))
@@ -258,12 +258,14 @@ class Store(ABC):
         slots: list[int] = state["known"].nonzero().flatten().tolist()
         if "rows" in state:
             self._put(slots, state["rows"])
-            self._known.copy_(state["known"])
-            return
         self._known.copy_(state["known"])
+        self._unsaved.copy_(self._known)  # no snapshot has these rows
+        if "rows" in state:
+            return
         found, saved = self.digests(), state["digests"]
         if differing := [slot for slot in slots if found[slot] != saved[slot]]:
             self._known.zero_()
+            self._unsaved.zero_()
             raise StoreError(
                 f"{len(differing)} of {len(slots)} rows, slot {differing[0]} the first, are not as in the "
                 f"checkpoint, which has no rows itself; put back the store's file that was saved with the checkpoint"

@@ -80,6 +80,7 @@ class StagedStore(Store):
             self._host.load_state_dict(state)
         finally:
             self._known.copy_(self._host._known)
+            self._unsaved.copy_(self._host._unsaved)
 
     def restore(self, known: Tensor, rows: Iterable[tuple[list[int], Tensor]]) -> None:
         """Replace the content of the host store by saved rows."""

@@ -22,9 +22,22 @@ from support.codec_helpers import (
     shapes,
 )
 from thinwire.compress import Key, parse
+from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.expression import CODECS
 
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
+PARTS = (
+    'q(3, group=32, allocate="scale")',
+    'q(4, group=32, rotate="hadamard")',
+    "q(4, outliers=0.05)",
+    'q(4, group=16, scale_bits=8, code="entropy")',
+    'topk(0.1, values="q(4)")',
+    'randk(0.3, values="means(2)")',
+    "lowrank(2)",
+    'lowrank(2, values="q(8)", per="sample")',
+    "q(2) + topk(0.1) + q(2)",
+)
+"""Codecs with parts that no codec of EXPRESSIONS has."""
 TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank", "autoencoder"}
 codecs = st.sampled_from(EXPRESSIONS).map(parse)
 dtypes = st.sampled_from(FLOATING)
@@ -79,6 +92,31 @@ def test_strides_do_not_matter(expression):
         before = x.clone()
         assert_identical(encode(expression, view), encode(expression, view.contiguous()))
         assert_identical(x, before)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_does_not_matter(monkeypatch, default, kernels):
+    if kernels:
+        monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)
+    for expression, dtype in product((*EXPRESSIONS, *PARTS), (torch.float32, torch.bfloat16)):
+        x = gaussian(3, 33, 32, dtype=dtype)
+        payload, decoded, bound = encode(expression, x), roundtrip(expression, x), parse(expression).error_bound(x)
+        try:
+            torch.set_default_dtype(default)
+            assert_identical(encode(expression, x), payload)
+            assert_identical(roundtrip(expression, x), decoded)
+            assert_identical(parse(expression).error_bound(x), bound)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_the_callers_autocast_does_not_matter():
+    x = gaussian(3, 33, 32)
+    payloads = {expression: encode(expression, x) for expression in (*EXPRESSIONS, *PARTS)}
+    with torch.autocast("cpu", torch.bfloat16):
+        for expression, payload in payloads.items():
+            assert_identical(encode(expression, x), payload)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

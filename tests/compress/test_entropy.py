@@ -131,6 +131,19 @@ def test_a_length_beyond_the_payload_is_refused():
         parse('q(4, code="entropy")').used(payload)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ['none(code="entropy")', 'q(8, code="entropy")', 'topk(1, code="entropy")', 'q(8) + q(4, code="entropy")'],
+)
+def test_a_tensor_whose_length_takes_more_than_four_bytes_is_refused(expression):
+    codec = parse(expression)
+    assert codec.nbytes((1 << 12, 1 << 10), torch.float32) > 4
+    with pytest.raises(
+        CodecError, match=r'may have 4294967295 bytes, got \d+; drop code="entropy", or send fewer rows'
+    ):
+        codec.nbytes((1 << 16, 1 << 17), torch.float32)
+
+
 def test_codes_that_claim_another_size_are_refused_before_they_take_memory():
     x, codec = gaussian(8, 512), parse('q(4, code="entropy")')
     bomb = torch.frombuffer(bytearray(zstandard.compress(bytes(1 << 24))), dtype=torch.uint8)

@@ -95,6 +95,7 @@ USAGE = "; write q(bits, scale, per, group, round, grid, clip, scale_bits, alloc
         ("q('4')", 'q\'s bits must be an integer from 1 to 8, got "4"'),
         ('q(4, scale="max")', 'q\'s scale must be one of "absmax", "minmax", got "max"'),
         ("q(4, scale=2)", 'q\'s scale must be one of "absmax", "minmax", got 2'),
+        ("q(4, scale=[], scale_bits=8)", 'q\'s scale must be one of "absmax", "minmax", got []'),
         ('q(4, per="batch")', 'q\'s per must be one of "tensor", "sample", "row", "channel", got "batch"'),
         ("q(4, per=['row'])", 'q\'s per must be one of "tensor", "sample", "row", "channel", got [\'row\']'),
         ('q(4, round="up")', 'q\'s round must be one of "nearest", "stochastic", got "up"'),

@@ -159,6 +159,19 @@ def test_an_expression_is_what_it_prints(expression):
     assert parse(str(parse(expression))) == parse(expression)
 
 
+@pytest.mark.parametrize("method", ["ef(q(4))", "ef21(topk(0.25), store_bits=8)", 'aqsgd(q(2), first="q(8)")'])
+def test_torchs_default_dtype_does_not_matter(method):
+    pairs = Pair(method), Pair(method)
+    for step in range(4):
+        wanted = pairs[0].carry(random(step), range(ROWS), step=step)
+        x = random(step)
+        try:
+            torch.set_default_dtype(torch.bfloat16)
+            assert torch.equal(pairs[1].carry(x, range(ROWS), step=step), wanted)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "codec", "bits"),

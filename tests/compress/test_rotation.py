@@ -177,6 +177,20 @@ def test_any_magnitude(magnitude):
     assert 17 < snr_db(x, roundtrip('q(4, rotate="hadamard")', x)) < 19
 
 
+@pytest.mark.parametrize("shape", [(1000, 1100), (3, 400_000), (1 << 21,)])
+def test_elements_are_turned_about_once_however_long_their_row(monkeypatch, shape):
+    turned = []
+
+    def counted(rows):
+        turned.append(rows.numel())
+        return turn(rows)
+
+    monkeypatch.setattr(module, "turn", counted)
+    x = gaussian(*shape)
+    encode('q(4, group=64, rotate="hadamard")', x)
+    assert x.numel() <= sum(turned) <= 1.1 * x.numel()
+
+
 def test_strides_do_not_matter():
     x = gaussian(6, 4, 5, 3)
     for view in (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3)):

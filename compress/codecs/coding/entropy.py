@@ -19,7 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Key
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.quantizer import Quantizer
 
 _PAIRED = 3
@@ -35,8 +35,8 @@ class EntropyCoded(Quantizer):
     """Bits of a code."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """The most bytes of a payload."""
-        return LENGTH_BYTES + self.inner.nbytes(shape)
+        """The most bytes of a payload; CodecError if they are more than its length can say."""
+        return with_length(self.inner.nbytes(shape))
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write the length, then the inner payload, with its codes coded if that is shorter."""

@@ -34,6 +34,17 @@ def check_code(codec: Codec, code: object) -> None:
         check_installed(codec.name)
 
 
+def with_length(size: int) -> int:
+    """The size of a payload that says how long it is, given that of the rest; CodecError if no length can say it."""
+    nbytes, most = LENGTH_BYTES + size, (1 << 8 * LENGTH_BYTES) - 1
+    if nbytes > most:
+        raise CodecError(
+            f'a payload that says how long it is may have {most} bytes, got {nbytes}; drop code="entropy", or send '
+            f"fewer rows at a time"
+        )
+    return nbytes
+
+
 def put_length(length: int, out: Tensor) -> None:
     """Write how many bytes of a payload are sent, and zeros beyond them."""
     out[:LENGTH_BYTES] = torch.tensor(list(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)

@@ -58,12 +58,12 @@ def encode(grid: Grid, values: Tensor, scales: Tensor | None, out: Tensor) -> Te
     count, first, second = values.shape[1], 1.0, 0.0
     if scales is None:
         rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
-        measured, divisors, shifts = torch.zeros(3, count)
+        measured, divisors, shifts = torch.zeros(3, count, dtype=torch.float32)
     else:
         coding = grid.coding(scales)
         assert coding is not None, "covers asks for it"
         rule, divisors, shifts = coding.rule, coding.divisors, _or_zeros(coding.shifts, count)
-        measured, first, second = torch.empty(0), coding.first, coding.second
+        measured, first, second = torch.empty(0, dtype=torch.float32), coding.first, coding.second
     cpu_kernels.encode(
         values.squeeze(0).numpy(), int(rule), np.float32(grid.share or 1.0), _array(measured), _array(divisors),
         _array(shifts), np.float32(first), np.float32(second), grid.bits, out.numpy(),
@@ -88,7 +88,7 @@ def decode(grid: Grid, packed: Tensor, scales: Tensor, values: Tensor) -> None:
 
 
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
-    return torch.zeros(count) if shifts is None else shifts
+    return torch.zeros(count, dtype=torch.float32) if shifts is None else shifts
 
 
 def _array(numbers: Tensor) -> NDArray[np.float32]:
@@ -102,7 +102,7 @@ def _work(grid: Grid) -> bool:
     """Whether the kernels know this grid and work here, tried once beside the eager code."""
     if grid.stochastic or not find_spec("numba"):
         return False
-    sample = torch.linspace(-3, 2, 64 * 64).sin().view(1, 64, 64)
+    sample = torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin().view(1, 64, 64)
     scales = grid.measure(sample)
     if grid.coding(scales) is None or grid.valuing(scales) is None:
         return False
@@ -126,7 +126,7 @@ def _agree(grid: Grid, sample: Tensor, scales: Tensor) -> bool:
     eager.write_part(part, sample, scales, None, packed[0])
     measured = encode(grid, sample, None, packed[1])
     encode(grid, sample, scales, packed[2])
-    values, others = torch.zeros(2, 1, count, inner)
+    values, others = torch.zeros(2, 1, count, inner, dtype=torch.float32)
     eager.read_part(packed[0], scales, values, values.numel())
     decode(grid, packed[0], scales, others)
     same_codes = torch.equal(packed[0], packed[1]) and torch.equal(packed[0], packed[2])

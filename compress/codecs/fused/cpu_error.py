@@ -31,7 +31,7 @@ def encode(grid: Grid, values: Tensor, error: Tensor, decay: float, out: Tensor)
     from thinwire.compress.codecs.fused import cpu_error_kernels
 
     rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
-    scales, shifts = torch.zeros(2, values.shape[1])
+    scales, shifts = torch.zeros(2, values.shape[1], dtype=torch.float32)
     cpu_error_kernels.encode(
         values.squeeze(0).numpy(), error.squeeze(0).numpy(), np.float32(decay), int(rule), np.float32(grid.share),
         grid.bits, scales.numpy(), shifts.numpy(), out.numpy(),
@@ -55,8 +55,8 @@ def _works(grid: Grid) -> bool:
 
 def _agrees(grid: Grid) -> bool:
     """Whether kernel and eager code give the same payload and errors."""
-    values = torch.linspace(-3, 2, 64 * 64).sin().view(1, 64, 64)
-    errors = torch.linspace(2, -1, 2 * 64 * 64).cos().mul_(0.1).view(2, 1, 64, 64)
+    values = torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin().view(1, 64, 64)
+    errors = torch.linspace(2, -1, 2 * 64 * 64, dtype=torch.float32).cos().mul_(0.1).view(2, 1, 64, 64)
     eager = GridQuantizer(grid, lambda shape: Blocks(64 * 64, 1, 64, 64))
     size, key = grid.scales_size(64), Key(0, 0, "gradients", "train", 0, 0)
     payloads = torch.zeros(2, eager.nbytes(values.shape), dtype=torch.uint8)

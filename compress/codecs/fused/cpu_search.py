@@ -28,7 +28,8 @@ class KernelPasses(Passes):
         from thinwire.compress.codecs.fused import cpu_search_kernels
 
         _, count, inner = values.shape
-        rows, (largest, least, most) = torch.zeros(count, inner // POOLED + inner % POOLED), torch.empty(3, count, 1)
+        rows = torch.zeros(count, inner // POOLED + inner % POOLED, dtype=torch.float32)
+        largest, least, most = torch.empty(3, count, 1, dtype=torch.float32)
         cpu_search_kernels.maxima(values.squeeze(0).numpy(), rows.numpy(), *_arrays(largest, least, most))
         return KernelMaxima(rows, largest, least, most, inner)
 
@@ -36,7 +37,7 @@ class KernelPasses(Passes):
         """The least and the largest value of each block."""
         from thinwire.compress.codecs.fused import cpu_search_kernels
 
-        least, most = torch.empty(2, values.shape[1], 1)
+        least, most = torch.empty(2, values.shape[1], 1, dtype=torch.float32)
         cpu_search_kernels.ends(values.squeeze(0).numpy(), *_arrays(least, most))
         return least, most
 
@@ -45,7 +46,7 @@ class KernelPasses(Passes):
         from thinwire.compress.codecs.fused import cpu_search_kernels
 
         step = sample_step(values.shape[2])
-        out = torch.empty(len(steps), 1, values.shape[1], -(-values.shape[2] // step))
+        out = torch.empty(len(steps), 1, values.shape[1], -(-values.shape[2] // step), dtype=torch.float32)
         grids = (part.view(len(steps), -1).contiguous().numpy() for part in (-nonzero(steps), shifts, steps))
         cpu_search_kernels.missed(values.squeeze(0).numpy(), step, *grids, np.float32(half), out.squeeze(1).numpy())
         return out

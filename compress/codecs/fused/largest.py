@@ -69,7 +69,8 @@ def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     try:
         with torch.cuda.device(device):
-            x, mask = torch.linspace(-9, 7, 40 * 100, device=device).sin().view(40, 100), (1 << _BITS[dtype]) - 1
+            x = torch.linspace(-9, 7, 40 * 100, dtype=torch.float32, device=device).sin().view(40, 100)
+            mask = (1 << _BITS[dtype]) - 1
             integers = x.round(decimals=1).to(torch.float32 if dtype == torch.int32 else torch.bfloat16).view(dtype)
             marks = [make(integers, mask, 13) for make in (marks_by_kernel, marks_of_largest)]
             reason = "" if torch.equal(*marks) else "it chose others than the tensor code"

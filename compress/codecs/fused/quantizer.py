@@ -126,7 +126,7 @@ def _work_on(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
 
 def _agree(device: torch.device, grid: Grid, dtype: torch.dtype, per: Per) -> bool:
     """Whether kernels and eager code give the same payload and values for a small tensor."""
-    x = torch.linspace(-3, 2, 64 * 1024, device=device).sin().view(64, 1024).to(dtype)
+    x = torch.linspace(-3, 2, 64 * 1024, dtype=torch.float32, device=device).sin().view(64, 1024).to(dtype)
     blocks, key = blocks_per(per, x.shape), Key(0, 0, "activations", "train", 0, 0)
     eager = GridQuantizer(grid, lambda shape: blocks)
     payloads = torch.zeros(2, eager.nbytes(x.shape), dtype=torch.uint8, device=device)
