@@ -51,10 +51,17 @@ class Keys:
             raise OptionsError(f"wire.keys must be a file that thinwire keys made; {path} holds no key") from error
 
     def write(self, path: Path) -> None:
-        """Write the pair into a new file that only its owner can read. FileExistsError if the file exists."""
+        """Write the pair into a new file that only its owner can read. FileExistsError if the file exists.
+
+        If it cannot be written, as on a full disk, no file is left.
+        """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self.secret + b"\n")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self.secret + b"\n")
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
     @property
     def fingerprint(self) -> str:

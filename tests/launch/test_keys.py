@@ -1,6 +1,7 @@
 """`thinwire keys`: a file for its owner alone, and a sentence where there can be none."""
 
 import builtins
+import resource
 
 import pytest
 
@@ -30,6 +31,18 @@ def test_it_replaces_no_file(tmp_path, capsys):
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path, capsys):
     assert cli.main(["keys", str(tmp_path / "nowhere/keys")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_keeps_no_file_without_keys(tmp_path, capsys):
+    """The same command was refused ever after, because the file existed."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        assert cli.main(["keys", str(tmp_path / "keys")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot write" in capsys.readouterr().err
+    assert not (tmp_path / "keys").exists()
 
 
 def test_without_keys_there_is_no_group(monkeypatch):
