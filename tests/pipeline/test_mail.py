@@ -85,3 +85,20 @@ def test_a_frame_that_is_too_long_is_refused():
     with pytest.raises(WireError, match="a frame must have 1 to"):
         for go_on in replica.exchange.rounds:
             go_on(Progress(0, STEPS_PER_EPOCH))
+
+
+@pytest.mark.parametrize(
+    ("samples", "frames", "told"),
+    [
+        ({0: 4, 1: 4}, {1: []}, "0 of replica 1"),
+        ({0: 4, 1: 4}, {1: [b"", b"", b""]}, "3 of replica 1"),
+        ({0: 4, 1: 4}, {}, "none"),
+        ({1: 4}, {1: [b""]}, "1 of replica 1"),
+    ],
+)
+def test_frames_that_are_too_few_or_too_many_are_refused(samples, frames, told):
+    """Another program with the keys may send them: the process that heard it ended with a traceback."""
+    mail = Mail(0)
+    mail.put(0, b"mine")
+    with pytest.raises(WireError, match=rf"must bring 1 frames of each other one, got {told}"):
+        mail.deliver(samples, frames)

@@ -45,8 +45,17 @@ class Mail:
         return [self._sent[tag] for tag in sorted(self._sent)]
 
     def deliver(self, samples: Mapping[int, int], frames: Mapping[int, Sequence[bytes]]) -> None:
-        """Take what the replicas that take part sent: by replica its samples, and by other replica its frames."""
+        """Take what the replicas that take part sent: by replica its samples, and by other replica its frames.
+
+        WireError if it is not a frame for each of this replica's, from each of them.
+        """
         tags = sorted(self._sent)
+        if samples.keys() != {*frames, self._replica} or any(len(found) != len(tags) for found in frames.values()):
+            told = ", ".join(f"{len(found)} of replica {other}" for other, found in frames.items())
+            raise WireError(
+                f"an exchange of replicas {', '.join(map(str, samples))} must bring {len(tags)} frames of each other "
+                f"one, got {told or 'none'}"
+            )
         self._arrived = {other: dict(zip(tags, found, strict=True)) for other, found in frames.items()}
         self._arrived[self._replica] = self._sent
         self._sent, self.weights = {}, shares(samples)
