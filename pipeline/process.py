@@ -169,9 +169,9 @@ class Placement:
         """Whether any process says yes; in all processes."""
         if dist.get_world_size() == 1:  # as in a simulation, which would wait for gloo's threads
             return mine
-        everyone = [torch.zeros(1) for _ in range(dist.get_world_size())]
+        everyone = [torch.zeros(1, dtype=torch.float32) for _ in range(dist.get_world_size())]
         with reaching(f"{self._me} waiting for a word of all processes"):
-            dist.all_gather(everyone, torch.tensor([float(mine)]))
+            dist.all_gather(everyone, torch.tensor([float(mine)], dtype=torch.float32))
         return any(map(bool, everyone))
 
     def compare(self, local: Mapping[int, Mapping[str, str]]) -> None:

@@ -139,7 +139,7 @@ class StageExchange:
 
     def _scratch(self) -> Tensor:
         """Memory for the rows of a bucket that has pieces of several tensors."""
-        return torch.empty(self._longest, self._rows.layout.row)
+        return torch.empty(self._longest, self._rows.layout.row, dtype=torch.float32)
 
     def _learn_used(self) -> None:
         """Mark the parameters that any replica used in this step; collective, until all of them are marked."""

@@ -88,7 +88,8 @@ class StageRows:
         given = [*[None] * len(tensors), *taken, None]
         sizes = [stop - start for start, stop in zip([0, *self._stops], self._stops, strict=False)]
         return [
-            torch.empty(size) if tensor is None else tensor.view(-1) for tensor, size in zip(given, sizes, strict=True)
+            torch.empty(size, dtype=torch.float32) if tensor is None else tensor.view(-1)
+            for tensor, size in zip(given, sizes, strict=True)
         ]
 
     def window(self, flat: Flat, rows: range) -> Tensor | None:
@@ -170,7 +171,7 @@ def _join(whole: Tensor, rest: Tensor, shape: Size) -> Tensor:
     if not len(whole):
         return rest.view(shape)
     down, across = (size // SIDE * SIDE for size in shape)
-    x = torch.empty(shape)
+    x = torch.empty(shape, dtype=torch.float32)
     right = down * (shape[1] - across)
     tiles = whole.view(down // SIDE, across // SIDE, SIDE, SIDE).transpose(1, 2)
     x[:down, :across] = tiles.reshape(down, across)

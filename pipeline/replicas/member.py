@@ -111,7 +111,7 @@ class Lanes:
         return Lane(
             boundary=setting.stage,
             name=name,
-            examples=(torch.empty(setting.layout.shape(rows), device="meta", requires_grad=True),),
+            examples=(torch.empty(setting.layout.shape(rows), dtype=torch.float32, device="meta", requires_grad=True),),
             method=setting.method,
             seed=setting.seed,
             bucket=self._bucket,

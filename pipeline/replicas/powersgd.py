@@ -43,9 +43,10 @@ class _Thin:
     def __init__(self, parameter: Parameter, rank: int, here: Sequence[int], key: Key) -> None:
         self.parameter = parameter
         rows, columns = parameter.shape[0], parameter[0].numel()
-        self.left, self.right = Parameter(torch.zeros(rows, rank)), Parameter(torch.zeros(columns, rank))
-        self.start = _orthonormal(torch.randn(columns, rank, generator=key.generator()))
-        self.errors = {replica: torch.zeros(rows, columns) for replica in here}
+        left, right = (torch.zeros(length, rank, dtype=torch.float32) for length in (rows, columns))
+        self.left, self.right = Parameter(left), Parameter(right)
+        self.start = _orthonormal(torch.randn(columns, rank, generator=key.generator(), dtype=torch.float32))
+        self.errors = {replica: torch.zeros(rows, columns, dtype=torch.float32) for replica in here}
 
     def multiply(self, replica: int) -> None:
         """Make a replica's part of P, and clear its gradient. There is none without gradient and error."""

@@ -89,7 +89,7 @@ class QuantizedAdam(Optimizer):
         state = self.state[parameter]
         if not state:
             self._warn_if_frozen(parameter)
-            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
+            state |= {"step": torch.zeros((), dtype=torch.float32), "exp_avg": torch.zeros_like(parameter)}
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         first, second = group["betas"]
         momentum, square = state["exp_avg"], state["exp_avg_sq"]

@@ -21,6 +21,25 @@ def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas(layout, 
         assert torch.equal(flat, given[0] + given[1] + given[2])
 
 
+@pytest.mark.parametrize("layout", [FLAT, TILES])
+@pytest.mark.parametrize("method", ["none", "ef(q(4))", "powersgd(2)"])
+def test_torchs_default_dtype_does_not_matter(method, layout):
+    given = [gradients(step) for step in range(2)]
+
+    def after_two_steps():
+        replicas = make(method, layout=layout)
+        return [exchanged(replicas, flat, step) for step, flat in enumerate(given)][-1]
+
+    wanted = after_two_steps()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        found = after_two_steps()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other)
+
+
 CODECS = ["q(4)", 'q(2, scale="minmax", round="stochastic")', "nf(3)", "topk(0.05)"]
 RAMP = 'ef(q(4 -> 3, over="1 epoch"))'
 

@@ -30,7 +30,7 @@ class Replica:
     ):
         here = [number] if here is None else here
         self.number = number
-        self.parameters = {name: Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+        self.parameters = {name: Parameter(torch.zeros(shape, dtype=torch.float32)) for name, shape in shapes.items()}
         self.meter = Meter()
         setting = Setting(
             stage=1,
