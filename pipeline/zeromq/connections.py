@@ -149,16 +149,32 @@ class Connection:
         return f"{self.state.value} to {self._endpoint}{self._trouble if self.state is Standing.CONNECTING else ''}"
 
     def _begin(self) -> None:
-        """Begin the first connection, or another one."""
-        self.state, self._is_open, self._was_reset = Standing.CONNECTING, True, False
+        """Begin the first connection, or another one; later, if this process has too many files open."""
+        self.state, self._is_open, self._was_reset = Standing.CONNECTING, False, False
+        try:
+            self._socket, self._monitor = self._sockets()
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._trouble = ": too many files are open here"  # strangers may hold connections to this process
+            self._loop.later(self._patience.retry, self._begin)
+            return
+        self._is_open = True
         self._hello = replace(self._hello, attempt=self._hello.attempt + 1)
-        self._socket = bounded(self._context.socket(zmq.DEALER))
-        self._patience.watch(self._socket)
-        self._keys.prove(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._loop.watch(self._socket, self._hear)
         self._loop.watch(self._monitor, self._notice)
         self._socket.connect(self._endpoint)
+
+    def _sockets(self) -> tuple[Socket, Socket]:
+        """The socket of a connection, and the one that tells its events."""
+        made = bounded(self._context.socket(zmq.DEALER))
+        try:
+            self._patience.watch(made)
+            self._keys.prove(made)
+            return made, made.get_monitor_socket(_EVENTS)
+        except zmq.ZMQError:
+            made.close()
+            raise
 
     def close(self) -> None:
         """Close the connection, and drop the packets in its queue."""

@@ -1,5 +1,6 @@
 """Two meshes on loopback with a relay between them: what arrives, whatever happens to the connections."""
 
+import errno
 import os
 import socket
 import time
@@ -90,6 +91,26 @@ def test_reset_connections_lose_nothing(connections):
         assert [arrived(receive) for receive in receives] == messages
         assert all(send.wait(LONG) and send.error is None for send in sends)
         assert two.relay.accepted > connections
+
+
+def test_a_connection_waits_while_too_many_files_are_open(monkeypatch):
+    """Strangers held all connections that a process may have; when its own broke, its run ended."""
+    refused, genuine = [], connections_room.bounded
+
+    def full(socket):
+        if len(refused) < 3:
+            refused.append(socket)
+            socket.close()
+            raise zmq.ZMQError(errno.EMFILE)
+        return genuine(socket)
+
+    with Two() as two:
+        assert two.send(b"before").wait(LONG)
+        monkeypatch.setattr(connections_room, "bounded", full)
+        two.relay.cut()
+        send = two.send(b"after")
+        assert [arrived(two.receive(6)), arrived(two.receive(5))] == [b"before", b"after"]
+        assert send.wait(LONG) and send.error is None and len(refused) == 3
 
 
 def test_a_silent_connection_is_given_up_for_a_new_one():
