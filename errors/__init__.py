@@ -20,7 +20,7 @@ ThinwireError             thinwire.errors
 └── StoppedError          thinwire.launch      work that its user stopped
 
 Each class is in the room that raises it. The root is below all rooms, so a caller needs one `except`, and mistakes of
-different rooms are gathered in one way.
+different rooms are gathered in one way. What goes on all the same is a ThinwireWarning.
 """
 
 from __future__ import annotations
