@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.launch.partition.measured import Measured, read_all
+from thinwire.launch.partition.measured import MeasuredMachine, read_all
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
@@ -35,7 +35,7 @@ class Examination:
     tables: list[Table]
     cut: list[int]
     """The number of layers of each stage in the best cut."""
-    measured: Measured | None
+    measured: MeasuredMachine | None
     """What was measured on this machine; None if nothing was."""
 
 
@@ -83,7 +83,7 @@ def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
 
 
 def _machines(
-    places: Sequence[Measured], memory: Mapping[Measured, list[int]] | None, limits: Sequence[float]
+    places: Sequence[MeasuredMachine], memory: Mapping[MeasuredMachine, list[int]] | None, limits: Sequence[float]
 ) -> list[Machine]:
     """What the layers cost each stage; stages alike share one object."""
     made = {
@@ -97,7 +97,7 @@ def _machines(
     return [made[key] for key in zip(places, limits, strict=True)]
 
 
-def _here(prepared: Prepared, *, counted: bool) -> Measured:
+def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
     """The cost of each layer for one micro-batch of the training data, counted or measured."""
     training = prepared.recipe.training
     if counted:
@@ -108,7 +108,7 @@ def _here(prepared: Prepared, *, counted: bool) -> Measured:
             recompute=training.recompute,
             side=prepared.side,
         )
-        return Measured("", "", costs)
+        return MeasuredMachine("", "", costs)
     torch.set_num_threads(training.threads)
     ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     device = choose(training.device)
@@ -121,7 +121,7 @@ def _here(prepared: Prepared, *, counted: bool) -> Measured:
         device=device,
         side=prepared.data.training.side(ids),
     )
-    return Measured("", described(device), costs)
+    return MeasuredMachine("", described(device), costs)
 
 
 def _memory(cost: LayerCost, prepared: Prepared) -> int:
@@ -140,7 +140,7 @@ def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], b
     ]
 
 
-def _layers_table(place: Measured, cuts: Sequence[range], *, counted: bool) -> Table:
+def _layers_table(place: MeasuredMachine, cuts: Sequence[range], *, counted: bool) -> Table:
     costs, stage_of = place.costs, _stage_of(cuts)
     if counted:
         columns = ["layer", "compute", "share", "weights, MB", "output, kB", "stage"]
@@ -167,7 +167,7 @@ def _layers_table(place: Measured, cuts: Sequence[range], *, counted: bool) -> T
     return Table(title, columns, [[*row, stage_of[index]] for index, row in enumerate(rows)])
 
 
-def _machines_table(places: Sequence[Measured], cuts: Sequence[range]) -> Table:
+def _machines_table(places: Sequence[MeasuredMachine], cuts: Sequence[range]) -> Table:
     """The layers as measured on several machines."""
     distinct, stage_of = list(dict.fromkeys(places)), _stage_of(cuts)
     rows: list[list[Value]] = [
@@ -184,7 +184,10 @@ def _stage_of(cuts: Sequence[range]) -> dict[int, int]:
 
 
 def _stages_table(
-    title: str, cuts: Sequence[range], places: Sequence[Measured], memory: Mapping[Measured, list[int]] | None
+    title: str,
+    cuts: Sequence[range],
+    places: Sequence[MeasuredMachine],
+    memory: Mapping[MeasuredMachine, list[int]] | None,
 ) -> Table:
     compute = [sum(place.costs[layer].compute for layer in cut) for place, cut in zip(places, cuts, strict=True)]
     columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]

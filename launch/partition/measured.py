@@ -14,7 +14,7 @@ from thinwire.pipeline.errors import OptionsError
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMachine:
     """What the layers cost on one machine."""
 
     name: str
@@ -27,7 +27,7 @@ class Measured:
         return {"device": self.device, "costs": [asdict(cost) for cost in self.costs]}
 
 
-def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> list[Measured]:
+def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> list[MeasuredMachine]:
     """What the files say, one for each stage in their order; a file may come several times. Empty without files.
 
     Raises:
@@ -63,17 +63,17 @@ def _names(paths: Sequence[str]) -> list[str]:
     return [stem if taken[stem := Path(path).stem] == 1 else str(Path(path)) for path in paths]
 
 
-def _sizes(measured: Measured) -> list[int]:
+def _sizes(measured: MeasuredMachine) -> list[int]:
     return [cost.output_bytes for cost in measured.costs]
 
 
-def _read(path: str) -> Measured:
+def _read(path: str) -> MeasuredMachine:
     try:
         found = json.loads(Path(path).read_text())["measured"]
         costs = tuple(LayerCost(**cost) for cost in found["costs"])
         if not costs or any(cost.activation_bytes is None or not cost.forward + cost.backward >= 0 for cost in costs):
             raise ValueError("costs that were not measured")
-        return Measured(path, str(found["device"]), costs)
+        return MeasuredMachine(path, str(found["device"]), costs)
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -189,9 +189,8 @@ def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict
         lines = list(_parsed(piece.read_text())) if piece.exists() else []
         staying = [(line, values) for line, values in lines if stays(values)]
         if piece == path or 0 < len(staying) < len(lines):
-            write_durably(
-                piece, "".join(f"{line}\n" for line, _ in staying).encode()
-            )  # a kill from here on loses no line
+            # a kill from here on loses no line
+            write_durably(piece, "".join(f"{line}\n" for line, _ in staying).encode())
         elif not staying:
             piece.unlink()
         kept = [values for _, values in staying] + kept
