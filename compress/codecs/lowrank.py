@@ -20,11 +20,16 @@ from thinwire.compress.codec import Codec, Key, require_choice, require_floating
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.factors import Factors, MatrixSizes, check_values, factors_of, power_of_two_above
 from thinwire.compress.codecs.granularity import blocks_per
+from thinwire.compress.codecs.quantizer import Make
 from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
 Matrices = Literal["tensor", "sample"]
 _LARGE = 2.0**48
+_ROWS = 64
+"""Rows of a product on a CPU that are added at a time: 1.6 times as fast as all at once at 16 M elements."""
+_LONG = 1 << 16
+"""Of a longer row, a part would have the whole of it made."""
 _PART = 1 << 18
 """Elements decoded at a time: their float64 sums take twice the memory of the tensor."""
 
@@ -100,6 +105,34 @@ class LowRank(Codec):
         shared = (right * scale).float()
         return shared if self.per == "sample" else shared.squeeze(0)
 
+    def lost(self, x: Tensor, payload: Tensor) -> Make | None:
+        """What makes a part of `x`, float32 on a CPU, less what `payload` decodes to, but for float32's rounding.
+
+        None where that is not possible: then decode it.
+        """
+        sizes = self._sizes(x.shape)
+        if not x.is_cpu or x.dtype != torch.float32 or sizes.columns > _LONG or self._sends_plain(x.shape, x.dtype):
+            return None
+        left, right, scale = self._factors.read(payload, sizes)
+        right.mul_(scale)
+        largest = float(right.abs().amax())
+        if not 1 / _LARGE < largest < _LARGE:  # NaN too; a product in float32 might not be finite
+            return None
+        matrix = x.detach().reshape(sizes.samples * sizes.rows, sizes.columns)
+        first, second = left.float().flatten(0, 1), right.float().mT
+
+        def made(start: int, stop: int) -> Tensor:
+            begin, end = start // sizes.columns, -(-stop // sizes.columns)
+            rest = torch.empty(end - begin, sizes.columns, dtype=torch.float32)
+            with torch.autocast("cpu", enabled=False):
+                for sample in range(begin // sizes.rows, -(-end // sizes.rows)):
+                    low, high = max(begin, sample * sizes.rows), min(end, (sample + 1) * sizes.rows)
+                    some = rest[low - begin : high - begin]
+                    torch.addmm(matrix[low:high], first[low:high], second[sample], alpha=-1, out=some)
+            return rest.view(-1)[start - begin * sizes.columns : stop - begin * sizes.columns]
+
+        return made
+
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         if self._sends_plain(x.shape, x.dtype):
             out.copy_(tensor_bytes(x))
@@ -116,7 +149,7 @@ class LowRank(Codec):
         with torch.autocast(x.device.type, enabled=False):  # the caller's would round what is multiplied
             left = _orthonormal(matrix @ _start(shared, matrix, sizes, key) / after)
             left = self._factors.write_left(left, sizes, out, key)
-            right = matrix.mT @ left
+            right = _transposed_times(matrix, left)
         self._factors.write_right(right.double() * unit, sizes, out, key)
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
@@ -164,6 +197,15 @@ def _largest(matrix: Tensor) -> Tensor:
         least, most = torch.aminmax(matrix)
         return torch.maximum(most, -least).view(1, 1, 1)
     return torch.maximum(matrix.amax((1, 2), keepdim=True), -matrix.amin((1, 2), keepdim=True))
+
+
+def _transposed_times(matrix: Tensor, left: Tensor) -> Tensor:
+    """M^T P of each of the matrices [N, rows, columns]."""
+    rows = _ROWS if matrix.is_cpu else matrix.shape[1]
+    right = matrix[:, :rows].mT @ left[:, :rows]
+    for row in range(rows, matrix.shape[1], rows):
+        right.baddbmm_(matrix[:, row : row + rows].mT, left[:, row : row + rows])
+    return right
 
 
 def _parts(sizes: MatrixSizes) -> Iterator[tuple[slice, slice]]:

@@ -4,7 +4,8 @@ payload     | payload of the first codec | payload of the second | ..
             | T, uint32 | the same, of each the bytes that are sent |          if one of them varies
 
 The first codec gets the tensor, the others differences in float32. The decoded tensor is the sum of what they decode,
-added up in float32 from the first to the last, and then rounded to the tensor's dtype.
+added up in float32 from the first to the last, and then rounded to the tensor's dtype. What a lowrank loses is worked
+out in float32, a part at a time, so it may differ from the decoded tensor in the last bits; the next codec sends it.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from thinwire.compress.codec import Codec, CodecError, Key, call_method, require
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import Uncompressed, infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
+from thinwire.compress.codecs.lowrank import LowRank
+from thinwire.compress.codecs.quantizer import Make
 from thinwire.compress.codecs.ramp import MOST_VARIANTS
 from thinwire.compress.progress import Progress
 
@@ -122,15 +125,18 @@ class Sum(Codec):
         return None
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        sizes, rest = self._sizes(x.shape, x.dtype), x
+        sizes = self._sizes(x.shape, x.dtype)
+        rest: Tensor | Make = x
         payload = torch.empty(sum(sizes), dtype=torch.uint8, device=x.device) if self.varies else out
         stop, last = LENGTH_BYTES, len(sizes) - 1
         for index, (coder, part) in enumerate(zip(self._coders, payload.split(sizes), strict=True)):
             own_key, start = key.of_part(index), shared if coder.warm_starts else None
             if index < last:
-                rest = _encode_and_lose(coder, rest, part, own_key, start)
+                rest = _encode_and_lose(coder, _whole(rest, x), part, own_key, start)
+            elif isinstance(coder, Blockwise) and not isinstance(rest, Tensor):
+                coder.encode_made(x.shape, x.device, rest, part, own_key)
             else:
-                coder.encode(rest, part, own_key, start)
+                coder.encode(_whole(rest, x), part, own_key, start)
             if self.varies:
                 used = coder.used(part)
                 out[stop : stop + used] = part[:used]
@@ -159,12 +165,14 @@ class Sum(Codec):
         """The bound of the sum, given that of its first codec and the largest magnitudes."""
         # an infinity less an infinity is NaN, which the next codec spreads over a block
         bound = torch.where(magnitude.isfinite(), first.float().expand(magnitude.shape), torch.inf)
-        span = magnitude + bound
+        span, roundings = magnitude + bound, 2 + sum(term.rank for term in self.terms if isinstance(term, LowRank))
         for term in self._coders[1:]:
-            within: Tensor = call_method(term, "error_bound_within", bound + 2 * rounding_bound(span, torch.float32))
+            within: Tensor = call_method(
+                term, "error_bound_within", bound + roundings * rounding_bound(span, torch.float32)
+            )
             bound = within.float().expand(magnitude.shape)
             span = span + bound
-        bound = bound + 2 * len(self.terms) * rounding_bound(span, torch.float32)
+        bound = bound + roundings * len(self.terms) * rounding_bound(span, torch.float32)
         bound = bound + rounding_bound(magnitude + bound, dtype)
         return infinite_beyond(bound, magnitude, dtype)
 
@@ -192,7 +200,12 @@ class Sum(Codec):
         return parts
 
 
-def _encode_and_lose(coder: Codec, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> Tensor:
+def _whole(rest: Tensor | Make, x: Tensor) -> Tensor:
+    """What is left of `x`, as one tensor."""
+    return rest if isinstance(rest, Tensor) else rest(0, x.numel()).view(x.shape)
+
+
+def _encode_and_lose(coder: Codec, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> Tensor | Make:
     """Write a codec's payload of `x`, and return what it loses, in float32."""
     if isinstance(coder, Blockwise) and x.dtype == torch.float32:  # of others none has such a pass
         # added to x it changes nothing, not even a zero's sign
@@ -200,6 +213,8 @@ def _encode_and_lose(coder: Codec, x: Tensor, out: Tensor, key: Key, shared: Ten
         if coder.encode_with_error(x, lost, 1.0, out, key):
             return lost
     coder.encode(x, out, key, shared)
+    if isinstance(coder, LowRank) and (made := coder.lost(x, out)):
+        return made
     decoded = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     coder.decode(out, decoded, key, shared)
     decoded = decoded.float()

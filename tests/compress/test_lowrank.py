@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -364,3 +365,26 @@ def test_decoding_in_parts_changes_nothing(monkeypatch):
 )
 def test_every_mistake_has_its_sentence(expression, sentence):
     assert said_by(expression) == sentence
+
+
+@pytest.mark.parametrize("options", ["", ', per="sample"', ', values="q(8)"'])
+def test_what_is_lost_can_be_made_a_part_at_a_time(options):
+    """As what decoding would leave, but for the rounding of sums in float32."""
+    codec, x = parse(f"lowrank(3{options})"), gaussian(4, 6, 50)
+    payload = encode(codec, x)
+    lost = (x - decode(codec, payload, x.shape, x.dtype)).view(-1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = codec.lost(x, payload)
+        parts = [made(start, stop) for start, stop in pairwise([0, 7, 50, 320, 900, 1199, 1200])]
+    torch.testing.assert_close(torch.cat(parts), lost, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"scale": 2.0**100}, {"scale": 2.0**-100}, {"scale": torch.nan}, {"columns": 1 << 17}]
+)
+def test_what_is_lost_is_decoded_where_float32_might_not_hold_it(changed):
+    codec, x = parse("lowrank(2)"), gaussian(4, changed.get("columns", 50)) * changed.get("scale", 1.0)
+    assert codec.lost(x, encode(codec, x)) is None
+    error = (roundtrip("lowrank(2) + q(8)", x) - x).abs()
+    bound = parse("lowrank(2) + q(8)").error_bound(x)
+    assert (error <= bound).all() or not bound.isfinite().any()
