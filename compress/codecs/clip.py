@@ -11,12 +11,13 @@ were spread evenly over each step, k would be 1. In a block that looks Gaussian,
 best scale of a Gaussian. The check is the ratio of the mean square of the maxima to the square of their mean: 1.09 for
 a Gaussian, 1.2 after a ReLU or for a Laplacian, more with outliers.
 
+Sums are exact: maxima and scales are multiples of 2**-23 of the block's largest magnitude, and their sums are integers
+to float64. So they have no order, and cards, kernels and eager code find the same scale.
+
 At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is twice the mean magnitude.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -29,86 +30,64 @@ POOLED = 8
 """Magnitudes of which a search looks at the largest."""
 _SAMPLE = 128
 """Elements of a block that choose its grid."""
-_STEPS = 3
-_GAUSSIAN_BELOW = 1.16
+STEPS = 3
+"""Steps of Newton's method after the first."""
+PARTS = 2.0**23
+"""The parts of a block's largest magnitude that a search counts in."""
+GAUSSIAN_BELOW = 1.16
+LOSS_UNITS, MOST_LOST = 2.0**12, 2.0**11
+"""In squares of a grid's steps: the parts that a loss is counted in, and the most. 255 of these fit in 32 bits."""
 
-MIDRISE: Mapping[int, float] = MappingProxyType({2: 0.385, 3: 0.509, 4: 0.637, 5: 0.751})
-"""k of a Gaussian block by bits, for a grid without zero. Each follows from the best scale: 1.99, 2.34, 2.68 and 3.01
-standard deviations."""
+Gaussian = Mapping[int, float]
+"""Bits of a grid -> k of a Gaussian block."""
 
-MIDTREAD: Mapping[int, float] = MappingProxyType({1: 0.724, 2: 0.277, 3: 0.409, 4: 0.574, 5: 0.721})
-"""The same for a grid with zero, whose best scale is 1.22, 2.10, 2.41, 2.71 and 3.02 standard deviations."""
+MIDRISE: Gaussian = MappingProxyType({2: 0.385, 3: 0.509, 4: 0.637, 5: 0.751})
+"""For a grid without zero. Each follows from the best scale: 1.99, 2.34, 2.68 and 3.01 standard deviations."""
 
-
-@dataclass(frozen=True)
-class Maxima:
-    """The largest of each 8 magnitudes of blocks, in units of their largest."""
-
-    rows: Tensor
-    """float32 [count, some]."""
-    largest: Tensor
-    """max|x| of each block, [count, 1]."""
-    least: Tensor
-    """The least value of each block, [count, 1]."""
-    most: Tensor
-    """The largest value of each block, [count, 1]."""
-    size: int
-    """Elements of a block."""
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Maxima":
-        """Those of `values` [outer, count, inner]."""
-        # two passes that only read are faster than one that writes magnitudes
-        lows, highs = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
-        maxima = torch.maximum(highs, -lows)
-        largest = maxima.amax(_OVER_BLOCK, keepdim=True)
-        least, most = lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1)
-        # in units of the largest no sum overflows
-        maxima.div_(largest.masked_fill(largest == 0, 1.0))
-        # a row a block: torch is slower over two dimensions
-        rows = maxima.transpose(0, 1).flatten(1)
-        return cls(rows, largest.view(-1, 1), least, most, values.shape[0] * values.shape[2])
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """The mean of each block's maxima, [count, 1]."""
-        return self.rows.mean(1, keepdim=True)
-
-    @cached_property
-    def look_gaussian(self) -> Tensor:
-        """Whether each block looks Gaussian, [count, 1]."""
-        square = self.rows.square().mean(1, keepdim=True)
-        return square < _GAUSSIAN_BELOW * self.mean.square()
-
-    def beyond(self, scale: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of what each block's maxima exceed its `scale` by, and how many do: [count, 1]; overwrites `room`."""
-        torch.sub(self.rows, scale, out=room).clamp_(min=0)
-        return room.sum(1, keepdim=True), room.sign_().sum(1, keepdim=True)
+MIDTREAD: Gaussian = MappingProxyType({1: 0.724, 2: 0.277, 3: 0.409, 4: 0.574, 5: 0.721})
+"""For a grid with zero, whose best scale is 1.22, 2.10, 2.41, 2.71 and 3.02 standard deviations."""
 
 
 class Passes:
     """What a search for a scale reads of all elements. Kernels have passes of their own, with the same results."""
 
-    def maxima(self, values: Tensor) -> Maxima:
-        """The largest of each 8 magnitudes of `values` [outer, count, inner]."""
-        return Maxima.of(values)
-
     def ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the largest value of each block, [count, 1]; NaN if the block has one."""
         return values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1)
 
-    def missed(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
-        """What some grids lose of a sample of `values`: [grids, outer, count, some].
+    def least_square_scales(
+        self, values: Tensor, bits: int, grids: Sequence[Gaussian]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The ends of each block of `values` [outer, count, inner], and the scale that loses least on each of `grids`.
 
-        Points of a grid are `steps` [grids, count, 1] apart, from -half + 1 to half of them, `shifts` lower.
+        All are float32 [count, 1]. A scale is at most the largest magnitude; NaN if a block has NaN or infinity.
+        """
+        # two passes that only read are faster than one that writes magnitudes
+        lows, highs = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
+        maxima = torch.maximum(highs, -lows)
+        largest = maxima.amax(_OVER_BLOCK, keepdim=True)
+        maxima.div_(largest.masked_fill(largest == 0, 1.0))
+        # a row a block: torch is slower over two dimensions
+        rows, largest = maxima.transpose(0, 1).flatten(1), largest.view(-1, 1)
+        _round(rows)
+        size = values.shape[0] * values.shape[2]
+        scales = [scale.float() * largest for scale in _solved(rows, [slopes(bits, grid, size) for grid in grids])]
+        return lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1), scales
+
+    def losses(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
+        """What some grids lose of a sample of each block of `values`: sums of squares, float64 [grids, count, 1].
+
+        Points of a grid are `steps` [grids, count, 1] apart, from -half + 1 to half of them, `shifts` lower. A square
+        is counted in whole units, and cut to MOST_LOST, so that these sums are exact, too.
         """
         outer, _, inner = values.shape
         along_inner = min(inner, _SAMPLE)
         # torch works on elements far apart one by one, so they are brought together once
-        sample = values[:: max(1, outer * along_inner // _SAMPLE), :, :: sample_step(inner)].contiguous()
-        units, shifts = steps.unsqueeze(1), shifts.unsqueeze(1)
-        levels = (sample / -nonzero(units)).sub_(shifts).round_().clamp_(-half, half - 1).neg_()
-        return levels.mul_(units).sub_(units * shifts).sub_(sample)
+        sample = values[:: max(1, outer * along_inner // _SAMPLE), :, :: sample_step(inner)]
+        down = (sample.transpose(0, 1).flatten(1) * (-1 / nonzero(steps))).sub_(shifts)
+        lost = down.sub_(down.round().clamp_(-half, half - 1))
+        units = lost.square_().clamp_(max=MOST_LOST).mul_(LOSS_UNITS).floor_()
+        return units.sum(2, keepdim=True, dtype=torch.float64).mul_(steps.double().square_())
 
 
 def sample_step(inner: int) -> int:
@@ -116,20 +95,38 @@ def sample_step(inner: int) -> int:
     return max(1, inner // _SAMPLE)
 
 
-def least_square_scale(maxima: Maxima, bits: int, gaussian: Mapping[int, float]) -> Tensor:
-    """The scale of each block that loses least: float32 [count, 1].
+def slopes(bits: int, gaussian: Gaussian, size: int) -> tuple[float, float]:
+    """The n * k / (3 * 4**bits) of a block of n = `size` elements: with k of a Gaussian block, and with 1."""
+    evenly = size / (3 * 4.0**bits)
+    return gaussian.get(bits, 1.0) * evenly, evenly
 
-    At most the largest magnitude; NaN if a block has NaN or infinity. `gaussian` has k of a Gaussian block.
+
+def _solved(rows: Tensor, grids: Sequence[tuple[float, float]]) -> list[Tensor]:
+    """The best scale of each block for each pair of slopes, float64 [count, 1], in units of the largest magnitude.
+
+    `rows` [count, some] are the maxima of each block, float32 multiples of 1/PARTS.
     """
-    number = maxima.rows.shape[1]
-    factor = torch.ones_like(maxima.mean).masked_fill_(maxima.look_gaussian, gaussian.get(bits, 1.0))
-    slope = factor * (maxima.size / (3 * 4.0**bits))
-    scale = maxima.mean * (number / (number + slope))  # the first step, from 0
-    room = torch.empty_like(maxima.rows)
-    for _ in range(_STEPS):
-        total, count = maxima.beyond(scale, room)
-        scale = scale + (total - slope * scale) / (count + slope)
-    return scale.clamp_(max=1) * maxima.largest
+    number, ones = rows.shape[1], torch.ones(rows.shape[1], 1, dtype=torch.float64, device=rows.device)
+    squares = _round(rows.square()).double() @ ones  # torch adds up short rows several times as slowly
+    rows = rows.double()
+    total, room = rows @ ones, torch.empty_like(rows)
+    looks_gaussian = squares * number < GAUSSIAN_BELOW * (total * total)
+    scales: list[Tensor] = []
+    for index, (of_gaussian, evenly) in enumerate(grids):
+        slope = torch.full_like(total, evenly).masked_fill_(looks_gaussian, of_gaussian)
+        # the first step, from 0; or the step before, for a grid much like this one
+        scale = scales[-1] if index else total / (number + slope)
+        for _ in range(1 if index else STEPS):
+            scale = scale.mul(PARTS).round_().div_(PARTS)
+            excess = torch.sub(rows, scale, out=room).clamp_(min=0) @ ones
+            scale = scale + (excess - slope * scale) / (room.sign_() @ ones + slope)
+        scales.append(scale)
+    return [scale.clamp(max=1) for scale in scales]
+
+
+def _round(x: Tensor) -> Tensor:
+    """Round `x`, float32 from 0 to 1, to multiples of 1/PARTS, in place."""
+    return x.add_(1).sub_(1)
 
 
 def mean_magnitude(values: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ bits. If a block has NaN or infinity, its scale is not finite, and no decoded el
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from math import frexp
 from typing import ClassVar, Literal
 
 import torch
@@ -15,15 +16,16 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.clip import MIDRISE, Passes, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, Passes, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 
 Clip = Literal["mse"] | float
 
 _OVER_BLOCK = (0, 2)
 _WHOLE_BYTE = 128
+_NAN = 0x7FC00000
 BFLOAT16_STEP = 2.0**-7
-"""A search for a scale may end one step apart where the order of its sums differs."""
+"""A mean of magnitudes, the scale at 1 bit, may end one step apart where the order of its sums differs."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,10 @@ class AbsMaxGrid(Grid):
 
     def _scale(self, passes: Passes, values: Tensor) -> Tensor:
         if self.clip == "mse":
-            return (
-                2 * mean_magnitude(values)
-                if self.bits == 1
-                else least_square_scale(passes.maxima(values), self.bits, MIDRISE)
-            )
+            if self.bits == 1:
+                return 2 * mean_magnitude(values)
+            _, _, (scale,) = passes.least_square_scales(values, self.bits, [MIDRISE])
+            return scale
         largest = largest_magnitude(values)
         if self.stochastic:
             largest *= (self.last + 1) / self.last
@@ -334,9 +335,10 @@ def largest_magnitude(values: Tensor) -> Tensor:
 
 
 def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
-    """`x`, float32 and not negative, rounded up to bf16; 0 if that is below `smallest`."""
-    above = _rounded_up(x)
-    return above.masked_fill_(above < smallest, 0.0)
+    """`x`, float32 and not negative, rounded up to bf16; 0 if that is below `smallest`, a power of two."""
+    # as integers, which torch handles several times as fast; NaN stays one, and may have had a sign
+    bits = x.abs().view(torch.int32).clamp_(max=_NAN).add_(0xFFFF).bitwise_right_shift_(16).to(torch.int16)
+    return bits.masked_fill_(bits < (127 + frexp(smallest)[1] - 1) << 7, 0).view(torch.bfloat16)
 
 
 def _ends(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Passes, least_square_scale, mean_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Passes, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
 _OVER_BLOCK = (0, 2)
 _SMALLEST_SCALE = 2.0**-118
+_INFINITY = 0x7F80
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class MidTreadGrid(Grid):
     def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
         """As `measure`, with what these passes read."""
         if self.clip == "mse":
-            maxima = passes.maxima(values)
-            ends, scale = Ends(maxima.least, maxima.most), least_square_scale(maxima, self.bits, MIDTREAD)
+            least, most, (scale,) = passes.least_square_scales(values, self.bits, [MIDTREAD])
+            ends = Ends(least, most)
         else:
             ends = Ends(*passes.ends(values))
             scale = self._clipped(ends.largest)
@@ -115,10 +116,10 @@ class AutoGrid(MidTreadGrid):
     def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
         if self.clip == "mse":
-            maxima = passes.maxima(values)
-            ends = Ends(maxima.least, maxima.most)
-            exact = least_square_scale(maxima, self.bits, MIDTREAD)
-            risen = 2 * mean_magnitude(values) if self.bits == 1 else least_square_scale(maxima, self.bits, MIDRISE)
+            least, most, (exact, risen) = passes.least_square_scales(values, self.bits, [MIDTREAD, MIDRISE])
+            ends = Ends(least, most)
+            if self.bits == 1:
+                risen = 2 * mean_magnitude(values)
         else:
             ends = Ends(*passes.ends(values))
             exact = risen = self._clipped(ends.largest)
@@ -126,10 +127,11 @@ class AutoGrid(MidTreadGrid):
         rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
         rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
         scales = torch.stack([rise, tread])
-        missed = passes.missed(values, self._steps(scales), self._shifts(scales), self.half)
-        of_rise, of_tread = (torch.linalg.vector_norm(part, dim=_OVER_BLOCK).unsqueeze(1) for part in missed)
-        better = of_rise < of_tread
-        return torch.where(better, rise, tread)
+        of_rise, of_tread = passes.losses(values, self._steps(scales), self._shifts(scales), self.half)
+        # torch chooses one by one, and guesses wrong half the time
+        bits_of_rise, bits_of_tread = scales.view(torch.int16)
+        chosen: Tensor = bits_of_tread ^ (bits_of_rise ^ bits_of_tread) * (of_rise < of_tread)
+        return chosen.view(torch.bfloat16)
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point, half a step lower where the block is mid-rise."""
@@ -182,11 +184,10 @@ class Ends:
         return torch.maximum(self.most, -self.least)
 
     def signed(self, magnitudes: Tensor) -> Tensor:
-        """Magnitudes with the sign of each block's largest."""
-        return torch.where(self.most >= -self.least, magnitudes, -magnitudes)
+        """Magnitudes, bf16, with the sign of each block's largest."""
+        return magnitudes.copysign((self.most + self.least).bfloat16())
 
 
 def _even(scales: Tensor) -> Tensor:
     """bf16 `scales`, not negative, rounded up to those whose lowest bit is 0; infinity for NaN too."""
-    even = scales.view(torch.int16).add(1).bitwise_and_(-2).view(torch.bfloat16)
-    return torch.where(scales.isfinite(), even, torch.inf)
+    return scales.view(torch.int16).add(1).bitwise_and_(-2).clamp_(max=_INFINITY).view(torch.bfloat16)

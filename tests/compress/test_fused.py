@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from support.codec_helpers import KEY, encode, gaussian
+from support.codec_helpers import KEY, decode, encode, gaussian
 from support.fused_cases import CASES, CPU_CASES, ERROR_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, Progress, SlotCounts, parse
@@ -99,7 +99,8 @@ def test_what_a_codec_of_a_sum_loses_is_that_of_the_eager_code(monkeypatch, expr
             monkeypatch.setattr(cpu, "LEAST_ELEMENTS", least)
             monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
             payloads.append(encode(codec, x))
-        assert torch.equal(*payloads) or not x.isfinite().all(), name
+        values = [decode(codec, payload, x.shape, x.dtype).nan_to_num(123) for payload in payloads]
+        assert torch.equal(*payloads) or (torch.equal(*values) and 123 in values[0]), "but for the bits of a NaN"
 
 
 @needs_numba

@@ -2,51 +2,87 @@
 
 import numpy as np
 
-from thinwire.compress.codecs.fused.cpu_kernels import _INFINITY, _TIES_TO_EVEN, _compiled
+from thinwire.compress.codecs.clip import GAUSSIAN_BELOW, LOSS_UNITS, MOST_LOST, PARTS, POOLED, STEPS
+from thinwire.compress.codecs.fused.cpu_kernels import _BUFFER, _INFINITY, _TIES_TO_EVEN, _compiled
 
-_POOLED = 8
 _NO_SIGN = np.int32(0x7FFFFFFF)
 _LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
 @_compiled
-def maxima(values, rows, largest, least, most):
-    """The largest of each 8 magnitudes of `values` [count, inner], over the block's largest; and the block's ends.
+def least_square_scales(values, slopes, least, most, scales):
+    """Write the ends of each block of `values` [count, inner], and its best scale for each pair of `slopes`.
 
-    `rows` are zeros [count, inner // 8 + inner % 8]: the eighths of a block one above the other, and what is left.
+    `scales` is float32 [grids, count]. Maxima and scales are integers here, of 1/PARTS of the largest magnitude.
     """
     count, inner = values.shape
-    integers, found, size = values.view(np.int32), rows.view(np.int32), inner // _POOLED
-    for block in range(count):
-        low, high = _MOST, _LEAST
-        for part in range(_POOLED):
-            some, row = integers[block, part * size : (part + 1) * size], found[block]
-            for i in range(len(some)):
-                row[i] = max(row[i], np.int32(some[i] & _NO_SIGN))
-                ordered = _ordered(some[i])
-                low, high = min(low, ordered), max(high, ordered)
-        rest, row = integers[block, _POOLED * size :], found[block, size:]
-        for i in range(len(rest)):
-            row[i] = np.int32(rest[i] & _NO_SIGN)
-            ordered = _ordered(rest[i])
-            low, high = min(low, ordered), max(high, ordered)
-        least[block], most[block] = _floats(low, high)
-        largest[block] = max(-least[block], most[block])
-        unit = np.float32(1) if largest[block] == 0 else largest[block]
-        for i in range(rows.shape[1]):
-            rows[block, i] /= unit
+    integers, number, grids = values.view(np.int32), inner // POOLED + inner % POOLED, len(slopes)
+    # a step of many blocks at a time: each waits for the last of its own block
+    some = max(1, _BUFFER // number)
+    rows, chosen, found = np.empty((some, number), np.int32), np.empty((grids, some)), np.empty((grids, some))
+    for first in range(0, count, some):
+        blocks = min(some, count - first)
+        for i in range(blocks):
+            block = first + i
+            least[block], most[block] = _floats(*_ends(integers[block]))
+            _pool(integers[block], rows[i])
+            total, looks_gaussian = _count(rows[i], max(-least[block], most[block]))
+            for grid in range(grids):
+                chosen[grid, i] = slopes[grid, 0] if looks_gaussian else slopes[grid, 1]
+            found[0, i] = total / (number + chosen[0, i])
+        for _ in range(STEPS):
+            _step(rows[:blocks], chosen[0], found[0], found[0])
+        for grid in range(1, grids):
+            _step(rows[:blocks], chosen[grid], found[grid - 1], found[grid])
+        for i in range(blocks):
+            largest = max(-least[first + i], most[first + i])
+            for grid in range(grids):
+                share = np.float32(min(found[grid, i] / PARTS, 1.0))
+                scales[grid, first + i] = share * largest if largest < np.inf else np.float32(np.nan)
 
 
 @_compiled
-def beyond(rows, scales, out, counts):
-    """Write what `rows` [count, some] exceed their scale by, and how many do."""
+def _pool(integers, row):
+    """Write the bits of the largest of each 8 magnitudes, which are an eighth of a block apart, and of what is left."""
+    size = len(integers) // POOLED
+    for i in range(size):
+        row[i] = integers[i] & _NO_SIGN
+    for part in range(1, POOLED):
+        start = part * size
+        for i in range(size):
+            row[i] = max(row[i], np.int32(integers[start + i] & _NO_SIGN))
+    for i in range(POOLED * size, len(integers)):
+        row[i - (POOLED - 1) * size] = integers[i] & _NO_SIGN
+
+
+@_compiled
+def _count(row, largest):
+    """Turn bits of maxima into integers of 1/PARTS of the largest; return their sum, and whether they look Gaussian."""
+    if not largest < np.inf:
+        row[:] = 0
+    floats, unit = row.view(np.float32), np.float32(1) if largest == 0 else largest
+    total = squares = np.int64(0)
+    for i in range(len(row)):
+        x = (floats[i] / unit + np.float32(1)) - np.float32(1)
+        square = (x * x + np.float32(1)) - np.float32(1)
+        row[i] = np.int32(x * np.float32(PARTS))
+        total += row[i]
+        squares += np.int32(square * np.float32(PARTS))
+    mean = total / PARTS
+    return total, squares / PARTS * len(row) < GAUSSIAN_BELOW * (mean * mean)
+
+
+@_compiled
+def _step(rows, slopes, before, after):
+    """A step of Newton's method for each of `rows`."""
     for block in range(len(rows)):
-        scale, count = scales[block], np.int32(0)
-        for i in range(rows.shape[1]):
-            more = rows[block, i] - scale
-            out[block, i] = np.float32(0) if more < 0 else more
-            count += np.int32(more > 0)
-        counts[block] = count
+        scale, slope, row = np.rint(before[block]), slopes[block], rows[block]
+        whole, excess, more = np.int32(scale), np.int64(0), np.int32(0)
+        for i in range(len(row)):
+            above = max(np.int32(row[i] - whole), np.int32(0))
+            excess += above
+            more = np.int32(more + np.int32(above > 0))
+        after[block] = scale + (excess - slope * scale) / (more + slope)
 
 
 @_compiled
@@ -54,29 +90,39 @@ def ends(values, least, most):
     """The least and the largest of `values` [count, inner] of each block; NaN for both if there is one."""
     integers = values.view(np.int32)
     for block in range(len(values)):
-        low, high = _MOST, _LEAST
-        for i in range(values.shape[1]):
-            ordered = _ordered(integers[block, i])
-            low, high = min(low, ordered), max(high, ordered)
+        low, high = _ends(integers[block])
         least[block], most[block] = _floats(low, high)
 
 
 @_compiled
-def missed(values, step, divisors, shifts, steps, half, out):
-    """Write what grids lose of every `step`-th of `values` [count, inner]; `out` is [grids, count, some]."""
-    taken = np.empty(out.shape[2], np.float32)
-    for block in range(len(values)):
-        sample = values[block, ::step]
-        for i in range(len(taken)):
-            taken[i] = sample[i]
-        for grid in range(len(out)):
-            divisor, shift, width = divisors[grid, block], shifts[grid, block], steps[grid, block]
-            lower, place = width * shift, out[grid, block]
-            for i in range(len(place)):
-                down = taken[i] / divisor - shift
-                down = -half if down < -half else down
-                down = half - np.float32(1) if down > half - np.float32(1) else down
-                place[i] = -((down + _TIES_TO_EVEN) - _TIES_TO_EVEN) * width - lower - taken[i]
+def _ends(integers):
+    """The least and the largest as integers in the order of floats."""
+    low, high = _MOST, _LEAST
+    for i in range(len(integers)):
+        ordered = _ordered(integers[i])
+        low, high = min(low, ordered), max(high, ordered)
+    return low, high
+
+
+@_compiled
+def losses(sample, factors, shifts, half, out):
+    """Write the squares of what grids lose of `sample` [count, some], in units that clip.py names.
+
+    `out` is int32 [grids, count]: sums of integers have no order.
+    """
+    low, high, most, units = -half, half - np.float32(1), np.float32(MOST_LOST), np.float32(LOSS_UNITS)
+    for grid in range(len(out)):
+        for block in range(len(sample)):
+            row, factor, shift, total = sample[block], factors[grid, block], shifts[grid, block], np.int32(0)
+            for i in range(len(row)):
+                down = row[i] * factor - shift
+                level = low if down < low else down
+                level = high if level > high else level
+                lost = down - ((level + _TIES_TO_EVEN) - _TIES_TO_EVEN)
+                square = lost * lost
+                square = square if square < most else most
+                total = np.int32(total + np.int32(square * units))
+            out[grid, block] = total
 
 
 @_compiled
