@@ -30,7 +30,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, CodecError, Described, Key, require_choice
 from thinwire.compress.codecs.cast import BFloat16, Uncompressed
 from thinwire.compress.codecs.quantize import Quantize
-from thinwire.compress.codecs.sparse import TopK, mixed_indices, samples_of
+from thinwire.compress.codecs.sparse import TopK, mixed_indices
 from thinwire.compress.stores.store import FORMATS, Loan
 from thinwire.errors import attempt
 
@@ -188,8 +188,10 @@ class MixedErrorFeedback(ErrorFeedback):
     def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
         """Write the payload of u at the mixed indices and return u."""
         message = self._message(x, loan)
-        count = self.codec.count(samples_of(message.shape)[1])
-        self.codec.encode_at(message, mixed_indices(x.float(), torch.cat(loan.parts), count), out, key)
+        grid = self.codec.samples_of(message.shape)
+        error = torch.cat(loan.parts).reshape(grid)
+        indices = mixed_indices(x.float().reshape(grid), error, self.codec.count(grid[1]))
+        self.codec.encode_at(message, indices, out, key)
         return message
 
 

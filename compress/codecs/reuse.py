@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, require_floating
-from thinwire.compress.codecs.sparse import Sparse, samples_of
+from thinwire.compress.codecs.sparse import Sparse
 
 _NEEDS_INDICES = "reuse needs topk or randk on the activations of the same boundary"
 
@@ -79,7 +79,7 @@ class BoundReuse(Codec):
         self.activations.decode_values(payload, self._indices(shared, out), out, key)
 
     def _indices(self, shared: Tensor | None, x: Tensor) -> Tensor:
-        samples, n = samples_of(x.shape)
+        samples, n = self.activations.samples_of(x.shape)
         expected = (samples, self.activations.count(n))
         assert shared is not None and shared.shape == expected, f"reuse needs indices of shape {expected}"
         return shared

@@ -7,7 +7,9 @@ topk(.., code="entropy")    | T, uint32 | values | indices |
 There indices are packed as in gaps.py, or where that is no shorter as in indices.py. T counts all bytes that are
 sent.
 
-A sample is one index of the first dimension, flattened; a tensor of fewer than two dimensions is one sample.
+A sample is one index of the first dimension, flattened; a tensor of fewer than two dimensions is one sample. With
+`per="row"` each row sends its own k, as if it were a sample: a token of a language model, or a channel of an image.
+Where a model normalizes each token, as transformers do, a token of zeros has a gradient hundreds of times too large.
 """
 
 from abc import abstractmethod
@@ -33,6 +35,7 @@ from thinwire.compress.codecs.coding.lengths import (
     put_length,
     with_length,
 )
+from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.indices import (
     indices_size,
     largest,
@@ -50,6 +53,7 @@ from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
 Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)", "means(2)"]
+Samples = Literal["sample", "row"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,6 +86,8 @@ class Sparse(Codec):
     """The share of each sample's elements that is sent, above 0 and at most 1."""
     values: Values = field(default="fp32", kw_only=True)
     """The format of the values; a tensor whose own elements are not larger sends them as they are."""
+    per: Samples = field(default="sample", kw_only=True)
+    """What `fraction` is a share of: each sample, or each row of it."""
 
     def __post_init__(self) -> None:
         is_share = type(self.fraction) in (int, float) and 0 < self.fraction <= 1
@@ -90,12 +96,20 @@ class Sparse(Codec):
                 (is_share, f"{self.name}'s fraction must be above 0 and at most 1, got {self.fraction!r}")
             ),
             lambda: require_choice(self, "values", self.values, get_args(Values)),
+            lambda: require_choice(self, "per", self.per, get_args(Samples)),
         )
         object.__setattr__(self, "fraction", float(self.fraction))
 
     def count(self, n: int) -> int:
         """How many of `n` elements are sent: round(fraction * n), half to even, and at least 1 unless n is 0."""
         return min(n, max(1, round(self.fraction * n)))
+
+    def samples_of(self, shape: Sequence[int]) -> tuple[int, int]:
+        """How many samples a tensor of `shape` has, or rows with `per="row"`, and how many elements each: (N, n)."""
+        if self.per == "row" and 0 not in shape:
+            rows = blocks_per("row", shape)
+            return rows.count, rows.inner
+        return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
 
     @abstractmethod
     def select(self, x: Tensor, key: Key) -> Tensor:
@@ -123,7 +137,7 @@ class Sparse(Codec):
 
     def values_size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of the values alone."""
-        samples, n = samples_of(shape)
+        samples, n = self.samples_of(shape)
         return self._values_codec(dtype).nbytes((samples, self.count(n)), dtype)
 
     def encode_values(self, x: Tensor, indices: Tensor, out: Tensor, key: Key) -> None:
@@ -134,14 +148,14 @@ class Sparse(Codec):
         """Write zeros into `out`, not empty and contiguous, and a payload's values at `indices` [N, k]."""
         kept = torch.empty(indices.shape, dtype=out.dtype, device=out.device)
         self._values_codec(out.dtype).decode(payload, kept, key)
-        scale = self._scale(samples_of(out.shape)[1])
+        scale = self._scale(self.samples_of(out.shape)[1])
         if scale != 1:
             saturating_copy(kept.to(torch.promote_types(out.dtype, torch.float32)) * scale, kept)
         put_values(kept, indices, out.zero_())
 
     def bound_at_any_indices(self, x: Tensor) -> Tensor:
         """The largest error of each element, for any choice of indices."""
-        samples, n = samples_of(x.shape)
+        samples, n = self.samples_of(x.shape)
         values, scale = x.detach().reshape(samples, n), self._scale(n)
         magnitude, of_value = _magnitude(values), self._values_codec(x.dtype).error_bound_within(values)
         if_sent = magnitude * (scale - 1) + scale * of_value
@@ -203,7 +217,7 @@ class TopK(MayVary, Sparse):
         self._check_payload(out, x)
         start = LENGTH_BYTES + self.values_size(x.shape, x.dtype)
         self.encode_values(x.detach(), indices, out[LENGTH_BYTES:start], key)
-        n = samples_of(x.shape)[1]
+        n = self.samples_of(x.shape)[1]
         coded = pack_gaps(indices, n) if start < len(out) else out[start:]
         if len(coded) < len(out) - start:
             out[start : start + len(coded)] = coded
@@ -213,12 +227,12 @@ class TopK(MayVary, Sparse):
 
     def select(self, x: Tensor, key: Key) -> Tensor:
         """The indices of the k largest magnitudes: int64 [N, k]."""
-        samples, n = samples_of(x.shape)
+        samples, n = self.samples_of(x.shape)
         return largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
 
     def indices(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype, key: Key) -> Tensor:
         """The indices [N, k] in the payload."""
-        samples, n = samples_of(shape)
+        samples, n = self.samples_of(shape)
         if self.varies:
             length, start = length_of(payload), LENGTH_BYTES + self.values_size(shape, dtype)
             read = unpack_indices if length == len(payload) else unpack_gaps
@@ -229,7 +243,7 @@ class TopK(MayVary, Sparse):
         """The least magnitude kept of each sample, or the error of the values' format if that is more."""
         if not x.numel():
             return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        samples, n = samples_of(x.shape)
+        samples, n = self.samples_of(x.shape)
         sent = largest_magnitudes(x.detach().reshape(samples, n), self.count(n))
         kept = values_at(sent, x.detach())
         least = _magnitude(kept).nan_to_num(nan=torch.inf, posinf=torch.inf).amin(1, keepdim=True)
@@ -240,7 +254,7 @@ class TopK(MayVary, Sparse):
         """The k-th largest of each sample's `magnitudes`, or the error of the values' format if that is more."""
         if not magnitudes.numel():
             return self.error_bound(magnitudes)
-        samples, n = samples_of(magnitudes.shape)
+        samples, n = self.samples_of(magnitudes.shape)
         rows = magnitudes.detach().reshape(samples, n)
         least = rows.topk(self.count(n)).values[:, -1:]
         of_value = self._values_codec(magnitudes.dtype).error_bound_within(rows).float()
@@ -248,7 +262,7 @@ class TopK(MayVary, Sparse):
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of K indices among T elements, and the full size of the values."""
-        samples, n = samples_of(shape)
+        samples, n = self.samples_of(shape)
         of_index = entropy(torch.tensor([self.count(n), n - self.count(n)]))
         length = LENGTH_BYTES if self.varies else 0
         return samples * n * of_index + 8 * (len(payload) - length - self._indices_size(shape))
@@ -262,11 +276,11 @@ class TopK(MayVary, Sparse):
         self.decode_values(values, indices, out, key)
 
     def _indices_size(self, shape: Sequence[int]) -> int:
-        samples, n = samples_of(shape)
+        samples, n = self.samples_of(shape)
         return indices_size(samples, n, self.count(n))
 
     def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None:
-        pack_indices(indices, samples_of(shape)[1], out)
+        pack_indices(indices, self.samples_of(shape)[1], out)
 
 
 @dataclass(frozen=True, repr=False)
@@ -303,7 +317,7 @@ class RandK(Sparse):
         return self.bound_at_any_indices(x)
 
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
-        samples, n = samples_of(shape)
+        samples, n = self.samples_of(shape)
         # Always drawn on the CPU, so that both ends draw the same.
         return put(random_indices(key.number, samples, n, self.count(n)), device)
 
@@ -317,19 +331,13 @@ class RandK(Sparse):
         return n / self.count(n) if self.scaled and n else 1.0
 
 
-def samples_of(shape: Sequence[int]) -> tuple[int, int]:
-    """How many samples a tensor of `shape` has, and how many elements each: (N, n)."""
-    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
-
-
 def mixed_indices(x: Tensor, error: Tensor, k: int) -> Tensor:
-    """Which indices EF-mixed sends of `x + error`, two floating tensors of one shape: int64 [N, k].
+    """Which indices EF-mixed sends of `x + error`, two floating tensors [N, n]: int64 [N, k].
 
     P is the union of the ceil(k/2) largest of |x| and the floor(k/2) largest of |error|, filled up to k with the
     largest of |x + error| outside P; of equals the first (after 2401.07788, which says only "at most k").
     """
-    grid = samples_of(x.shape)
-    x, error = x.detach().reshape(grid), error.detach().reshape(grid)
+    x, error = x.detach(), error.detach()
     total = magnitude_bits(x + error)
     first = torch.iinfo(total.dtype).max
     total.clamp_(max=first - 1)  # so that P comes first, before NaN too

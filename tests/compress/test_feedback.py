@@ -88,6 +88,8 @@ def test_efmixed_sends_exactly_k_at_the_mixed_indices():
     for step in range(5):
         other = plain.carry(random(step), step=step)
     assert not torch.equal(out, other)
+    rows = Pair('efmixed(topk(0.25, per="row"))', shape=(4, 3, 8)).carry(random(0).view(4, 3, 8))
+    assert ((rows != 0).sum(2) == 2).all()
 
 
 def test_the_model_computes_with_the_unrounded_sum_and_the_next_difference_is_to_the_stored_one():

@@ -46,11 +46,11 @@ def test_mixed_indices_are_those_of_the_definition(data, samples, n, levels, dty
 
 
 def test_mixed_indices_take_from_both_and_fill_up():
-    x = torch.tensor([9.0, 8.0, 0.0, 0.0, 3.0, 3.0, 0.0])
-    error = torch.tensor([0.0, 7.0, 6.0, 0.0, -3.0, 2.0, 1.0])
+    x = torch.tensor([[9.0, 8.0, 0.0, 0.0, 3.0, 3.0, 0.0]])
+    error = torch.tensor([[0.0, 7.0, 6.0, 0.0, -3.0, 2.0, 1.0]])
     # 9 and 8 of x, 7 and 6 of the error, of which one is there already; then 3 + 2
     assert mixed_indices(x, error, 4).tolist() == [[0, 1, 2, 5]]
-    assert mixed_indices(x, torch.zeros(7), 1).tolist() == [[0]]
+    assert mixed_indices(x, torch.zeros(1, 7), 1).tolist() == [[0]]
 
 
 def test_mixed_indices_are_k_even_where_all_is_nan():

@@ -27,7 +27,7 @@ from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs import indices
 from thinwire.compress.codecs.indices import indices_size, put_values, values_at
 from thinwire.compress.codecs.reuse import BoundReuse, Reuse
-from thinwire.compress.codecs.sparse import RandK, TopK, mixed_indices, samples_of
+from thinwire.compress.codecs.sparse import RandK, TopK, mixed_indices
 
 codecs = st.sampled_from(CODECS)
 dtypes = st.sampled_from(FLOATING)
@@ -46,6 +46,7 @@ def test_a_codec_is_its_expression(codec):
         (TopK(1), "topk(1.0)"),
         (TopK(1e-5, values="fp16"), 'topk(1e-05, values="fp16")'),
         (RandK(0.1, values="q(8)"), 'randk(0.1, values="q(8)")'),
+        (TopK(0.1, per="row"), 'topk(0.1, per="row")'),
         (RandK(0.1).unscaled(), "randk(0.1, scaled=False)"),
         (TopK(0.1).unscaled(), "topk(0.1)"),
         (Reuse(), "reuse"),
@@ -64,13 +65,14 @@ def test_writing(codec, written):
         ("topk(10)", "topk's fraction must be above 0 and at most 1, got 10"),
         ("topk(True)", "topk's fraction must be above 0 and at most 1, got True"),
         ("topk('10%')", "topk's fraction must be above 0 and at most 1, got '10%'"),
+        ("topk(0.1, per='token')", 'topk\'s per must be one of "sample", "row", got "token"'),
         ("randk(1.5)", "randk's fraction must be above 0 and at most 1, got 1.5"),
         ("randk(0.1, scaled=1)", "randk's scaled must be True or False, got 1"),
         (
             "topk(0.1, values='q(2)')",
             'topk\'s values must be one of "fp32", "fp16", "bf16", "q(8)", "q(4)", "means(2)", got "q(2)"',
         ),
-        ("topk", "'topk': missing a required argument: 'fraction'; write topk(fraction, values, code)"),
+        ("topk", "'topk': missing a required argument: 'fraction'; write topk(fraction, values, per, code)"),
         ("reuse(0.1)", "'reuse(0.1)': too many positional arguments; write reuse"),
     ],
 )
@@ -97,7 +99,18 @@ def test_integers_and_8_bit_floats_are_refused(codec, dtype):
     [((), (1, 1)), ((7,), (1, 7)), ((3, 5), (3, 5)), ((2, 3, 4, 5), (2, 60)), ((0,), (1, 0)), ((0, 4), (0, 4))],
 )
 def test_samples_are_the_first_dimension_of_two_or_more(shape, samples):
-    assert samples_of(shape) == samples
+    assert TopK(0.1).samples_of(shape) == RandK(0.1).samples_of(shape) == samples
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [((), (1, 1)), ((7,), (1, 7)), ((3, 5), (3, 5)), ((2, 3, 5), (6, 5)), ((2, 3, 4, 5), (6, 20)), ((2, 0, 4), (2, 0))],
+)
+def test_with_per_row_each_row_is_a_sample(shape, rows):
+    codec, x = TopK(0.25, per="row"), gaussian(*shape)
+    assert codec.samples_of(shape) == rows
+    assert_identical(encode(codec, x), encode(TopK(0.25), x.reshape(rows)))
+    assert_identical(roundtrip(codec, x), roundtrip(TopK(0.25), x.reshape(rows)).view(shape))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +185,7 @@ def test_error_is_not_far_below_the_bound(codec):
 def test_topk_keeps_exactly_k_of_each_sample_and_its_first_among_equals(data, fraction, shape, dtype, levels):
     codec = TopK(fraction)
     x = gaussian(*shape, seed=data.draw(st.integers(0, 99))).mul(levels).round().to(dtype)
-    samples, n = samples_of(shape)
+    samples, n = codec.samples_of(shape)
     expected = torch.zeros(samples, n, dtype=dtype)
     for sample, row in zip(expected, x.reshape(samples, n), strict=True):
         order = sorted(range(n), key=lambda i, row=row: (-abs(row[i].item()), i))
@@ -185,7 +198,7 @@ def test_topk_keeps_exactly_k_of_each_sample_and_its_first_among_equals(data, fr
 @pytest.mark.parametrize("shape", [(1, 9999), (1, 3, 32, 32), (5, 3, 32, 32)])
 def test_topk_of_their_count_is_the_code_of_2401_07788(percent, shape):
     x = gaussian(*shape)
-    samples, n = samples_of(shape)
+    samples, n = TopK(0.1).samples_of(shape)
     theirs = peers(x, percent / 100)
     kept = n - int(n * (1 - percent / 100))
     assert (theirs != 0).sum() == samples * kept and TopK(percent / 100).count(n) in (kept, kept - 1)
@@ -281,7 +294,8 @@ def test_strides_and_graphs_do_not_matter(codec):
         payload = encode(codec, hidden)
     assert_identical(payload, encode(codec, x * 2))
     assert not codec.error_bound(hidden).requires_grad
-    assert_identical(mixed_indices(hidden, hidden, 7), mixed_indices(x, x, 7))
+    rows = x.flatten(1)
+    assert_identical(mixed_indices(hidden.flatten(1), hidden.flatten(1), 7), mixed_indices(rows, rows, 7))
 
 
 @pytest.mark.parametrize("values", FORMATS)
@@ -315,7 +329,7 @@ def test_nan_comes_before_infinity():
 @given(codec=codecs, shape=shapes, dtype=dtypes)
 def test_indices_are_read_back_and_can_be_prescribed(codec, shape, dtype):
     x = gaussian(*shape, dtype=dtype)
-    samples, n = samples_of(shape)
+    samples, n = codec.samples_of(shape)
     chosen, payload = codec.select(x, KEY), encode(codec, x)
     assert chosen.shape == (samples, codec.count(n)) and chosen.dtype == torch.int64
     assert_identical(codec.indices(payload, shape, dtype, KEY), chosen)

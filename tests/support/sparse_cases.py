@@ -12,6 +12,7 @@ CODECS = (
     *(TopK(0.1, values=values) for values in FORMATS),
     TopK(0.5),
     TopK(1.0, values="q(4)"),
+    TopK(0.2, values="fp16", per="row"),
     RandK(0.1),
     RandK(0.3, values="q(8)"),
     RandK(0.75, values="fp16", scaled=False),
