@@ -160,19 +160,35 @@ def test_a_moved_file_is_not_put_back_in_part(tmp_path):
         log.close()
 
 
-def record(step):
+def record(step, grad_norm=None):
     return StepRecord(
         step=step,
         epoch=0,
         loss=1.0 + step,
         lr=0.1,
-        grad_norm=None,
+        grad_norm=grad_norm,
         seconds=0.5,
         samples=8,
         sections={"compute": 0.1},
         bytes=100,
         uncompressed=400,
     )
+
+
+def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(tmp_path):
+    log = MetricsLog(tmp_path)
+    for step, norm in enumerate([None, 0.5, 400.0, float("inf")]):
+        log.step(record(step, norm))
+        assert log.news() is None
+    log.close()
+    log = MetricsLog(tmp_path, first=3)
+    news = []
+    for step, norm in enumerate([501.0, 5e7], 3):
+        log.step(record(step, norm))
+        news.append(log.news())
+    log.close()
+    assert news[0].startswith("step 4: the norm of all gradients is 5e+02, 1,002 times that of the first step;")
+    assert 'per="row"' in news[0] and news[1] is None
 
 
 def test_tensorboard_reads_the_files_of_one_run_as_one(tmp_path):

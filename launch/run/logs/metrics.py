@@ -17,6 +17,8 @@ from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.trainer import StepRecord
 
 MEGABYTE = 1_000_000
+_GROWN = 1000.0
+"""How many times the gradient norm of the first step is told once. max_grad_norm would hide it."""
 
 
 class MetricsLog:
@@ -43,6 +45,8 @@ class MetricsLog:
         self._curves = Curves(folder / "tensorboard", nbytes, first)
         self._files = (self._lines, self._evaluation_lines, self._curves.file)
         self._waited = False
+        self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
+        self._growth: str | None = None
         # 16 bytes a step: a run may have millions
         self._steps = array("q", [line["step"] for line in steps])
         self._losses = array("d", [_with_nan(line["loss"]) for line in steps])
@@ -66,7 +70,10 @@ class MetricsLog:
         return sum(file.waiting for file in self._files)
 
     def news(self) -> str | None:
-        """A sentence when the disk begins to lack room, and when it has room again; else None."""
+        """A sentence when the disk begins to lack room, when it has room again, and when gradients grew; else None."""
+        if self._growth:
+            growth, self._growth = self._growth, ""  # once a run
+            return growth
         waited, self._waited = self._waited, self.waiting > 0
         if self._waited and not waited:
             return (
@@ -109,6 +116,19 @@ class MetricsLog:
         if record.loss is not None:
             self._steps.append(record.step)
             self._losses.append(record.loss)
+        if record.grad_norm:
+            self._compare(record.step, record.grad_norm)
+
+    def _compare(self, step: int, norm: float) -> None:
+        """Compare the norm of all gradients with that of the first step."""
+        self._first_norm = self._first_norm or norm
+        if self._growth is None and _GROWN * self._first_norm < norm < math.inf:
+            times = norm / self._first_norm
+            self._growth = (
+                f"step {step + 1}: the norm of all gradients is {norm:.2g}, {times:,.0f} times that of the first step; "
+                f"if the loss does not fall, lower optimizer.lr or compress less; where topk or randk leave tokens "
+                f'without an element, per="row" gives each its share'
+            )
 
     def evaluation(self, step: int, scores: dict[Compression, Score]) -> None:
         """Log an evaluation after `step` steps."""
