@@ -31,7 +31,7 @@ from torch.optim import SGD, Optimizer
 from thinwire.compress import Progress
 from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.devices.device import copy_to_host
-from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.groups import due
@@ -112,7 +112,17 @@ class StageCopies:
         }
 
     def take_common(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `common_state` returned in another replica, and give the weights to the replicas here."""
+        """Take what `common_state` returned in another replica, and give the weights to the replicas here.
+
+        WireError if it is not of these parameters: then nothing is taken.
+        """
+        for place, common in enumerate(self._common):
+            for kind in ("weights", "momentum"):
+                given = state.get(f"{place}/{kind}", common if kind == "momentum" else None)
+                if given is None or given.shape != common.shape or given.dtype != common.dtype:
+                    got = "none" if given is None else f"{given.dtype} {list(given.shape)}"
+                    wanted = f"{common.dtype} {list(common.shape)}"
+                    raise WireError(f"the {kind} of parameter {place} must be {wanted}, got {got}")
         for place, (parameter, common) in enumerate(zip(self._parameters, self._common, strict=True)):
             common.copy_(state[f"{place}/weights"])
             if (momentum := state.get(f"{place}/momentum")) is not None:

@@ -1,19 +1,23 @@
 """Replicas that step alone: DiLoCo's arithmetic, equal replicas, and stops between two exchanges."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
 from support.toy import IGNORE, Samples, make_trainer, unsplit
 from support.toy_runs import assert_trains_to, stop_and_resume
-from thinwire.pipeline.errors import NonFiniteError, OptionsError
+from thinwire.pipeline.errors import NonFiniteError, OptionsError, WireError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.local import StageCopies
+from thinwire.pipeline.replicas.membership.attendance import Taken
+from thinwire.pipeline.replicas.membership.steps import PresentSteps
 
 EVERY, STEPS = 3, 8
 NONE = {"activations": "none", "gradients": "none"}
@@ -177,6 +181,42 @@ def test_a_stage_of_another_cut_reads_what_is_its_own():
     got = half.state_dict()
     assert got.keys() == {name for name in saved if "second" in name}
     assert all(torch.equal(tensor, saved[name]) for name, tensor in got.items())
+
+
+GOOD = {"0/0/weights": torch.ones(3), "0/0/momentum": torch.zeros(3)}
+GIVEN = {
+    "good": (save(GOOD), {}, None),
+    "cut off": (save(GOOD)[:-5], {}, "Error while deserializing"),
+    "no weights": (save({}), {}, "the weights of parameter 0 must be torch.float32 [3], got none"),
+    "one for all": (save({"0/0/weights": torch.ones(1)}), {}, "must be torch.float32 [3], got torch.float32 [1]"),
+    "in float64": (
+        save({"0/0/weights": torch.ones(3).double()}),
+        {},
+        "must be torch.float32 [3], got torch.float64 [3]",
+    ),
+    "its momentum": (save(GOOD | {"0/0/momentum": torch.ones(4)}), {}, "the momentum of parameter 0 must be"),
+    "no passes": (save(GOOD), {"passes": {}}, "0 is missing"),
+    "no phase": (save(GOOD), {"passes": {0: {"eval-on": 1}}}, "'train' is missing"),
+    "after the end": (save(GOOD), {"step": STEPS + 1}, "they are of step 9 of 8"),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_weights_of_another_replica_that_cannot_be_used_are_named_and_none_is_taken(case):
+    state, changed, said = GIVEN[case]
+    steps, parameter = object.__new__(PresentSteps), Parameter(torch.zeros(3))
+    steps._stages = [SimpleNamespace(stage_index=0, passes={"train": 2})]
+    steps._copies = {0: StageCopies({"a": parameter}, [1], torch.optim.SGD, SyncOptions(every=EVERY))}
+    steps._replicas = SimpleNamespace(state_dict=lambda stage: {}, load_state_dict=lambda stage, state: None)
+    taken = Taken(**{"step": 6, "giver": 4, "passes": {0: {"train": 5}}, "state": state} | changed)
+    if said is None:
+        steps._take(taken, STEPS)
+        assert (parameter == 1).all() and steps._stages[0].passes == {"train": 5}
+        return
+    with pytest.raises(WireError) as error:
+        steps._take(taken, STEPS)
+    assert str(error.value).startswith("the weights that replica 4 gave cannot be used: ") and said in str(error.value)
+    assert (parameter == 0).all()
 
 
 @pytest.mark.parametrize(

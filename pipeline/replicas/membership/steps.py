@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from thinwire.compress import Method, Progress
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.checkpoint_folder import SavedStage
-from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import Replicas, StageExchange, connect
@@ -142,7 +144,7 @@ class PresentSteps(LocalSteps):
             taken = self._attendance.begin(self._held, self._digest(), end)
         if taken is None:
             return done
-        self._take(taken)
+        self._take(taken, steps)
         return taken.step
 
     def step_after(self, step: int) -> int:
@@ -167,7 +169,7 @@ class PresentSteps(LocalSteps):
             self._flight = None
             for stage in self._stages:
                 stage.meter.drop_exchange()
-            self._take(answer)
+            self._take(answer, steps)
             self._taken_after = answer.step
             return
         self._mail.deliver(answer.samples, answer.frames)
@@ -188,18 +190,27 @@ class PresentSteps(LocalSteps):
             raise CheckpointError("the checkpoint does not say which exchange its common weights are from")
         self._held = int(found[0])
 
-    def _take(self, taken: Taken) -> None:
-        """Take the common weights, the outer momentum and the passes of another replica; drop what is here."""
-        state = load(taken.state)
-        for index, copies in self._copies.items():
-            prefix = f"{index}/"
-            copies.take_common({name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)})
+    def _take(self, taken: Taken, steps: int) -> None:
+        """Take the common weights, the outer momentum and the passes of another replica; drop what is here.
+
+        WireError if they cannot be those of a run of so many steps.
+        """
+        with _checking(taken):
+            if taken.step > steps:
+                raise WireError(f"they are of step {taken.step} of {steps}")
+            passes = [_passes(stage, taken.passes[stage.stage_index]) for stage in self._stages]
+            state = load(taken.state)
+            for index, copies in self._copies.items():
+                prefix = f"{index}/"
+                given = {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)}
+                copies.take_common(given)
+        for index in self._copies:
             # errors of older messages: a part of them has been sent since, by an exchange that the checkpoint has not
             errors = self._replicas.state_dict(index)
             emptied = {name: each if name == "used" else torch.zeros_like(each) for name, each in errors.items()}
             self._replicas.load_state_dict(index, emptied)
-        for stage in self._stages:
-            stage.passes = _passes(stage, taken.passes[stage.stage_index])
+        for stage, last in zip(self._stages, passes, strict=True):
+            stage.passes = last
         self._held = taken.step
 
     def _common(self) -> dict[str, Tensor]:
@@ -220,6 +231,16 @@ class PresentSteps(LocalSteps):
 
     def _waiting(self, what: str) -> Any:
         return self._stages[0].meter.section("neighbour", what, Work("exchange"))
+
+
+@contextmanager
+def _checking(taken: Taken) -> Iterator[None]:
+    """Turn what reading the weights of another replica raises into a WireError that names it."""
+    try:
+        yield
+    except (WireError, SafetensorError, KeyError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise WireError(f"the weights that replica {taken.giver} gave cannot be used: {what}") from error
 
 
 def _counts(stage: CompressedStage) -> dict[str, int]:
