@@ -229,7 +229,8 @@ class Checkpoints:
                     self._post(step, stage, {"failed": _reason(error)})
             # on a full disk this frees room; but what all stages have written, another process may complete
             if self._all_wrote != step and not (step_folder(self.folder, step) / MANIFEST).exists():
-                self._delete(step_folder(self.folder, step), self._everyone)
+                for stage in states:  # the folder above stays: another process may be about to write its part there
+                    shutil.rmtree(step_folder(self.folder, step) / f"stage-{stage}", ignore_errors=True)
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)

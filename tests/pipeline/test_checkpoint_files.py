@@ -127,7 +127,7 @@ def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
         for process in (one, other):
             with pytest.raises(CheckpointError, match=r"checkpoint 2 could not be written.*No space left on device"):
                 process.checkpoints.wait()
-        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+        assert list(step_folder(folder / "checkpoints", 2).rglob("*")) == []
         full.unlink()
         for process in (one, other):
             process.train()
@@ -135,6 +135,31 @@ def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
         for process in (one, other):
             process.checkpoints.wait()
         assert [manifest.step for manifest in manifests(folder / "checkpoints")] == [3]
+
+
+def test_a_process_that_fails_leaves_the_others_the_folder_they_write_to(tmp_path, monkeypatch):
+    """It removed that folder under a part that was just begun; the other told `No such file` in place of the cause."""
+    words, real, begun = dist.HashStore(), checkpoint.make_folder, threading.Event()
+    one, other = saved_by_two(tmp_path / "run", words, 1, keep=1)
+
+    def first_full_then_slow(path):
+        if threading.current_thread() is one.checkpoints._thread:
+            assert begun.wait(30)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path.parent)
+        begun.set()
+        one.checkpoints._thread.join(30)
+        path.mkdir()
+
+    monkeypatch.setattr(checkpoint, "make_folder", first_full_then_slow)
+    for process in (one, other):
+        process.train()
+        process.save()
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 could not be written.*stage 0: No space left on device"):
+        other.checkpoints.wait()
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        one.checkpoints.wait()
+    assert list(step_folder(one.checkpoints.folder, 2).rglob("*")) == []
 
 
 def test_a_disk_that_is_full_for_one_manifest_leaves_the_checkpoint_to_the_other_process(tmp_path, monkeypatch):

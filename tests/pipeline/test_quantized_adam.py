@@ -9,6 +9,7 @@ from torch.nn import Parameter
 from support.exchanging import SIZE, STEPS_PER_EPOCH, exchange, gradients, make
 from support.toy import Sampler, Samples, Task, make_trainer, module
 from thinwire.compress import Progress
+from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.optimization import make_optimizer
 from thinwire.pipeline.options import OptimizerOptions
@@ -154,7 +155,7 @@ def test_weights_whose_first_gradient_comes_too_late_are_told_of_once(recwarn):
         late.grad, later.grad = torch.ones(3), torch.ones(4)
         optimizer.step()
     torch.testing.assert_close(late.detach(), torch.full((3,), (1 - 0.01 * 0.1) ** 2))  # its decay alone
-    [said] = [str(warning.message) for warning in recwarn]
+    [said] = [str(warning.message) for warning in recwarn if warning.category is ThinwireWarning]
     assert said == (
         "quantized-adam: weights of shape [3] have their first gradient after the second moment is frozen, so they "
         "stay as they are; make optimizer.freeze_after longer"
