@@ -254,7 +254,8 @@ class Connection:
     def _look_for_an_end(self) -> None:
         """Give the process up if its host has refused connections for long enough. A host out of reach refuses none."""
         host, _, port = self._endpoint.removeprefix("tcp://").rpartition(":")
-        with socket.socket() as probe:
+        refused = False
+        with suppress(OSError), socket.socket() as probe:  # too many files may be open here
             probe.settimeout(_LOOK)
             refused = probe.connect_ex((host, int(port))) == errno.ECONNREFUSED
         if not refused:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from thinwire.pipeline.zeromq.group import BACKEND, Group
 from thinwire.pipeline.zeromq.keys import Keys
 from thinwire.pipeline.zeromq.mesh import Address, Mesh
 
-_ENDPOINT = re.compile(r"tcp://\d{1,3}(\.\d{1,3}){3}:\d{1,5}")
+_ENDPOINT = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +112,20 @@ def _read(text: bytes, rank: int, keys: Keys) -> Address:
         fingerprint = str(told["keys"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"process {rank} must say where it listens, and said something else: {error}") from error
-    if not _ENDPOINT.fullmatch(address.endpoint) or len(address.life) != 16:
+    if not _is_endpoint(address.endpoint) or len(address.life) != 16:
         raise WireError(f"process {rank} must say where it listens, and said {address.endpoint[:80]!r}")
     if fingerprint != keys.fingerprint:
         raise MismatchError(f"process {rank} has other keys; give every process the same file as wire.keys")
     return address
+
+
+def _is_endpoint(text: str) -> bool:
+    """Whether a socket can connect there: to an IPv4 address and a port."""
+    found = _ENDPOINT.fullmatch(text)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        return False
+    try:
+        IPv4Address(found[1])
+    except ValueError:
+        return False
+    return True

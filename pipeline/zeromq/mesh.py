@@ -132,10 +132,21 @@ class Mesh:
 
     def _asked(self, transfer: Callable[[], None], pending: Pending) -> Pending:
         """Ask for a transfer, and give it. A thread that has ended answers nothing; one that ends answers first."""
-        self._loop.ask(transfer)
+        self._loop.ask(partial(self._begin, transfer, pending))
         if self._broken is not None:
             pending.end(self._broken)
         return pending
+
+    def _begin(self, transfer: Callable[[], None], pending: Pending) -> None:
+        """Begin a transfer; one that fails in its beginning is in no connection and no mailbox yet."""
+        try:
+            transfer()
+        except BaseException as error:
+            pending.end(self._reason(error))
+            raise
+
+    def _reason(self, error: BaseException) -> str:
+        return f"the exchange of process {self.rank} failed: {type(error).__name__}: {error}"
 
     def _open(self) -> list[Connection]:
         return [connection for peer in list(self._peers.values()) for connection in peer.connections]
@@ -253,7 +264,7 @@ class Mesh:
 
     def _break(self, error: BaseException) -> None:
         """End all transfers, because this thread must end."""
-        self._broken = f"the exchange of process {self.rank} failed: {type(error).__name__}: {error}"
+        self._broken = self._reason(error)
         for peer in list(self._peers):
             self._fail(peer, self._broken)
 
@@ -266,4 +277,4 @@ class Mesh:
         self._inbox.linger = _LAST_WORDS
         self._inbox.close()
         self._admission.close()
-        self._context.term()
+        self._context.destroy()  # it would wait for ever for a socket that a failure has left open

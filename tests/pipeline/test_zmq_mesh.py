@@ -352,6 +352,29 @@ def test_a_process_that_has_ended_is_told_long_before_the_time_out():
         assert late.wait(LONG) and late.error == receive.error
 
 
+def test_a_look_that_cannot_be_made_while_too_many_files_are_open_says_nothing(monkeypatch):
+    """Strangers held all connections that a process may have; when another process ended, its own run broke."""
+    refused, genuine = [], socket.socket
+
+    def full(*arguments, **named):
+        if len(refused) < 2:
+            refused.append(arguments)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return genuine(*arguments, **named)
+
+    with ExitStack() as stack:
+        first, second = (Mesh(rank, KEYS, interface="127.0.0.1", patience=QUICK) for rank in range(2))
+        stack.callback(first.close)
+        first.meet({1: second.address})
+        second.meet({0: first.address})
+        assert first.send(1, STREAM, memoryview(b"are you there?")).wait(LONG)
+        receive = first.receive(1, STREAM, memoryview(bytearray(3)))
+        second.close()
+        monkeypatch.setattr(socket, "socket", full)
+        assert receive.wait(LONG) and len(refused) == 2
+        assert receive.error == "process 1 ended the exchange: it does not listen any more, so it has ended"
+
+
 def test_nothing_listens_beyond_the_interface():
     with Two() as two:
         assert {mesh.address.endpoint.rpartition(":")[0] for mesh in two.meshes} == {"tcp://127.0.0.1"}

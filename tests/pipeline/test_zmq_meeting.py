@@ -1,0 +1,37 @@
+"""Addresses that the rendezvous store gives, and what one does that no socket can connect to."""
+
+import json
+from threading import Thread
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq")
+
+from support.two_meshes import KEYS, LONG, QUICK, STREAM
+from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.zeromq.meeting import _read
+from thinwire.pipeline.zeromq.mesh import Address, Mesh
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://127.0.0.1:65536", "tcp://127.0.0.1:0", "tcp://256.0.0.1:80", "tcp://127.0.0.\u0661:80", "ipc://a"],
+)
+def test_an_address_that_no_socket_can_connect_to_is_refused(endpoint):
+    """The store gave one; then the process could exchange nothing with anybody, and did not end."""
+    said = {"endpoint": endpoint, "life": "00" * 16, "keys": KEYS.fingerprint}
+    with pytest.raises(WireError, match="process 3 must say where it listens"):
+        _read(json.dumps(said).encode(), 3, KEYS)
+    said["endpoint"] = "tcp://127.0.0.1:65535"
+    assert _read(json.dumps(said).encode(), 3, KEYS).endpoint == said["endpoint"]
+
+
+def test_a_process_leaves_although_a_failure_has_left_a_socket_open():
+    mesh = Mesh(0, KEYS, interface="127.0.0.1", patience=QUICK)
+    mesh.meet({1: Address("tcp://127.0.0.\u0661:80", bytes(16))})
+    send = mesh.send(1, STREAM, memoryview(b"hello"))
+    assert send.wait(LONG) and "Invalid argument" in send.error
+    leaves = Thread(target=mesh.close, daemon=True)
+    leaves.start()
+    leaves.join(LONG)
+    assert not leaves.is_alive()
