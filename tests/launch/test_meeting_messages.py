@@ -46,9 +46,17 @@ def test_a_field_that_is_missing_or_wrong_is_named(kind, name):
     del message[name]
     with pytest.raises(WireError, match=f"of the kind {kind} must have the field {name}, "):
         check((message, blobs), ALL)
-    for wrong in (None, 1.5, -2, {"0": None}, {"x": 1}, {"0": {"train": "7"}}, [None]):
+    for wrong in (None, 1.5, -2, 1 << 63, {"0": None}, {"0": {"train": 1 << 63}}, {"x": 1}, {"1" * 5000: 1}, [None]):
         with pytest.raises(WireError, match=f"{name} of a message of the kind {kind} must be .*, got "):
             check(({**message, name: wrong}, blobs), ALL)
+
+
+@pytest.mark.parametrize(("kind", "none"), [("deliver", 0), ("exchange", {"0": 4, "1": 0})])
+def test_a_replica_without_samples_has_nothing_to_deliver(kind, none):
+    """A weight of nothing counted as one, and if no replica had samples the others ended with a traceback."""
+    words, blobs = WELL[kind]
+    with pytest.raises(WireError, match=r"samples of a message of the kind .* must be .* from 1 on"):
+        check(({"kind": kind, **words, "samples": none}, blobs), ALL)
 
 
 @pytest.mark.parametrize(

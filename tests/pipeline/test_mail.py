@@ -64,6 +64,8 @@ def test_those_present_hold_the_same_bits_whoever_is_there(expression):
     for step, samples in enumerate([{0: 8, 1: 8, 2: 8}, {0: 8, 2: 8}, {1: 8, 2: 8}, {1: 8}, {0: 8, 1: 4, 2: 8}]):
         means = meet(replicas, gradients(step, size=SIZE), step, samples)
         assert all(torch.equal(mean, means[0]) for mean in means)
+        # frames are as large as the model with `none`, and the next exchange is many steps away
+        assert not any(frames for _, mail in replicas for frames in mail._arrived.values())
 
 
 def test_if_all_are_there_the_sum_is_that_of_replicas_that_cannot_be_lost():

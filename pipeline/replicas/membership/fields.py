@@ -20,9 +20,14 @@ def _is_truth(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_counts(value: object) -> bool:
-    """Whether it is an object with numbers for names and values, such as samples by replica."""
-    return isinstance(value, dict) and all(map(_is_number, value)) and all(map(is_count, value.values()))
+def _is_amount(value: object) -> bool:
+    """Whether it counts something that is there: a mean is weighted by it."""
+    return is_count(value) and value != 0
+
+
+def _is_amounts(value: object) -> bool:
+    """Whether it is an object with numbers for names, and amounts for values, such as samples by replica."""
+    return isinstance(value, dict) and all(map(_is_number, value)) and all(map(_is_amount, value.values()))
 
 
 def _is_passes(value: object) -> bool:
@@ -30,7 +35,7 @@ def _is_passes(value: object) -> bool:
     return isinstance(value, dict) and all(
         _is_number(stage)
         and isinstance(last, dict)
-        and all(type(index) is int and index >= -1 for index in last.values())
+        and all(is_count(index) or (type(index) is int and index == -1) for index in last.values())
         for stage, last in value.items()
     )
 
@@ -40,7 +45,7 @@ def _is_others(value: object) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    return len(text) < 20 and text.isascii() and text.isdecimal()
 
 
 Check = tuple[str, Callable[[object], bool]]
@@ -48,21 +53,22 @@ Check = tuple[str, Callable[[object], bool]]
 COUNT: Check = "a whole number from 0 on", is_count
 TEXT: Check = "text", _is_text
 TRUTH: Check = "true or false", _is_truth
-COUNTS: Check = "counts by number", _is_counts
+AMOUNT: Check = "a whole number from 1 on", _is_amount
+AMOUNTS: Check = "whole numbers from 1 on by number", _is_amounts
 PASSES: Check = "counts by stage and phase", _is_passes
 OTHERS: Check = "a list of numbers", _is_others
 
 SAID: Mapping[str, Mapping[str, Check]] = {
     "begin": {"held": COUNT, "digest": TEXT},
     "end": {"held": COUNT, "digest": TEXT, "step": COUNT, "passes": PASSES},
-    "deliver": {"step": COUNT, "samples": COUNT, "last": TRUTH},
+    "deliver": {"step": COUNT, "samples": AMOUNT, "last": TRUTH},
     "applied": {"step": COUNT, "digest": TEXT, "passes": PASSES, "last": TRUTH},
 }
 """What a stage process says to the meeting place."""
 ANSWERED: Mapping[str, Mapping[str, Check]] = {
     "go": {"stop": TRUTH},
     "take": {"stop": TRUTH, "step": COUNT, "giver": COUNT, "passes": PASSES},
-    "exchange": {"stop": TRUTH, "samples": COUNTS, "others": OTHERS, "gives": TRUTH},
+    "exchange": {"stop": TRUTH, "samples": AMOUNTS, "others": OTHERS, "gives": TRUTH},
     "stopped": {"stop": TRUTH},
     "failed": {"text": TEXT},
 }

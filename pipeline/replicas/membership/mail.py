@@ -32,7 +32,7 @@ class Mail:
     def __init__(self, replica: int) -> None:
         self._replica = replica
         self._sent: dict[int, bytes] = {}
-        self._arrived: dict[int, Mapping[int, bytes]] = {}
+        self._arrived: dict[int, dict[int, bytes]] = {}
         self.weights: Mapping[int, int] = {}
         """Of each replica that takes part, in their order: what its contribution counts."""
 
@@ -65,8 +65,8 @@ class Mail:
         self._sent = {}
 
     def take(self, replica: int, tag: int) -> bytes:
-        """A frame that a replica sent."""
-        return self._arrived[replica][tag]
+        """A frame that a replica sent; it is not kept, because those of all replicas would take memory for H steps."""
+        return self._arrived[replica].pop(tag)
 
 
 def shares(samples: Mapping[int, int]) -> dict[int, int]:

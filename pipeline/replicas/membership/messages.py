@@ -84,5 +84,5 @@ def _parsed(text: bytes, blobs: bytes) -> Message:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value of JSON is a whole number from 0 on."""
-    return type(value) is int and value >= 0
+    """Whether a value of JSON is a whole number from 0 on, of at most 63 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
