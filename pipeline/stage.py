@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from thinwire.compress import Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
-from thinwire.pipeline.devices.memory import told_if_full
+from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
 from thinwire.pipeline.ends import EndsOfReplicas, learned_ends
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
@@ -89,6 +89,7 @@ class CompressedStage(PipelineStage):
         self.meter = Meter()
         self.keep_outputs = True
         self._first_layer = first_layer
+        self._gradients = GradientsApart(submodule.parameters())
         self._examples = (_examples(input_args), _examples(output_args))
         self._boundaries = [
             BoundaryShape(index, examples)
@@ -233,6 +234,7 @@ class CompressedStage(PipelineStage):
             return
         with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self._gradients.look()
         # in torch 2.11 and 2.13, gradients of side inputs follow those of the received tensors
         gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
         if self.ends.upstream is not None:
@@ -247,6 +249,7 @@ class CompressedStage(PipelineStage):
         """Run the part of a split backward that computes the gradients of the weights."""
         with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self._gradients.look()
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         assert self.ends.upstream is not None, "the first stage receives no activations"
@@ -319,6 +322,7 @@ class CompressedStage(PipelineStage):
             half.active = self._pass.kind in ("train", "eval-on")
         # 5. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         self.ends.begin(self._microbatches)
+        self._gradients.begin()
         self._open = True
 
     def _microbatch(self, index: int) -> Microbatch:

@@ -1,17 +1,58 @@
-"""The memory of a stage on its device: its peak, and a sentence where there is none left."""
+"""The memory of a stage on its device: its peak, a sentence where there is none left, and gradients that share some."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from thinwire.pipeline.errors import MemoryFullError
 
 _OF_CPU = "DefaultCPUAllocator"
 """How torch names its allocator where the memory of a host is full; there is no class for that error."""
+
+
+class GradientsApart:
+    """Gives each gradient of a stage memory of its own.
+
+    torch gives parameters that are added, as in `a.view(-1) + b.view(-1)`, gradients that lie in one memory; where the
+    backward is split, `a + b` is enough. The next micro-batch's would be added to both in each, and clipping would
+    scale both twice.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self._parameters = tuple(parameters)
+        self._known = 0
+
+    def begin(self) -> None:
+        """Say that a pass begins: gradients may have been cleared since the last one."""
+        self._known = 0
+
+    def look(self) -> None:
+        """Look at those that came since the last look; call it after each backward. The look is short if none did."""
+        present = [parameter for parameter in self._parameters if parameter.grad is not None]
+        if len(present) == self._known:
+            return
+        self._known = len(present)
+        taken: set[int] = set()
+        for parameter in present:
+            place = _memory(parameter.grad)
+            if place in taken:
+                assert parameter.grad is not None, "it is present"
+                parameter.grad = parameter.grad.clone()
+            elif place is not None:
+                taken.add(place)
+
+
+def _memory(gradient: Tensor | None) -> int | None:
+    """The address of the memory that a gradient is in, alone or with others; None if it has none, or is sparse."""
+    if gradient is None or gradient.layout != torch.strided:
+        return None
+    return gradient.untyped_storage().data_ptr() or None
 
 
 def peak_on_card(device: torch.device) -> int | None:

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from support import toy
 from support.toy import Samples, Task, make_trainer, unsplit
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss
@@ -53,6 +55,47 @@ def test_what_the_task_observes_goes_where_it_was_asked_for():
     loss.begin(1)
     loss(output, target)
     assert len(observed) == 1
+
+
+class Added(nn.Module):
+    """Multiplies by the sum of two parameters, as they are or as views."""
+
+    def __init__(self, *, views):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.linspace(-1, end, toy.WIDTH)) for end in (1, 2))
+        self.views = views
+
+    def forward(self, x):
+        return x * (self.a.view(-1) + self.b.view(-1) if self.views else self.a + self.b)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "views"), [("gpipe", True), ("interleaved-zero-bubble", False), ("zbv-zero-bubble", True)]
+)
+def test_parameters_that_are_added_have_the_gradients_of_the_unsplit_model(schedule, views, alone, monkeypatch):
+    """torch gives both one memory; those of the second micro-batch were added twice, and clipping scaled twice."""
+
+    def module(index, dropout=0.0, depth=1):
+        torch.manual_seed(index)
+        return nn.Sequential(nn.Linear(toy.WIDTH, toy.WIDTH), Added(views=views), nn.Tanh())
+
+    monkeypatch.setattr(toy, "module", module)
+    trainer = make_trainer(
+        0,
+        num_stages=2 if schedule == "gpipe" else 4,
+        schedule=schedule,
+        simulated=True,
+        compression=UNCOMPRESSED,
+        optimizer={**PLAIN_SGD, "max_grad_norm": 0.1},
+    )
+    model = nn.Sequential(*(module(index) for index in range(len(trainer.stages))))
+    trainer.train_step(0)
+    loss_of(model, batch(0)).backward()
+    expected = list(model.parameters())
+    norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in expected))
+    mine = [parameter for stage in trainer.stages for parameter in stage.submod.parameters()]
+    for one, other in zip(mine, expected, strict=True):
+        torch.testing.assert_close(one.data, other.data - 0.1 * (0.1 / norm) * other.grad, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
