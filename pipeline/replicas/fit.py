@@ -1,8 +1,10 @@
-"""Whether a model can have replicas: they must be able to hold equal weights, and its stages need enough layers."""
+"""Whether a model can have replicas: their weights are equal, in float32, and its stages need enough layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import torch
 
 from thinwire.models.batch_norm import batch_norms
 from thinwire.models.errors import ModelError
@@ -22,6 +24,12 @@ def check_fit(blueprint: Blueprint, cuts: Sequence[range], replicas: ReplicaOpti
         raise ModelError(
             f"replicas must not have batch norms that train, because each would keep statistics of its own samples; "
             f"got {found[0]}; lower replicas.count to 1, or use a norm within each sample"
+        )
+    trained = [own for layer in trained_by_layer(layers) for own in layer.items()]
+    if others := [f"{name} ({parameter.dtype})" for name, parameter in trained if parameter.dtype != torch.float32]:
+        raise ModelError(
+            f"replicas must have weights in float32, because these travel as such, got {others[0]}; lower "
+            f"replicas.count to 1, or make the weights float32"
         )
     counts = [len(trained_by_layer(layers[cut.start : cut.stop])) for cut in cuts]
     fewest = min(counts)

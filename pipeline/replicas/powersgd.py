@@ -52,7 +52,7 @@ class _Thin:
         """Make a replica's part of P, and clear its gradient. There is none without gradient and error."""
         given, gradient = self.errors[replica], self.parameter.grad
         if gradient is not None:
-            given.add_(gradient.view_as(given).to(given.device))
+            given.add_(gradient.reshape(given.shape).to(given.device))  # no view of channels_last
         self.left.grad = given @ self.start if gradient is not None or given.any() else None
         self.parameter.grad = None
 

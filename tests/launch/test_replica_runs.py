@@ -4,7 +4,9 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from support.commands import THINWIRE, completed
 from support.recipe_runs import simulate
@@ -17,9 +19,11 @@ from thinwire.launch.run.resume import header
 from thinwire.launch.run.wiring.wire import agreed_by_replicas
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, Layer, LayerSpec
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.options import ReplicaOptions
+from thinwire.pipeline.replicas.fit import check_fit
 
 SAME = ("train_loss", "held_out", "channels", "replicas", "samples", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
@@ -242,6 +246,21 @@ def test_a_batch_norm_is_refused():
     wanted = recipe.parse(["resnet-tiny", "--replicas.count", "2", "--data.limit", "250", "--data.held_out", "0.3"])
     with pytest.raises(ModelError, match="replicas must not have batch norms that train"):
         prepare(wanted)
+
+
+def test_weights_of_another_dtype_are_refused():
+    """They ended the first step with a traceback, because their gradients came back as float32."""
+
+    class Wide(Layer):
+        def __init__(self):
+            super().__init__()
+            self.part = nn.Linear(3, 3, dtype=torch.float64)
+            self.parts = {"wide": self.part}
+
+    model = Blueprint((LayerSpec("wide", Wide),), lambda name, module: None)
+    check_fit(model, [range(1)], ReplicaOptions())
+    with pytest.raises(ModelError, match=r"weights in float32, .* got wide.weight \(torch.float64\)"):
+        check_fit(model, [range(1)], ReplicaOptions(count=2))
 
 
 @pytest.mark.parametrize(

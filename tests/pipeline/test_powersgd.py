@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from support.exchanging import exchanged, gradients, make, simulated, take_turns
+from support.exchanging import exchange, exchanged, gradients, make, simulated, take_turns
 from support.processes import run
 from support.toy import train
 from thinwire.pipeline.errors import CheckpointError
@@ -93,6 +93,22 @@ def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(count):
         first_error = first_error or error
     assert error < first_error / 4
     assert first_error > 0.1
+
+
+def test_a_gradient_may_lie_otherwise_than_its_matrix():
+    """A convolution in channels_last has such ones: they ended the first step with a traceback."""
+    plain, other = (make("powersgd(2)", 2, shapes=SHAPES) for _ in range(2))
+    for step in range(2):
+        given = gradients(step, 2, SIZE)
+        for replicas in (plain, other):
+            for replica, flat in zip(replicas, given, strict=True):
+                replica.set_gradients(flat)
+        for replica in other:
+            conv = replica.parameters["conv"]
+            conv.grad = conv.grad.contiguous(memory_format=torch.channels_last)
+        for replicas in (plain, other):
+            exchange(replicas, step)
+        assert all(torch.equal(one.flat, two.flat) for one, two in zip(plain, other, strict=True))
 
 
 def test_thin_matrices_travel_from_their_start_on():
