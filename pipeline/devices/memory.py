@@ -34,6 +34,8 @@ class GradientsApart:
 
     def look(self) -> None:
         """Look at those that came since the last look; call it after each backward. The look is short if none did."""
+        if self._known == len(self._parameters):
+            return
         present = [parameter for parameter in self._parameters if parameter.grad is not None]
         if len(present) == self._known:
             return
