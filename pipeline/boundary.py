@@ -201,7 +201,8 @@ class Sender(ChannelEnd):
         examples = self.channel.examples
         got = [(tensor.dtype, tuple(tensor.shape)) if tensor is not None else None for tensor in tensors]
         planned = [(example.dtype, tuple(example.shape)) for example in examples]
-        if len(got) != len(planned) or any(g is not None and g != p for g, p in zip(got, planned, strict=True)):
+        left_out = [None] if self.channel.may_leave_out else []
+        if len(got) != len(planned) or any(g not in (p, *left_out) for g, p in zip(got, planned, strict=True)):
             raise PipelineError(
                 f"{self.channel.sender} announced {planned} but has {got} as {what}; give output_args and "
                 f"input_args that match what the modules return"
@@ -298,13 +299,15 @@ class Receiver(ChannelEnd):
     def _places(self, frame: Tensor, header: Header, plan: FramePlan) -> list[slice | None]:
         """Where the payloads lie in a frame, each with room for the longest; None for a tensor that is None.
 
-        Raises WireError if they do not end where the header says.
+        Raises WireError if they do not end where the header says, or one that must be there is None.
         """
         places: list[slice | None] = []
         stop = HEADER_BYTES
         for index, (decoder, message) in enumerate(zip(self._decoders, plan.messages, strict=True)):
             place = place_of(message.nbytes, stop)
             is_none = header.nones >> index & 1
+            if is_none and not self.channel.may_leave_out:
+                raise WireError(f"tensor {index} is None, and only gradients between stages may be")
             stop = place.stop if is_none else place.start + decoder.used(frame[place], message)
             places.append(None if is_none else place)
         if stop != HEADER_BYTES + header.length:

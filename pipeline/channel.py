@@ -58,6 +58,11 @@ class Channel:
         return self.boundary + 1 if self.name == "activations" else self.boundary
 
     @property
+    def may_leave_out(self) -> bool:
+        """Whether a tensor may be None, as the gradient of an activation that the loss does not depend on."""
+        return self.name == "gradients"
+
+    @property
     def sender(self) -> str:
         """Who sends, in words."""
         return f"stage {self.source}"

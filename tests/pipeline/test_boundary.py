@@ -13,7 +13,7 @@ from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
 from thinwire.pipeline.channel import Channel, frame_bytes, frame_length, place_of
 from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
-from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header
+from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header, seal
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.transport import MemoryEnd
@@ -93,6 +93,21 @@ def test_none_crosses_as_none():
     first, second = carry(described, (None, present))
     assert first is None
     assert torch.allclose(second, present, atol=0.5)
+
+
+@pytest.mark.parametrize("name", ["activations", "parts", "sums"])
+def test_only_gradients_of_a_boundary_may_be_none(name):
+    """An owner's sum that said so left a replica with its own gradients in place of the sum, without a word."""
+    described = replace(channel(example(4, 4)), name=name)
+    sender, receiver, _, link = ends(described)
+    with pytest.raises(PipelineError, match=r"stage \d announced .* but has \[None\]"):
+        sender.send(which(), (None,))
+    sender.send(which(), (torch.randn(4, 4),))
+    frame = link._frames[0]
+    seal(replace(Header.read(frame), nones=1), frame, payload=True)
+    room = torch.zeros(4, 4)
+    with pytest.raises(WireError, match="tensor 0 is None, and only gradients between stages may be"):
+        receiver.receive(which(), [room])
 
 
 def test_a_frame_is_as_long_as_its_plan_in_every_phase_and_no_longer_than_the_capacity():
