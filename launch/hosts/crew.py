@@ -114,7 +114,10 @@ def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: 
     all members at once, and they get `grace` seconds. A second signal ends the wait.
     """
     outcome, interrupted = Outcome(0, ""), False
-    orders: list[tuple[float, signal.Signals | None]] = []  # (time, signal to send); None ends the wait
+    # (seconds after the one before, signal to send); None ends the wait. After the one before: this process may have no
+    # turn for longer than the grace time, and the members must have theirs all the same
+    orders: list[tuple[float, signal.Signals | None]] = []
+    before = 0.0
     while any(member.process.poll() is None for member in members):
         now = time.monotonic()
         # 1. a second signal ends the wait, whatever else happened
@@ -123,13 +126,13 @@ def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: 
         # 2. a first signal replaces the orders of a failure; failures after it are its consequence
         if came and not interrupted:
             interrupted, outcome = True, _interrupted(came[0])
-            orders = [(now, came[0]), (now + grace, None)]
+            orders, before = [(0.0, came[0]), (grace, None)], now
         elif outcome.status == 0 and (found := _failure(members)):
             outcome = found
-            orders = [(now + grace, signal.SIGTERM), (now + 2 * grace, None)]
+            orders, before = [(grace, signal.SIGTERM), (grace, None)], now
         # 3. orders that are due now, new ones too
-        while orders and orders[0][0] <= now:
-            _, order = orders.pop(0)
+        while orders and before + orders[0][0] <= now:
+            before, (_, order) = now, orders.pop(0)
             if order is None:
                 return outcome
             running = [member.label for member in members if member.process.poll() is None]

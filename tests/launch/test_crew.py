@@ -3,9 +3,11 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from thinwire.launch.hosts import crew as crew_module
 from thinwire.launch.hosts.crew import Member, Outcome, gathered_signals, supervise
 
 WAIT = "sleep 60"
@@ -49,8 +51,28 @@ def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, s
     assert supervise(crew, [], grace=0.1) == Outcome(
         status, f"host 1 failed first: it {how}; stopped 0.1 s later: host 0, host 2"
     )
-    assert [member.process.poll() for member in crew if member is not crew[1]] == [-signal.SIGTERM] * 2
+    # it waits for 0.1 s, in which a busy machine may not come to end them
+    assert [member.process.wait(60) for member in crew if member is not crew[1]] == [-signal.SIGTERM] * 2
     end(crew)
+
+
+def test_a_launcher_that_had_no_turn_gives_the_others_their_grace_time(capfd, monkeypatch):
+    """After a suspended machine woke, both waits were over: it stopped the others, and did not let them end."""
+    crew = members("exit 3", "trap 'sleep 0.3; echo saved; exit' TERM; echo ready; while :; do sleep 0.05; done")
+    wait_until_ready(capfd, 1)
+    crew[0].process.wait()
+    clock, hour = [0.0], [3600.0]
+
+    def sleep(seconds):
+        clock[0] += hour.pop() if hour else seconds
+        time.sleep(seconds)
+
+    monkeypatch.setattr(crew_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    assert supervise(crew, [], grace=60) == Outcome(
+        3, "host 0 failed first: it exited with status 3; stopped 60 s later: host 1"
+    )
+    end(crew)
+    assert capfd.readouterr().out == "host 1 | saved\n"
 
 
 def test_the_others_may_end_by_themselves_after_a_failure(capfd):
