@@ -1,6 +1,8 @@
 """The way of a replica to a meeting place over slow links."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,8 +37,9 @@ class Lecturer:
         pass
 
 
-def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path):
+def test_a_replica_is_heard_while_a_long_message_arrives(tmp_path, monkeypatch):
     """Over a slow link it was lost, because a proxy answered the heartbeats behind the message only."""
+    monkeypatch.setattr(proxy, "_FAREWELL", 0.1)  # nobody is there to take the last words
 
     async def scene():
         Keys.fresh().write(tmp_path / "keys")
@@ -103,8 +106,12 @@ class Greeter(Lecturer):
             self._send(route, pack_words(WELCOME, 0, server="this one", noted=None))
 
 
-def test_a_link_that_is_too_slow_is_told_after_the_time_out(tmp_path):
+def test_a_link_that_is_too_slow_is_told_after_the_time_out(tmp_path, monkeypatch):
     """Each call got a welcome, so the replica called again for ever."""
+    welcomes = []  # no second passes before the first of them, however long a busy machine takes for it
+    monkeypatch.setattr(proxy, "tell", lambda text: welcomes.append(time.monotonic()))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() - welcomes[0] if welcomes else 0.0)
+    monkeypatch.setattr(proxy, "time", clock)
 
     async def scene():
         Keys.fresh().write(tmp_path / "keys")

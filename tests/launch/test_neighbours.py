@@ -5,6 +5,7 @@ import queue
 import signal
 import socket
 import struct
+import threading
 import time
 from contextlib import suppress
 
@@ -22,23 +23,37 @@ CHAIN = Placement({0: 0, 1: 1, 2: 2})
 TIMEOUT = 30
 
 
+class Noted(Silence):
+    """A silence that has an event for the first word of a neighbour that trains."""
+
+    def __init__(self):
+        super().__init__(1.5)
+        self.first = threading.Event()
+
+    def heard(self, rank, trains):
+        super().heard(rank, trains)
+        if trains:
+            self.first.set()
+
+
 def begin(rank):
-    """What a process of a chain of three hears: a queue of (rank, seconds) of lost neighbours."""
-    lost, pulse = queue.Queue(), Pulse()
+    """What a process of a chain of three hears: lost neighbours, as (rank, seconds), and the first word of one."""
+    lost, pulse, silence = queue.Queue(), Pulse(), Noted()
     pulse.trains = lambda: True
-    Neighbours(CHAIN, rank, pulse, Silence(1.5), TIMEOUT).begin(lambda rank, seconds: lost.put((rank, seconds)))
-    return lost
+    Neighbours(CHAIN, rank, pulse, silence, TIMEOUT).begin(lambda rank, seconds: lost.put((rank, seconds)))
+    return lost, silence.first
 
 
 def one_is_stopped(rank):
     """The middle process is stopped; its neighbours say whom they lost, and end it."""
     store = dist.distributed_c10d._get_default_store()
-    lost = begin(rank)
-    dist.barrier()
+    lost, first = begin(rank)
     if rank == 1:
         store.set("pid", str(os.getpid()))
-        time.sleep(1)
+        store.wait(["0 hears", "2 hears"])
         os.kill(os.getpid(), signal.SIGSTOP)
+    assert first.wait(TIMEOUT)
+    store.set(f"{rank} hears", "")
     found, seconds = lost.get(timeout=TIMEOUT)
     pid = int(store.get("pid"))
     if rank == 0:
@@ -50,11 +65,16 @@ def one_is_stopped(rank):
 
 
 def all_end(rank):
-    """Nobody is lost, however the others leave."""
-    lost = begin(rank)
-    dist.barrier()
-    time.sleep(2.5 * (rank + 1))
-    return lost.qsize()
+    """Each process ends 2.5 s after the one before; the last one says how many neighbours each has lost."""
+    store = dist.distributed_c10d._get_default_store()
+    lost, _ = begin(rank)
+    store.set(f"{rank} begins", "")
+    store.wait([f"{each} begins" for each in range(3)])
+    time.sleep(2.5 * rank)
+    store.set(f"lost by {rank}", str(lost.qsize()))
+    if rank < 2:
+        os._exit(0)
+    return [int(store.get(f"lost by {each}")) for each in range(3)]
 
 
 @pytest.mark.processes
@@ -67,7 +87,7 @@ def test_both_neighbours_of_a_stopped_process_notice():
 @pytest.mark.processes
 @pytest.mark.slow
 def test_an_end_is_no_silence():
-    assert processes.run(all_end, 3) == [0, 0, 0]
+    assert processes.outcomes_of(all_end, 3) == {2: (True, [0, 0, 0])}
 
 
 def message(token, rank, trains=True):
@@ -90,7 +110,7 @@ def is_closed(connection):
 @pytest.fixture
 def heard(alone):
     """The process of stage 0: where it listens, the token of its run, and whom it lost."""
-    lost = begin(0)
+    lost, _ = begin(0)
     store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
     host, port = store.get("0").decode().split()
     return (host, int(port)), store.get("token"), lost
