@@ -13,14 +13,20 @@ import torch
 from thinwire.pipeline.devices.device import make_current
 
 Job = Callable[[], None]
+Dropped = Callable[[BaseException], None]
+"""Is told why a job is not done."""
 T = TypeVar("T")
+
+
+def ignore(failure: BaseException) -> None:
+    """Of a job that nobody waits for."""
 
 
 class Carrier(Protocol):
     """Does jobs in the order in which they come."""
 
-    def submit(self, job: Job) -> None:
-        """Take a job, and raise what an earlier one raised."""
+    def submit(self, job: Job, dropped: Dropped = ignore) -> None:
+        """Take a job, and raise what an earlier one raised; `dropped` is called in its place if it is not done."""
 
     def drain(self) -> None:
         """Wait until all jobs are done, and raise what one of them raised."""
@@ -29,7 +35,7 @@ class Carrier(Protocol):
 class AtOnce:
     """Does each job where it is given: between two stages of one process, where the next thing is to receive it."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, dropped: Dropped = ignore) -> None:
         """Do the job."""
         job()
 
@@ -42,16 +48,16 @@ class Courier:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._device = device
-        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Job, Dropped]] = queue.Queue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, dropped: Dropped = ignore) -> None:
         """Take a job, and return at once; raises what an earlier one raised."""
         self._raise()
         if self._thread.ident is None:
             self._thread.start()
-        self._jobs.put(job)
+        self._jobs.put((job, dropped))
 
     def drain(self) -> None:
         """Wait until all jobs are done, and raise what one of them raised."""
@@ -59,16 +65,21 @@ class Courier:
         self._raise()
 
     def _run(self) -> None:
-        make_current(self._device)
+        try:
+            make_current(self._device)
+        except BaseException as failure:  # whoever waits for a job must hear of it
+            self._failure = failure
         while True:
-            job = self._jobs.get()
+            job, dropped = self._jobs.get()
             try:
                 if self._failure is None:
                     job()
+                else:
+                    dropped(self._failure)
             except BaseException as failure:
                 self._failure = failure
             finally:
-                del job  # it holds buffers
+                del job, dropped  # they hold buffers
                 self._jobs.task_done()
 
     def _raise(self) -> None:
@@ -86,5 +97,5 @@ def promised(carrier: Carrier, work: Callable[[], T]) -> Future[T]:
         except BaseException as failure:
             future.set_exception(failure)
 
-    carrier.submit(job)
+    carrier.submit(job, future.set_exception)
     return future

@@ -6,7 +6,7 @@ import torch
 from support.cards import CARD, FakeCard, Streams
 from support.processes import run
 from support.toy import train
-from thinwire.pipeline.devices.courier import AtOnce, Courier
+from thinwire.pipeline.devices.courier import AtOnce, Courier, promised
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.devices.finite import FiniteFlags
 from thinwire.pipeline.devices.staged_store import StagedStore
@@ -121,6 +121,22 @@ def test_a_courier_begins_with_its_card_and_not_the_first_one(monkeypatch):
         courier.submit(lambda: None)
         courier.drain()
     assert chosen == [(2, "courier of cuda:2")]
+
+
+def test_a_courier_that_cannot_use_its_card_says_so(monkeypatch):
+    """Its thread ended, and who waited for a job waited for ever."""
+
+    def fail(device):
+        raise RuntimeError("the card is gone")
+
+    monkeypatch.setattr("thinwire.pipeline.devices.courier.make_current", fail)
+    courier, done = Courier("courier", CPU), []
+    future = promised(courier, lambda: done.append(1))
+    with pytest.raises(RuntimeError, match="the card is gone"):
+        future.result(60)
+    with pytest.raises(RuntimeError, match="the card is gone"):
+        courier.drain()
+    assert not done
 
 
 def test_between_stages_of_one_process_nothing_is_left_to_a_thread():
