@@ -1,5 +1,6 @@
 """The exchange of replicas that may be lost: a mean over those who take part, weighted by samples, alike in all."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -66,6 +67,19 @@ def test_those_present_hold_the_same_bits_whoever_is_there(expression):
         assert all(torch.equal(mean, means[0]) for mean in means)
         # frames are as large as the model with `none`, and the next exchange is many steps away
         assert not any(frames for _, mail in replicas for frames in mail._arrived.values())
+
+
+def test_no_buffer_is_kept_until_the_next_exchange():
+    """With `none` each lane kept one: so many times the weights of a stage as there are replicas, and once more."""
+
+    def held():
+        gc.collect()
+        buffers = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.dtype == torch.uint8]
+        return sum({each.data_ptr(): each.untyped_storage().nbytes() for each in buffers}.values())
+
+    replicas, before = present("none"), held()
+    meet(replicas, gradients(0, size=SIZE), 0, {0: 8, 1: 8, 2: 8})
+    assert held() - before < SIZE, "one frame has four times as many bytes"
 
 
 def test_if_all_are_there_the_sum_is_that_of_replicas_that_cannot_be_lost():

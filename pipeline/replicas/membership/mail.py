@@ -19,7 +19,7 @@ from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import Lane
 from thinwire.pipeline.replicas.member import Lanes, Listener, total_of
-from thinwire.pipeline.transport import Pool, ReceivingEnd, SendingEnd
+from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
 
 class Mail:
@@ -130,29 +130,28 @@ class WeightedListener(Listener):
 
 
 class _Outbox:
-    """The sending end of a lane."""
+    """The sending end of a lane. It keeps no buffer: those of all lanes would take memory until the next exchange."""
 
     def __init__(self, capacity: int, mail: Mail, tag: int) -> None:
-        self._pool, self._mail, self._tag = Pool(capacity), mail, tag
+        self._capacity, self._mail, self._tag = capacity, mail, tag
 
     def take(self) -> Tensor:
         """A buffer to write the next frame into."""
-        return self._pool.take()
+        return torch.empty(self._capacity, dtype=torch.uint8)
 
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Keep a copy of the first `nbytes` of `buffer`."""
         self._mail.put(self._tag, buffer[:nbytes].numpy().tobytes())
-        self._pool.give(buffer)
 
     def flush(self) -> None:
         """Nothing to wait for."""
 
 
 class _Inbox:
-    """The receiving end of a lane."""
+    """The receiving end of a lane. It keeps no buffer either."""
 
     def __init__(self, capacity: int, mail: Mail, replica: int, tag: int) -> None:
-        self._pool, self._mail, self._replica, self._tag = Pool(capacity), mail, replica, tag
+        self._capacity, self._mail, self._replica, self._tag = capacity, mail, replica, tag
 
     def post(self, count: int, what: str) -> None:
         """Nothing to post."""
@@ -160,12 +159,11 @@ class _Inbox:
     def receive(self, what: str) -> Tensor:
         """A buffer with the frame. WireError if it is longer than any frame of this lane."""
         frame = self._mail.take(self._replica, self._tag)
-        buffer = self._pool.take()
-        if not 0 < len(frame) <= len(buffer):
-            raise WireError(f"{what}: a frame must have 1 to {len(buffer)} bytes, got {len(frame)}")
+        if not 0 < len(frame) <= self._capacity:
+            raise WireError(f"{what}: a frame must have 1 to {self._capacity} bytes, got {len(frame)}")
+        buffer = torch.empty(self._capacity, dtype=torch.uint8)
         buffer[: len(frame)] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
         return buffer
 
     def give(self, buffer: Tensor) -> None:
         """A buffer that `receive` handed out."""
-        self._pool.give(buffer)
