@@ -1,4 +1,6 @@
-"""Measure `wire.transport: zmq` beside gloo: two processes, in turns, on loopback and over a shaped link.
+"""Measure `wire.transport: zmq` beside gloo, and beside itself without encryption, which no option offers.
+
+Two processes, in turns, on loopback and over a shaped link.
 
     python docs/measured/transports.py              # as root, for the shaped link
 
@@ -23,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import zmq
 
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
 from thinwire.launch.hosts.namespaces import Cluster, Host
@@ -34,7 +37,8 @@ from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.zeromq.keys import Keys
 
-TRANSPORTS = ("gloo", "zmq")
+OPEN = "zmq, not encrypted"
+TRANSPORTS = ("gloo", "zmq", OPEN)
 MESSAGE = 1 << 20
 RECIPE = ["quickstart", "--pipeline.num_stages", "2", "--data.held_out", "0"]
 CODECS = {"none": Codecs("none", "none"), "q(4)/q(8)": Codecs("q(4)", "q(8)")}
@@ -67,7 +71,8 @@ def main() -> None:
 def measure(options: argparse.Namespace, hosts: Sequence[Host] | None) -> dict[str, Any]:
     """What process 0 measured, of two on these hosts, or on loopback."""
     with tempfile.TemporaryDirectory() as folder:
-        Keys.fresh().write(Path(folder, "keys"))
+        for name in ("keys", "open-keys"):
+            Keys.fresh().write(Path(folder, name))
         command = [sys.executable, __file__, "--folder", folder]
         command += ["--turns", str(options.turns), "--steps", str(options.steps)]
         interface = {"GLOO_SOCKET_IFNAME": INTERFACE if hosts else "lo", "OMP_NUM_THREADS": "1"}
@@ -93,7 +98,9 @@ def work(options: argparse.Namespace) -> None:
         world_size=2,
         timeout=timedelta(seconds=600),
     )
-    wires = {name: WireOptions(transport=name, keys=str(folder / "keys")) for name in TRANSPORTS}
+    leave_open(Keys.read(folder / "open-keys"))
+    wires = {name: WireOptions(transport=name, keys=str(folder / "keys")) for name in ("gloo", "zmq")}
+    wires[OPEN] = WireOptions(transport="zmq", keys=str(folder / "open-keys"))
     groups = {name: dist.new_group(**group_arguments(wire, 2)) for name, wire in wires.items()}
     found = {"latency": {}, "seconds": {}, "cpu": {}, "steps": {}}
     for turn in range(options.turns + 1):
@@ -107,7 +114,25 @@ def work(options: argparse.Namespace) -> None:
     if rank == 0:
         (folder / "found").write_text(json.dumps(found))
     dist.barrier()
-    groups["zmq"].shutdown()
+    for name in ("zmq", OPEN):
+        groups[name].shutdown()
+
+
+def leave_open(keys: Keys) -> None:
+    """Let sockets with these keys, and no others, talk without encryption."""
+    serve, prove, admits = Keys.serve, Keys.prove, Keys.admits
+
+    def serve_open(self: Keys, socket: zmq.Socket[Any]) -> None:
+        if self == keys:
+            socket.zap_domain = b"thinwire"
+        else:
+            serve(self, socket)
+
+    Keys.serve = serve_open  # type: ignore[method-assign]
+    Keys.prove = lambda self, socket: None if self == keys else prove(self, socket)  # type: ignore[method-assign]
+    Keys.admits = lambda self, mechanism, credentials: (  # type: ignore[method-assign]
+        mechanism == b"NULL" if self == keys else admits(self, mechanism, credentials)
+    )
 
 
 def latency(rank: int, group: dist.ProcessGroup, rounds: int = 50) -> float:
@@ -185,16 +210,21 @@ def show(found: Mapping[str, Any]) -> None:
             delay = 1e3 * statistics.median(measured["latency"][name])
             cpu = 1e9 * statistics.median(measured["cpu"][name])
             print(f"| {link} | {name} | {speed:.4g} | {delay:.3g} | {cpu:.3g} |")
-    print("\n| link | codecs | gloo, samples/s | zmq, samples/s | zmq to gloo |\n|---|---|---|---|---|")
+    print("\n| link | codecs | gloo, samples/s | zmq | zmq, not encrypted | zmq to gloo | zmq to not encrypted |")
+    print("|---|---|---|---|---|---|---|")
     for link, measured in found.items():
         for codec in CODECS:
-            gloo, zmq = (measured["steps"][f"{name} {codec}"] for name in TRANSPORTS)
-            ratios = [one / other for one, other in zip(gloo, zmq, strict=True)]
-            low, _, high = statistics.quantiles(ratios, n=4)
-            print(
-                f"| {link} | {codec} | {1 / statistics.median(gloo):.4g} | {1 / statistics.median(zmq):.4g} | "
-                f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}) |"
-            )
+            times = {name: measured["steps"][f"{name} {codec}"] for name in TRANSPORTS}
+            speeds = " | ".join(f"{1 / statistics.median(taken):.4g}" for taken in times.values())
+            ratios = " | ".join(_ratio(times[name], times["zmq"]) for name in ("gloo", OPEN))
+            print(f"| {link} | {codec} | {speeds} | {ratios} |")
+
+
+def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
+    """Median and quartiles of how much faster each step was."""
+    ratios = [one / other for one, other in zip(before, after, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 if __name__ == "__main__":
