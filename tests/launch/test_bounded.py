@@ -64,9 +64,9 @@ def test_a_long_run_stays_as_it_is(tmp_path):
         while command.process.poll() is None and step(run) < STEPS:
             with suppress(FileNotFoundError, KeyError, ProcessLookupError):  # where it has just ended
                 samples.append((step(run), [taken(pid) for pid in pids], on_disk(run)))
-            time.sleep(0.1)
+            time.sleep(0.02)
         assert command.wait() == 0, command.stderr
-    early = [sample for sample in samples if 0.2 * STEPS < sample[0] <= 0.5 * STEPS]
+    early = [sample for sample in samples if 0.3 * STEPS < sample[0] <= 0.5 * STEPS]
     late = [sample for sample in samples if sample[0] > 0.7 * STEPS]
     assert len(early) > 3 and len(late) > 3, "too fast to be looked at"
     for process in range(len(pids)):
@@ -75,6 +75,7 @@ def test_a_long_run_stays_as_it_is(tmp_path):
             before, after = (seen(sample[1][process][index] for sample in part) for part in (early, late))
             print(f"process {process}: {name} {before} early, {after} late")
             assert after <= before + room, (name, process)
-    before, after = (max(sample[2] for sample in part) for part in (early, late))
+    # a checkpoint that is being written takes room for a moment, too
+    before, after = (min(sample[2] for sample in part) for part in (early, late))
     print(f"disk without logs: {before} early, {after} late; logs: {on_disk(run, logs=True) / STEPS:.0f} bytes a step")
     assert after <= 1.1 * before

@@ -51,9 +51,8 @@ def hosts(folder, *options):
 
 
 def steps(run):
-    """The steps in the log of a run, without a line that is half written."""
-    path = run / "metrics.jsonl"
-    return [line["step"] for line in metrics(run)] if path.exists() and path.read_bytes().endswith(b"\n") else []
+    """The steps in the log of a run."""
+    return [line["step"] for line in metrics(run)]
 
 
 @pytest.mark.processes

@@ -17,9 +17,10 @@ def digest(run: Path) -> str:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics so far; empty before the first."""
+    """The lines of metrics so far, without one that is just being written; empty before the first."""
     path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def losses(run: Path) -> list[float]:
