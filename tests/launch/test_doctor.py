@@ -159,10 +159,11 @@ def test_failing_qdisc_is_reported_and_its_namespace_deleted(monkeypatch, tmp_pa
     os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")), reason="needs root, ip and tc"
 )
 def test_namespaces_are_real_and_leave_nothing():
-    if subprocess.run(["ip", "netns", "add", "thinwire-test-doctor"], capture_output=True).returncode != 0:
+    own = f"thinwire-test-{os.getpid()}"  # other runs of the tests may be on this machine
+    if subprocess.run(["ip", "netns", "add", own], capture_output=True).returncode != 0:
         assert probes.probe_namespace().verdict == "missing"
         pytest.skip("this kernel or container allows no network namespaces")
-    subprocess.run(["ip", "netns", "del", "thinwire-test-doctor"], check=True)
+    subprocess.run(["ip", "netns", "del", own], check=True)
     assert probes.probe_namespace() == ("works", "ok", "")
     assert probes.probe_namespace("nosuchqdisc").verdict == "missing"
     assert not Path(f"/run/netns/thinwire-doctor-{os.getpid()}").exists()
