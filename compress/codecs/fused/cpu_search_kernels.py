@@ -20,13 +20,14 @@ def least_square_scales(values, slopes, least, most, scales):
     # a step of many blocks at a time: each waits for the last of its own block
     some = max(1, _BUFFER // number)
     rows, chosen, found = np.empty((some, number), np.int32), np.empty((grids, some)), np.empty((grids, some))
+    maxima = np.empty(number, np.float32)
     for first in range(0, count, some):
         blocks = min(some, count - first)
         for i in range(blocks):
             block = first + i
             least[block], most[block] = _floats(*_ends(integers[block]))
-            _pool(integers[block], rows[i])
-            total, looks_gaussian = _count(rows[i], max(-least[block], most[block]))
+            _pool(integers, block, maxima.view(np.int32))
+            total, looks_gaussian = _count(maxima, max(-least[block], most[block]), rows[i])
             for grid in range(grids):
                 chosen[grid, i] = slopes[grid, 0] if looks_gaussian else slopes[grid, 1]
             found[0, i] = total / (number + chosen[0, i])
@@ -42,31 +43,34 @@ def least_square_scales(values, slopes, least, most, scales):
 
 
 @_compiled
-def _pool(integers, row):
+def _pool(integers, block, maxima):
     """Write the bits of the largest of each 8 magnitudes, which are an eighth of a block apart, and of what is left."""
-    size = len(integers) // POOLED
+    # a row of its own for the block would cost short blocks half as much again
+    inner = integers.shape[1]
+    size = inner // POOLED
     for i in range(size):
-        row[i] = integers[i] & _NO_SIGN
+        maxima[i] = integers[block, i] & _NO_SIGN
     for part in range(1, POOLED):
         start = part * size
         for i in range(size):
-            row[i] = max(row[i], np.int32(integers[start + i] & _NO_SIGN))
-    for i in range(POOLED * size, len(integers)):
-        row[i - (POOLED - 1) * size] = integers[i] & _NO_SIGN
+            maxima[i] = max(maxima[i], np.int32(integers[block, start + i] & _NO_SIGN))
+    for i in range(POOLED * size, inner):
+        maxima[i - (POOLED - 1) * size] = integers[block, i] & _NO_SIGN
 
 
 @_compiled
-def _count(row, largest):
-    """Turn bits of maxima into integers of 1/PARTS of the largest; return their sum, and whether they look Gaussian."""
+def _count(maxima, largest, row):
+    """Write maxima as integers of 1/PARTS of the largest; return their sum, and whether they look Gaussian."""
     if not largest < np.inf:
-        row[:] = 0
-    floats, unit = row.view(np.float32), np.float32(1) if largest == 0 else largest
+        maxima[:] = 0
+    unit = np.float32(1) if largest == 0 else largest
     total = squares = np.int64(0)
     for i in range(len(row)):
-        x = (floats[i] / unit + np.float32(1)) - np.float32(1)
+        x = (maxima[i] / unit + np.float32(1)) - np.float32(1)
         square = (x * x + np.float32(1)) - np.float32(1)
-        row[i] = np.int32(x * np.float32(PARTS))
-        total += row[i]
+        whole = np.int32(x * np.float32(PARTS))
+        row[i] = whole
+        total += whole
         squares += np.int32(square * np.float32(PARTS))
     mean = total / PARTS
     return total, squares / PARTS * len(row) < GAUSSIAN_BELOW * (mean * mean)
