@@ -184,6 +184,19 @@ def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
     assert limit(1000, 9000) == limit(9000, 1000) == limit(9000, 9000) > limit(1000, 1000)
 
 
+def test_replicas_of_one_stage_have_a_limit():
+    alone = ["--pipeline.num_stages", "1", "--replicas.count", "2", "--optimizer.max_grad_norm", "null"]
+    prepared = prepare(parse([*SMALL, *alone], prog="thinwire bench"))
+    processes = [measured(1000) for _ in range(2)]
+    for process in processes:
+        process["turns"][0]["later"][0]["frames"] = [[0, "gradients between replicas", 2, 2000]]
+    stage = next(iter(build_modules(prepared, real_placement(prepared.recipe), 0).values()))
+    weights = sum(weight.numel() for weight in stage.parameters())
+    # two micro-batches forward and back, half of the gradients twice at 1 MB/s in padded rows, and the optimizer
+    seconds = simulated(Contest(None, processes, size=1), prepared, free_codecs=True)["none"]
+    assert seconds == pytest.approx(2 * 0.002 + 2 * weights / 2 * 4 / 1e6 + 0.001, rel=0.04)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
@@ -228,7 +241,7 @@ def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, cap
     (tmp_path / "codecs.yaml").write_text("pipeline: {num_stages: 1}")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", "./codecs.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages must give at least 2")
+    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages and replicas.count")
     assert cli.main(["bench", "--help"]) == 0
     assert "thinwire bench ./codecs.yaml" in capsys.readouterr().out
 

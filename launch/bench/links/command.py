@@ -68,8 +68,8 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             f"{', '.join(f'{passes} in replica {replica}' for replica, passes in several.items())}",
         ),
         (
-            pipeline.num_processes > 1,
-            "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1",
+            pipeline.num_processes * wanted.replicas.count > 1,
+            "a bench needs links: pipeline.num_stages and replicas.count must give at least 2 processes, got 1",
         ),
         (
             wanted.wire.transport in ("gloo", "zmq") or choose(wanted.training.device) == CPU,
