@@ -37,7 +37,9 @@ class CompressionOptions:
     """Codec of the gradients, which go back; or auto."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
-    candidates: list[str] = field(default_factory=lambda: ["none", "bf16", "q(8)", "q(6)", "q(4)", "q(3)", "q(2)"])
+    candidates: list[str] = field(
+        default_factory=lambda: ["none", "bf16", "q(8)", "q(6)", "q(5)", "nf(4)", "nf(3)", "nf(2)"]
+    )
     """Codecs that auto chooses from, the mildest first."""
     measure: str = "5 steps"
     """How long auto measures before it chooses: "5 steps" or "1 epoch". Nothing is compressed in this time."""
