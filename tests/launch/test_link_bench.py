@@ -21,6 +21,7 @@ from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
+from thinwire.pipeline.meters import SECTIONS
 
 CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
 CONFIG += '"embd_pdrop": 0.0, "attn_pdrop": 0.0}'
@@ -170,7 +171,8 @@ def measured(nbytes):
         {"source": source, "target": target, "goodput": 1e6, "latency": 0.0, "duplex": 1.0}
         for source, target in ((0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1))
     ]
-    step = {"seconds": 1.0, "sections": {}, "compute": compute, "frames": frames, "exchange": {}}
+    sections = dict.fromkeys(SECTIONS, 0.0)
+    step = {"seconds": 1.0, "sections": sections, "compute": compute, "frames": frames, "exchange": {}}
     return {"links": links, "turns": [{"contender": "none", "first": step, "later": [step]}]}
 
 

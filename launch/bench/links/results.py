@@ -159,7 +159,7 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     clips = prepared.recipe.optimizer.max_grad_norm is not None
     found = {}
     for contender in contest.contenders:
-        if contest.sent(contender):
+        if any(contest.sections(contender)):  # not plain torch, which tells no sections
             # replicas may have codecs of their own, and all wait for the slowest
             courses = [
                 time_step(
