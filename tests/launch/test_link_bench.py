@@ -12,7 +12,7 @@ from support.commands import THINWIRE, hosts_of, started
 from support.processes import run
 from thinwire.launch import cli
 from thinwire.launch.bench.links import contests
-from thinwire.launch.bench.links.command import make_parser
+from thinwire.launch.bench.links.command import make_parser, pairs_of
 from thinwire.launch.bench.links.contenders import Codecs, make
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.bench.links.results import Contest, simulated
@@ -147,6 +147,14 @@ def test_each_codec_between_replicas_is_a_contender():
     }
 
 
+def test_replicas_of_one_stage_have_no_boundary_to_compress():
+    alone = ["--pipeline.num_stages", "1", "--replicas.count", "2"]
+    wanted = parse([*SMALL, *alone], prog="thinwire bench")
+    options = make_parser().parse_args(["--replica-codec", "ef(q(4))"])
+    options.codec = pairs_of(wanted, options.codec)
+    assert list(contests._contenders(options, wanted)) == ["none", "none, replicas ef(q(4))"]
+
+
 @pytest.mark.parametrize(
     ("processes", "size", "cores", "taken"),
     [
@@ -208,7 +216,7 @@ def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     assert cli.main(["bench", *SMALL, "--replicas.count", "2", "--replica-codec", "reuse"]) == 2
     assert "--replica-codec reuse: reuse needs the indices of an activation" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--compressed-only", "--codec", "none"]) == 2
-    assert capsys.readouterr().err == "--compressed-only needs a --codec that compresses, got none\n"
+    assert capsys.readouterr().err == "--compressed-only needs a --codec or a --replica-codec that compresses\n"
     assert cli.main(["bench", *SMALL, "--bandwidth", "fast"]) == 2
     assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
@@ -219,6 +227,11 @@ def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     assert "plain torch, whose layers are not compiled; set training.compile to false" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
     assert "must give at least 2 processes, got 1" in capsys.readouterr().err
+    alone = ["--pipeline.num_stages", "1", "--replicas.count", "2", "--compressed-only"]
+    assert cli.main(["bench", *SMALL, *alone, "--codec", "q(4)/q(8)"]) == 2
+    assert capsys.readouterr().err.startswith("--codec and --like need a boundary; leave them out")
+    assert cli.main(["bench", *SMALL, *alone]) == 2
+    assert "--compressed-only needs a --codec or a --replica-codec" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit,2gbit"]) == 2
     said = (
         "--bandwidth with --like aqsgd must name bandwidths of its table, got 1gbit,2gbit; known: 10000mbit, 1000mbit, "

@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     wanted = recipe.parse(rest, prog=PROG)
     _check(wanted, options)
+    options.codec = pairs_of(wanted, options.codec)
     from thinwire.launch.bench.links.contests import bench, ratios_of
     from thinwire.launch.bench.links.results import as_document
     from thinwire.launch.shared.environment import environment
@@ -88,13 +89,28 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             wanted.replicas.count > 1 or not options.replica_codec,
             "--replica-codec needs replicas; add --replicas.count, such as 2",
         ),
+        (
+            wanted.num_boundaries > 0 or not (options.codec or options.like),
+            "--codec and --like need a boundary; leave them out, or set pipeline.num_stages to 2 or more, got 1",
+        ),
         (options.repetitions >= 1, f"--repetitions must be at least 1, got {options.repetitions}"),
         (options.steps >= 1, f"--steps must be at least 1, got {options.steps}"),
         (
-            not options.compressed_only or any(codec not in ("none", "none/none") for codec in options.codec),
-            f"--compressed-only needs a --codec that compresses, got {' '.join(options.codec)}",
+            not options.compressed_only or _compresses(wanted, options),
+            "--compressed-only needs a --codec or a --replica-codec that compresses",
         ),
     )
+
+
+def pairs_of(wanted: Recipe, given: Sequence[str] | None) -> Sequence[str]:
+    """The codecs of boundaries that take turns, beside none. Without a boundary there are none."""
+    return given or (DEFAULT_CODECS if wanted.num_boundaries else ())
+
+
+def _compresses(wanted: Recipe, options: argparse.Namespace) -> bool:
+    """Whether a contender of Thinwire compresses something."""
+    between = (str(wanted.replicas.method), *options.replica_codec)
+    return not {*pairs_of(wanted, options.codec), *between} <= {"none", "none/none"}
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -118,8 +134,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--codec",
         nargs="+",
-        default=list(DEFAULT_CODECS),
-        help="codecs as activations/gradients (default: %(default)s)",
+        help=f"codecs as activations/gradients (default: {' '.join(DEFAULT_CODECS)})",
     )
     parser.add_argument(
         "--replica-codec",
