@@ -1,4 +1,4 @@
-"""Batch norm under micro-batches: find the modules, and warn if a micro-batch is too small for them.
+"""Batch norm under micro-batches: find the modules and their statistics, and warn if a micro-batch is too small.
 
 In training a batch norm sees one micro-batch at a time. It normalises by the mean and variance of that micro-batch, and
 updates its running statistics after each one. Statistics of the whole batch are not possible: a stage sends one
@@ -7,10 +7,10 @@ micro-batch on before it sees the next.
 
 from collections.abc import Iterable, Sequence
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from thinwire.models.layers import Layer
+from thinwire.models.layers import Layer, Stage
 
 FEWEST_SAMPLES = 8
 """A smaller micro-batch gives a warning. Samples count here, not values per channel, because pixels of one image are
@@ -28,6 +28,21 @@ def batch_norms(layers: Iterable[nn.Module]) -> tuple[str, ...]:
         for name, module in part.named_modules()
         if isinstance(module, _BatchNorm) and module.training
     )
+
+
+def running_statistics(module: nn.Module) -> dict[str, Tensor]:
+    """The running statistics that a stage updates while it trains, by name in the unsplit model; its own buffers.
+
+    The names in a module that is no Stage are its own. Counts of micro-batches are int64, the others are float.
+    """
+    layers = [layer for layer in module.layers if isinstance(layer, Layer)] if isinstance(module, Stage) else []
+    modules = {name: each for layer in layers for name, each in layer.full_modules().items()}
+    return {
+        f"{full_name}.{name}" if full_name else name: buffer
+        for full_name, norm in (modules or dict(module.named_modules())).items()
+        if isinstance(norm, _NormBase) and norm.training
+        for name, buffer in norm.named_buffers(recurse=False)
+    }
 
 
 def batch_norm_warning(names: Sequence[str], microbatch_size: int) -> str | None:

@@ -130,20 +130,26 @@ class Meter:
     @contextmanager
     def exchanging(self, *, ends: bool = False) -> Iterator[None]:
         """Count the time inside as a part of an exchange with other replicas; `ends` says whether it is the last."""
-        started, before = time.perf_counter(), dict(self.seconds)
+        started = time.perf_counter()
         self._exchange_begun = started if self._exchange_begun is None else self._exchange_begun
         if self._exchange_left is not None:
             self._left.append((self._exchange_left, started))
             self._exchange_left = None
-        yield
-        now = time.perf_counter()
-        spent: dict[str, float] = {name: self.seconds[name] - before[name] for name in SECTIONS}
-        spent["other"] = now - started - sum(spent.values())
-        self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
+        with self.beside_exchange():
+            yield
         if ends:
-            self.exchanges.append((self._exchange_begun, now))
+            self.exchanges.append((self._exchange_begun, time.perf_counter()))
             self.left.append(self._left)
             self._exchange_begun, self._left = None, []
+
+    @contextmanager
+    def beside_exchange(self) -> Iterator[None]:
+        """Count the time inside with that of exchanges, which neither begin nor end with it."""
+        started, before = time.perf_counter(), dict(self.seconds)
+        yield
+        spent: dict[str, float] = {name: self.seconds[name] - before[name] for name in SECTIONS}
+        spent["other"] = time.perf_counter() - started - sum(spent.values())
+        self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
 
     def leave_exchange(self) -> None:
         """Say that the exchange goes on in a later step."""

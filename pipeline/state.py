@@ -10,6 +10,7 @@
     replicas/start/NAME                   the Q that the next step of PowerSGD begins with
     replicas/groups/GROUP/...             these four of each group of layers, if replicas exchange several in turn
     replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
+    replicas/statistics/REPLICA/NAME      the running statistics of its batch norms; weights/ has the common ones
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
     replicas/sent                         of the exchange under way: its group, and the steps done when it was sent
     replicas/arrived/NAME                 its sum over all replicas, which does not count yet

@@ -206,7 +206,8 @@ class Trainer:
             self.loss.begin(self.task.num_valid(targets), factor=self.scale.factor)
         losses: list[Tensor] = []
         for replica in self.replicas.here:
-            losses += self._run_replica(replica, kind, batch, targets)
+            with self.replicas.statistics.of(replica, self.progress):
+                losses += self._run_replica(replica, kind, batch, targets)
             self._to_momentum()
             self.replicas.submit(replica, self.progress)
         self.skip(kind, self._shares.behind(self.replicas.here.stop))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from thinwire.models.batch_norm import batch_norms
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, build_layers
 from thinwire.pipeline.errors import OptionsError
@@ -19,12 +18,6 @@ def check_fit(blueprint: Blueprint, cuts: Sequence[range], replicas: ReplicaOpti
     if replicas.count == 1:
         return
     layers = build_layers(blueprint)
-    # the statistics of a batch norm are of one replica
-    if found := batch_norms(layers):
-        raise ModelError(
-            f"replicas must not have batch norms that train, because each would keep statistics of its own samples; "
-            f"got {found[0]}; lower replicas.count to 1, or use a norm within each sample"
-        )
     trained = [own for layer in trained_by_layer(layers) for own in layer.items()]
     if others := [f"{name} ({parameter.dtype})" for name, parameter in trained if parameter.dtype != torch.float32]:
         raise ModelError(

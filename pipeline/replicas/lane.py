@@ -21,6 +21,7 @@ from thinwire.pipeline.tracing.spans import Work
 
 GRADIENTS = "gradients of the weights"
 OUTER_GRADIENTS = "outer gradients of the weights (what they moved since the last exchange)"
+STATISTICS = "running statistics of batch norms"
 
 
 @dataclass(frozen=True)

@@ -228,9 +228,10 @@ class LocalSteps:
         return [copies.optimizers[replica] for copies in self._copies.values()]
 
     def use(self, replica: int | None) -> None:
-        """Give the modules the weights of a replica, or with None the common ones."""
+        """Give the modules the weights and statistics of a replica, or with None the common ones."""
         for copies in self._copies.values():
             copies.use(replica)
+        self._replicas.statistics.use(replica)
 
     def after_step(self, done: int, steps: int, progress: Progress) -> None:
         """Go on with the exchange under way, and begin what is due after `done` of all `steps`; collective.
@@ -239,13 +240,13 @@ class LocalSteps:
         """
         landed, last = None, done == steps
         if self._flight is not None:
-            landed = self._go_on(self._flight, done, last=last)
+            landed = self._go_on(self._flight, done, progress, last=last)
         groups = range(self._sync.groups) if last else due(self._sync, done)
         for group in groups:
             if group != landed:
                 self._send(group, done, progress)
                 if last or not self._sync.overlap:
-                    self._land()
+                    self._land(progress)
         if self._flight is not None and self._flight.rounds:
             self._replicas.leave(self._flight.group)
 
@@ -271,11 +272,11 @@ class LocalSteps:
         rounds = self._replicas.rounds(progress, group)
         self._flight = Flight(group, done, rounds, len(rounds))
 
-    def _go_on(self, flight: Flight, done: int, *, last: bool) -> int | None:
+    def _go_on(self, flight: Flight, done: int, progress: Progress, *, last: bool) -> int | None:
         """Take the rounds for which it is time, spread over the steps; the group, if its sums moved the weights."""
         elapsed = done - flight.sent
         if last or elapsed == self._sync.overlap:
-            self._land()
+            self._land(progress)
             return flight.group
         while flight.rounds and elapsed * flight.count >= self._sync.overlap * (1 + flight.count - len(flight.rounds)):
             self._next_round(flight)
@@ -287,8 +288,11 @@ class LocalSteps:
         for stage, copies in self._copies.items():
             flight.arrived[stage] = flight.arrived.get(stage, {}) | copies.take()
 
-    def _land(self) -> None:
-        """Move the common weights of the group under way by the average, and give them to all; collective."""
+    def _land(self, progress: Progress) -> None:
+        """Move the common weights of the group under way by the average, and give them to all; collective.
+
+        With the first group, which comes once in all rounds of groups, the statistics are averaged, too.
+        """
         self.settle()
         flight, self._flight = self._flight, None
         assert flight is not None, "a group is under way"
@@ -302,6 +306,15 @@ class LocalSteps:
                 copies.outer.step()
                 copies.outer.zero_grad()
                 copies.adopt(self._group(stage, flight.group))
+            if flight.group == 0:
+                self._average_statistics(progress)
+
+    def _average_statistics(self, progress: Progress) -> None:
+        """Send the statistics of all replicas here, and give them the mean; collective."""
+        statistics = self._replicas.statistics
+        for replica in self._replicas.here:
+            statistics.submit(replica, progress)
+        statistics.finish(self._replicas.weight, progress)
 
     def _group(self, stage: int, group: int) -> Sequence[Parameter]:
         return self._replicas.exchanges[stage][group].parameters
@@ -311,7 +324,8 @@ class LocalSteps:
 
         Settle first. The state of the outer optimizer is not among it.
         """
-        own, flight = self._copies[stage].state_dict(), self._flight
+        own = self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage)
+        flight = self._flight
         if flight is None:
             return own
         arrived = {f"arrived/{name}": copy_to_host(total) for name, total in flight.arrived[stage].items()}
@@ -323,6 +337,7 @@ class LocalSteps:
         What has arrived but does not count yet is left out: the next exchange has all that the replicas moved.
         """
         self._copies[stage].load_state_dict(saved)
+        self._replicas.statistics.load_state_dict(stage, saved)
 
     def load_flight(self, stage: int, saved: SavedStage) -> None:
         """Take what has arrived but does not count yet."""

@@ -14,7 +14,7 @@ from support.run_files import losses, summary
 from support.tiny_run import prepared
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare, real_placement
+from thinwire.launch.run.assembly import real_placement
 from thinwire.launch.run.resume import header
 from thinwire.launch.run.wiring.wire import agreed_by_replicas
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -242,10 +242,27 @@ def test_a_stage_with_fewer_layers_than_groups_is_refused(folder):
         prepared("--replicas.count", "2", "--replicas.sync.every", "6", "--replicas.sync.groups", "6")
 
 
-def test_a_batch_norm_is_refused():
-    wanted = recipe.parse(["resnet-tiny", "--replicas.count", "2", "--data.limit", "250", "--data.held_out", "0.3"])
-    with pytest.raises(ModelError, match="replicas must not have batch norms that train"):
-        prepare(wanted)
+@pytest.mark.processes
+@pytest.mark.slow
+def test_replicas_with_batch_norms_that_may_be_lost_have_the_numbers_of_a_simulation(tmp_path):
+    """Statistics go through the meeting place with the moves; evaluations and the digest have their mean."""
+    options = ["--replicas.count", "2", "--replicas.sync.every", "2", "--replicas.sync.sums", "all"]
+    options += [
+        "--model.config",
+        "{stem: cifar, width: 4}",
+        "--pipeline.num_stages",
+        "2",
+        "--pipeline.layers",
+        "[layer2]",
+    ]
+    options += ["--data.limit", "250", "--data.held_out", "0.3", "--training.steps", "3", "--data.image_size", "8"]
+    simulated = simulate("resnet-tiny", tmp_path / "simulated", *options)
+    elastic = [*options, "--replicas.membership", "elastic", "--output", "real"]
+    ran = completed([*THINWIRE, "train", "resnet-tiny", *elastic], tmp_path)
+    assert ran.status == 0, ran.stderr
+    wanted = summary(simulated)
+    for got in map(summary, (tmp_path / "real", tmp_path / "real/replica-1")):
+        assert (got["weights_digest"], got["held_out"]) == (wanted["weights_digest"], wanted["held_out"])
 
 
 def test_weights_of_another_dtype_are_refused():

@@ -18,6 +18,7 @@ from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.local import StageCopies
 from thinwire.pipeline.replicas.membership.attendance import Taken
 from thinwire.pipeline.replicas.membership.steps import PresentSteps
+from thinwire.pipeline.replicas.statistics import Statistics
 
 EVERY, STEPS = 3, 8
 NONE = {"activations": "none", "gradients": "none"}
@@ -207,7 +208,9 @@ def test_weights_of_another_replica_that_cannot_be_used_are_named_and_none_is_ta
     steps, parameter = object.__new__(PresentSteps), Parameter(torch.zeros(3))
     steps._stages = [SimpleNamespace(stage_index=0, passes={"train": 2})]
     steps._copies = {0: StageCopies({"a": parameter}, [1], torch.optim.SGD, SyncOptions(every=EVERY))}
-    steps._replicas = SimpleNamespace(state_dict=lambda stage: {}, load_state_dict=lambda stage, state: None)
+    steps._replicas = SimpleNamespace(
+        state_dict=lambda stage: {}, load_state_dict=lambda stage, state: None, statistics=Statistics()
+    )
     taken = Taken(**{"step": 6, "giver": 4, "passes": {0: {"train": 5}}, "state": state} | changed)
     if said is None:
         steps._take(taken, STEPS)

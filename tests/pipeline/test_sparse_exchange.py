@@ -11,9 +11,9 @@ from thinwire.compress import Progress, parse
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.exchange import StageExchange
 from thinwire.pipeline.replicas.layout import TILES
 from thinwire.pipeline.replicas.member import Listener, Setting
+from thinwire.pipeline.replicas.stage_exchange import StageExchange
 
 PUBLISHED = 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)'
 REPLICAS = 2

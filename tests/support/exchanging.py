@@ -11,9 +11,10 @@ from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
 from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.exchange import IN_FULL, StageExchange, make_exchange
+from thinwire.pipeline.replicas.exchange import IN_FULL, make_exchange
 from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, Setting, never
+from thinwire.pipeline.replicas.stage_exchange import StageExchange
 
 SHAPES = {"wide": (3, 700), "bias": (5,), "long": (1000,)}
 """3105 elements, so 7 rows, the last one ragged: of three replicas the first owns three rows, the others two."""

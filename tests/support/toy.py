@@ -101,15 +101,16 @@ class Scaled(nn.Sequential):
         return x
 
 
-def module(index, dropout=0.0, depth=1):
+def module(index, dropout=0.0, depth=1, norm=False):
     """Layers of stage `index`: their values depend on the index only."""
     torch.manual_seed(index)
-    layers = [(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh()) for _ in range(depth)]
+    norms = [nn.BatchNorm1d(3)] if norm else []
+    layers = [(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), *norms, nn.Tanh()) for _ in range(depth)]
     return Scaled(*(part for layer in layers for part in layer))
 
 
-def unsplit(num_stages, dropout=0.0, depth=1):
-    return nn.Sequential(*(module(index, dropout, depth) for index in range(num_stages)))
+def unsplit(num_stages, dropout=0.0, depth=1, norm=False):
+    return nn.Sequential(*(module(index, dropout, depth, norm) for index in range(num_stages)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,8 @@ class Setting:
     dropout: float = 0.0
     depth: int = 1
     """Layers with weights in each stage."""
+    norm: bool = False
+    """Whether each layer has a batch norm."""
     steps: int = 3
     simulated: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
@@ -195,7 +198,7 @@ def make_stages(setting, rank, where):
     example = torch.empty(setting.microbatch_size, 3, WIDTH, device="meta")
     return [
         CompressedStage(
-            module(0 if setting.shared else index, setting.dropout, setting.depth),
+            module(0 if setting.shared else index, setting.dropout, setting.depth, setting.norm),
             index,
             setting.num_stages,
             torch.device("cpu"),

@@ -19,7 +19,7 @@ from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.replicas.exchange import Replicas, StageExchange, connect
+from thinwire.pipeline.replicas.exchange import Replicas, connect, statistics_of
 from thinwire.pipeline.replicas.groups import divide_layers, due
 from thinwire.pipeline.replicas.lane import OUTER_GRADIENTS
 from thinwire.pipeline.replicas.layout import TILES
@@ -28,6 +28,7 @@ from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, WeightedListener
 from thinwire.pipeline.replicas.shares import Shares
+from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.tracing.spans import Work
@@ -81,6 +82,7 @@ def connect_present(
     replica, wire = attendance.replica, stages[0].wire
     here, mail = range(replica, replica + 1), Mail(replica)
     links = MailEnds(mail, replica, stages[0].num_stages)
+    member = partial(WeightedListener, mail=mail)
     exchanges = {
         stage.stage_index: [
             StageExchange(
@@ -97,14 +99,15 @@ def connect_present(
                 ),
                 here,
                 links,
-                partial(WeightedListener, mail=mail),
+                member,
                 # what a replica moved is known of every parameter, so all of them are used everywhere
                 everyone=list,
             )
         ]
         for stage in stages
     }
-    return PresentReplicas(options, here, exchanges, attendance, mail)
+    statistics = statistics_of(stages, exchanges, options, here, links, member)
+    return PresentReplicas(options, here, exchanges, statistics, attendance, mail)
 
 
 class PresentSteps(LocalSteps):
@@ -161,6 +164,7 @@ class PresentSteps(LocalSteps):
         if not last and not due(self._sync, done):
             return
         self._send(0, done, progress)
+        self._replicas.statistics.submit(self._attendance.replica, progress)
         samples = (done - self._held) * self._samples
         with self._waiting("waiting for the exchange with the other replicas"):
             answer = self._attendance.exchange(done, samples, self._mail.collect(), last=last)
@@ -173,7 +177,7 @@ class PresentSteps(LocalSteps):
             self._taken_after = answer.step
             return
         self._mail.deliver(answer.samples, answer.frames)
-        self._land()
+        self._land(progress)
         self._held = done
         state = save(self._common()) if answer.gives else None
         self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
@@ -204,6 +208,7 @@ class PresentSteps(LocalSteps):
                 prefix = f"{index}/"
                 given = {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)}
                 copies.take_common(given)
+            self._replicas.statistics.take_common(state)
         for index in self._copies:
             # errors of older messages: a part of them has been sent since, by an exchange that the checkpoint has not
             errors = self._replicas.state_dict(index)
@@ -214,20 +219,26 @@ class PresentSteps(LocalSteps):
         self._held = taken.step
 
     def _common(self) -> dict[str, Tensor]:
-        """Copies of the common weights and the outer momentum, by stage."""
-        return {
+        """Copies of the common weights and the outer momentum, by stage, and of the common statistics."""
+        weights = {
             f"{index}/{name}": each
             for index, copies in self._copies.items()
             for name, each in copies.common_state().items()
         }
+        return weights | self._replicas.statistics.common_state()
 
     def _passes(self) -> dict[int, dict[str, int]]:
         """By stage, the index of its last pass, by phase."""
         return {stage.stage_index: _counts(stage) for stage in self._stages}
 
     def _digest(self) -> str:
-        """That of the common weights of all stages here."""
-        return weights_digest(line for stage in self._stages for line in tensor_lines(trained(stage)))
+        """That of the common weights and statistics of all stages here."""
+        weights = [line for stage in self._stages for line in tensor_lines(trained(stage))]
+        return weights_digest([*weights, *tensor_lines(self._replicas.statistics.common_state())])
+
+    def _average_statistics(self, progress: Progress) -> None:
+        """Give all who take part the mean of the statistics that came with their weights."""
+        self._replicas.statistics.finish(self._replicas.weight, progress)
 
     def _waiting(self, what: str) -> Any:
         return self._stages[0].meter.section("neighbour", what, Work("exchange"))
