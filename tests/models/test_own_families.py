@@ -147,8 +147,12 @@ def test_a_wrong_name_in_a_family_is_one_sentence(name, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_family_whose_attention_must_be_eager_is_told_so():
-    """The library's long answer named an argument of its own, which a family has under another name."""
+def test_a_family_whose_attention_must_be_eager_is_told_so(monkeypatch):
+    """The library's long answer named an argument of its own, which a family has under another name.
+
+    Until 5.23 GPT-J had eager attention alone.
+    """
+    monkeypatch.setattr(transformers.GPTJForCausalLM, "_supports_sdpa", False)
     config = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "rotary_dim": 8}
     told = (
         "attention of the family 'gptj' must be one that GPTJForCausalLM has, got 'sdpa'; add attention=\"eager\" to "
