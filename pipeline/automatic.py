@@ -10,6 +10,9 @@ Of a candidate with code="entropy" nobody knows the bytes before it has coded so
 keeps a message while compute is measured, and codes it with every such candidate.
 
 All processes gather the same numbers, so all make the same choice. No choice is sent.
+
+Replicas make one choice for all of them: for each channel the strongest codec that one of them needs. At each exchange
+all wait for the slowest, so a faster replica has as much time for its frames.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -56,7 +59,9 @@ class Measured:
     compute: Mapping[ChannelName, Sequence[float]]
     """Seconds of compute for a micro-batch, by stage: forwards for activations, backwards for gradients."""
     links: Mapping[Pair, LinkSpeed]
-    """The measured speed of the links between neighbouring processes."""
+    """The measured speed of the links between neighbouring processes of a pipeline, by their places in it."""
+    microbatches: int = 1
+    """Micro-batches of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,8 @@ class Choice:
     """The next milder candidate, which takes too long; None if there is none."""
     milder_wire: float | None
     """Seconds that a frame of the milder candidate takes."""
+    replica: int | None = None
+    """The replica whose numbers these are; None without replicas."""
 
     @property
     def hides(self) -> bool:
@@ -92,7 +99,8 @@ class Choice:
         """The choice and its reason, in a line."""
         low, high = self.boundary, self.boundary + 1
         route = f"{low} -> {high}" if self.channel == "activations" else f"{high} -> {low}"
-        head = f"auto: boundary {route} {self.channel}: {self.codec}, {self.nbytes:,} bytes a frame"
+        whose = "" if self.replica is None else f" of replica {self.replica}"
+        head = f"auto: boundary {route} {self.channel}{whose}: {self.codec}, {self.nbytes:,} bytes a frame"
         if self.goodput is None:
             return f"{head}: the mildest, because both ends are in one process"
         shared = f" each for {self.sharing} channels" if self.sharing > 1 else ""
@@ -106,13 +114,15 @@ class Choice:
         return f"{head} hide behind {behind}{too_long}"
 
 
-def choose(
-    frames: Mapping[ChannelKey, Mapping[str, int]], measured: Measured, process_of: Sequence[int], overlap: Overlap
-) -> list[Choice]:
+Frames = Mapping[ChannelKey, Mapping[str, int]]
+"""For each channel to choose for, the bytes of a frame of each candidate, the mildest first."""
+
+
+def choose(frames: Frames, measured: Measured, process_of: Sequence[int], overlap: Overlap) -> list[Choice]:
     """The choice for each channel.
 
     Args:
-        frames: for each channel to choose for, the bytes of a frame of each candidate, the mildest first.
+        frames: the bytes of the candidates.
         measured: compute and links.
         process_of: the process of each stage.
         overlap: how much of the wire the schedule hides.
@@ -147,6 +157,37 @@ def choose(
     return choices
 
 
+def choose_for_all(
+    replicas: Sequence[tuple[Frames, Measured]], process_of: Sequence[int], overlap: Overlap
+) -> list[Choice]:
+    """The choice for each channel of all replicas, from the frames and measurements of each.
+
+    It is the strongest codec that a replica needs, if its compute took as long as that of the slowest one.
+    """
+    steps = [
+        measured.microbatches * sum(_slowest(seconds, process_of) for seconds in measured.compute.values())
+        for _, measured in replicas
+    ]
+    by_replica = [
+        choose(frames, _slowed(measured, max(steps) / step), process_of, overlap)
+        for (frames, measured), step in zip(replicas, steps, strict=True)
+    ]
+    if len(replicas) == 1:
+        return by_replica[0]
+    choices = []
+    for of_channel in zip(*by_replica, strict=True):
+        order = list(replicas[0][0][of_channel[0].boundary, of_channel[0].channel])
+        needs = [(order.index(choice.codec), choice.wire, -replica) for replica, choice in enumerate(of_channel)]
+        replica = -max(needs)[-1]
+        choices.append(replace(of_channel[replica], replica=replica))
+    return choices
+
+
+def _slowed(measured: Measured, factor: float) -> Measured:
+    compute = {channel: [factor * each for each in seconds] for channel, seconds in measured.compute.items()}
+    return replace(measured, compute=compute)
+
+
 class Automatic:
     """Chooses the codecs of automatic channels. Every process has one, and calls it at the same steps.
 
@@ -154,7 +195,8 @@ class Automatic:
         stages: this process's stages, connected, with the codecs that are used before the choice.
         where: where all stages live.
         compression: which channels are automatic, and the candidates.
-        pipeline: the schedule, and how many micro-batches a step has.
+        pipeline: the schedule, and how many micro-batches a pass has.
+        passes: those of the replicas in this process in a step.
 
     Raises:
         CodecError: a candidate cannot carry what crosses a boundary.
@@ -166,12 +208,13 @@ class Automatic:
         where: Placement,
         compression: CompressionOptions,
         pipeline: PipelineOptions,
+        passes: int = 1,
     ) -> None:
         self._stages, self._where, self._compression = list(stages), where, compression
-        self._process_of = [where.process_of[stage] for stage in range(where.num_stages)]
+        self._process_of = [where.place_of(stage) for stage in range(where.num_stages)]
         self._wire = stages[0].wire
         self._overlap = SCHEDULES[pipeline.schedule].overlap
-        self._microbatches = pipeline.num_microbatches * pipeline.accumulation
+        self._microbatches = pipeline.num_microbatches * passes
         self._senders = {
             (end.outgoing.channel.boundary, end.outgoing.channel.name): end.outgoing
             for stage in self._stages
@@ -212,8 +255,9 @@ class Automatic:
         # gather before probing: a process that still sends frames of its step would slow the links
         compute = {channel: self._where.gather_numbers(self._medians(channel)) for channel in CHANNELS}
         frames = self._gather_frames()
-        measured = Measured(compute=compute, links=self._probe())
-        choices = choose(frames, measured, self._process_of, self._overlap)
+        measured = Measured(compute=compute, links=self._probe(), microbatches=self._microbatches)
+        told = self._where.everyone_across(_as_json(frames, measured))
+        choices = choose_for_all([_from_json(each) for each in told], self._process_of, self._overlap)
         self.use(choices)
         return choices
 
@@ -248,7 +292,9 @@ class Automatic:
         found = {}
         for source, target in dict.fromkeys(_link(key, self._process_of) for key in _channels(self._process_of)):
             if source != target:
-                with reaching(f"process {dist.get_rank()} was measuring the link from process {source} to {target}"):
+                first = self._where.replica * self._where.num_processes
+                ends = f"{first + source} to {first + target}"
+                with reaching(f"process {dist.get_rank()} was measuring the link from process {ends}"):
                     found[source, target] = probe(source, target, self._wire.group)
         return found
 
@@ -283,6 +329,23 @@ class Automatic:
             self._sent[channel.boundary, channel.name] = [
                 None if tensor is None else copy_to_host(some_rows(tensor)) for tensor in tensors
             ]
+
+
+def _as_json(frames: Frames, measured: Measured) -> dict[str, Any]:
+    """The frames and measurements of one replica as JSON values."""
+    return {
+        "frames": [[*key, dict(sizes)] for key, sizes in frames.items()],
+        "compute": {channel: list(seconds) for channel, seconds in measured.compute.items()},
+        "links": [[*pair, asdict(speed)] for pair, speed in measured.links.items()],
+        "microbatches": measured.microbatches,
+    }
+
+
+def _from_json(told: Mapping[str, Any]) -> tuple[Frames, Measured]:
+    """What `_as_json` made values of."""
+    links = {(source, target): LinkSpeed(**speed) for source, target, speed in told["links"]}
+    measured = Measured(compute=told["compute"], links=links, microbatches=told["microbatches"])
+    return {(boundary, channel): sizes for boundary, channel, sizes in told["frames"]}, measured
 
 
 def _channels(process_of: Sequence[int]) -> list[ChannelKey]:

@@ -139,7 +139,7 @@ class Placement:
         everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(self.pipeline))]
         with reaching(f"{_named(local)} waiting for numbers of all stages"):
             dist.all_gather(everyone, mine, self.pipeline)
-        return [float(everyone[self._place_of(stage)][stage]) for stage in range(self.num_stages)]
+        return [float(everyone[self.place_of(stage)][stage]) for stage in range(self.num_stages)]
 
     def gather_across(self, mine: Sequence[float]) -> list[float]:
         """The numbers of this process's counterparts in all replicas, in their order, in each of them.
@@ -210,13 +210,13 @@ class Placement:
         if everyone is None:
             return None
         found = [dict(pairs) for pairs in everyone]
-        return [found[self._place_of(stage)][stage] for stage in range(self.num_stages)]
+        return [found[self.place_of(stage)][stage] for stage in range(self.num_stages)]
 
     def everyone(self, mine: Any) -> list[Any]:
         """Gather one JSON value of every process, in rank order, in all processes."""
         return all_gather_json(mine, f"{self._me} waiting for a message of all processes")
 
-    def _place_of(self, stage: int) -> int:
+    def place_of(self, stage: int) -> int:
         """The place of a stage's process among those of its pipeline."""
         return self.process_of[stage] - self.replica * self.num_processes
 

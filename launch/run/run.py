@@ -69,7 +69,9 @@ class Run:
         self._room.check()
         self._automatic: Automatic | None = None
         if self.recipe.compression.automatic:
-            self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, self.recipe.pipeline)
+            options, passes = self.recipe.pipeline, self.recipe.replicas.passes(self.recipe.pipeline.accumulation)
+            here = sum(passes[replica] for replica in self.trainer.replicas.here)
+            self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, options, here)
         self._choices: list[Choice] = []
         self._resumption = Resumption(prepared, where, self.trainer)
         self._resume()

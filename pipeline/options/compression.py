@@ -171,7 +171,15 @@ class CompressionOptions:
     def by_sample(self) -> list[str]:
         """The dotted names of fields whose method keeps a buffer for each sample."""
         methods = {where: _method(expression) for where, _, expression in self._expressions()}
-        return [where for where, method in methods.items() if method.feedback and method.feedback.slot == "sample"]
+        return [where for where, method in methods.items() if _is_by_sample(method)]
+
+    @property
+    def possible_by_sample(self) -> list[str]:
+        """The same, and the candidates that keep such a buffer if auto may choose them."""
+        candidates = enumerate(self.candidates if self.automatic else [])
+        return self.by_sample + [
+            f"compression.candidates.{index}" for index, expression in candidates if _is_by_sample(_method(expression))
+        ]
 
     @property
     def automatic(self) -> list[str]:
@@ -236,6 +244,10 @@ def split_pair(text: str) -> tuple[str, str]:
 
 def _method(expression: str) -> compress.Method:
     return compress.parse("none" if _is_auto(expression) else expression)
+
+
+def _is_by_sample(method: compress.Method) -> bool:
+    return method.feedback is not None and method.feedback.slot == "sample"
 
 
 def _is_auto(expression: str) -> bool:

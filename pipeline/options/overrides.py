@@ -81,13 +81,15 @@ def check_overrides(
             mistakes.append(
                 f"{where}.compression.boundaries must lie in 0..{boundaries - 1}, got {', '.join(map(str, unknown))}"
             )
+        if override.compression == ReplicaCodecs():
+            continue
         try:
             codecs = overridden(common, override.compression)
         except OptionsError as error:
             mistakes += [f"{where}: {mistake}" for mistake in error.mistakes]
             continue
         if codecs.automatic:
-            mistakes.append(f"{where} must name codecs, because auto measures the links of one pipeline only; got auto")
+            mistakes.append(f"{where} must name codecs, because auto chooses for all replicas; got auto")
         elif codecs.ranks(boundaries) != common.ranks(boundaries):
             mistakes.append(
                 f"{where} must leave learned codecs as they are, because their weights are trained by all replicas; "

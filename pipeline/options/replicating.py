@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from thinwire.pipeline.options.changes import listed
 from thinwire.pipeline.options.compression import CompressionOptions
-from thinwire.pipeline.options.overrides import check_overrides
+from thinwire.pipeline.options.overrides import ReplicaCodecs, check_overrides
 from thinwire.pipeline.options.pipeline import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions
 from thinwire.pipeline.options.training import OptimizerOptions
@@ -20,22 +21,28 @@ def misfits(
     if replicas.count == 1:
         return []
     return [
-        *_of_auto(compression),
+        *_of_auto(replicas, compression),
         *_of_transport(replicas, wire),
         *_of_keys(replicas, wire),
         *_of_optimizer(replicas, optimizer),
         *_of_overrides(replicas, compression, num_boundaries),
-        *_of_samples(compression.by_sample if replicas.shuffle == "across" else []),
+        *_of_samples(compression.possible_by_sample if replicas.shuffle == "across" else []),
     ]
 
 
-def _of_auto(compression: CompressionOptions) -> list[str]:
+def _of_auto(replicas: ReplicaOptions, compression: CompressionOptions) -> list[str]:
     if not compression.automatic:
         return []
-    return [
-        f"replicas need the names of codecs, because auto measures the links of one pipeline only; got auto for "
-        f"{', '.join(compression.automatic)}"
+    own = [f"replica {index}" for index, each in replicas.overrides.items() if each.compression != ReplicaCodecs()]
+    rules = [
+        (not replicas.elastic, "replicas.membership must be fixed for auto, because all replicas choose together"),
+        (
+            not own,
+            f"replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of {listed(own)}",
+        ),
     ]
+    told = ", ".join(compression.automatic)
+    return [f"{sentence}; or name codecs in place of auto for {told}" for holds, sentence in rules if not holds]
 
 
 def _of_transport(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:

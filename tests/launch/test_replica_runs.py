@@ -166,7 +166,19 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--codec", "auto"], "replicas need the names of codecs, because auto measures"),
+        (
+            ["--codec", "auto", "--replicas.membership", "elastic", *EVERY_SIX],
+            "replicas.membership must be fixed for auto, because all replicas choose together; or name codecs in place "
+            "of auto for compression.activations, compression.gradients",
+        ),
+        (
+            ["--codec", "auto", *OVERRIDE],
+            "replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of replica 1; or",
+        ),
+        (
+            ["--codec", "auto/q(8)", "--replicas.shuffle", "across", "--compression.candidates", '["aqsgd(q(4))"]'],
+            "one replica; got across beside compression.candidates.0",
+        ),
         (
             ["--wire.transport", "zmq", "--replicas.membership", "elastic", *EVERY_SIX],
             "replicas.membership elastic needs wire.transport gloo, got zmq",

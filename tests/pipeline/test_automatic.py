@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 
@@ -18,7 +19,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.timing import step_time
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline import automatic
-from thinwire.pipeline.automatic import Automatic, Measured, choose
+from thinwire.pipeline.automatic import Automatic, Measured, choose, choose_for_all
 from thinwire.pipeline.channel import frame_bytes, frame_length
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
@@ -100,6 +101,22 @@ def test_boundaries_between_the_same_processes_share_their_link_and_one_inside_a
     ]
 
 
+def test_replicas_choose_for_the_one_that_needs_the_strongest():
+    """Replica 1 has a slow way forward, replica 2 a slow way back; replica 0 is twice as slow, so all have its time."""
+    frames = {(0, channel): SIZES for channel in CHANNELS}
+    links = [{(0, 1): 1e9, (1, 0): 1e9}, {(0, 1): 130.0, (1, 0): 1e9}, {(0, 1): 400.0, (1, 0): 70.0}]
+    seconds = [[2.0, 1.0], [1.0, 0.5], [1.0, 0.5]]
+    replicas = [(frames, measured(each, each, them)) for each, them in zip(seconds, links, strict=True)]
+    forward, back = choose_for_all(replicas, [0, 1], BOTH)
+    assert (forward.codec, forward.replica, forward.hidden) == ("q(8)", 1, 2.0), "behind 1 s it would take q(4)"
+    assert (back.codec, back.replica) == ("q(4)", 2)
+    assert str(back).startswith("auto: boundary 1 -> 0 gradients of replica 2: q(4), 125 bytes a frame")
+    # with half as many micro-batches, each has twice the time
+    short = [(each, replace(found, microbatches=2 if index else 4)) for index, (each, found) in enumerate(replicas)]
+    assert [choice.hidden for choice in choose_for_all(short, [0, 1], BOTH)] == [4.0, 4.0]
+    assert choose_for_all(replicas[:1], [0, 1], BOTH) == choose(*replicas[0], [0, 1], BOTH)
+
+
 def test_the_reason_is_told():
     def told(goodput, overlap=BOTH, where=(0, 1)):
         frames = {(0, "gradients"): SIZES}
@@ -167,7 +184,7 @@ AFTER, STEPS = 2, 6
 
 def train(rank, options, speed):
     """Train, choosing after two steps over links of a given speed; what each process saw."""
-    automatic.probe = lambda source, target, group: speed
+    automatic.probe = lambda source, target, group: speed if rank < 2 else SLOW
     trainer = make_trainer(rank, steps=STEPS, **options)
     pipeline = PipelineOptions(schedule=options["schedule"], num_stages=options["num_stages"])
     compression = CompressionOptions(**options["compression"])
@@ -224,6 +241,16 @@ def test_both_ends_switch_after_the_same_step_and_training_goes_on(schedule, num
 
     by_hand.train(after)
     assert losses == expected
+
+
+@pytest.mark.slow
+def test_a_replica_with_slow_links_decides_for_all():
+    options = {"schedule": "gpipe", "num_stages": 2, "compression": AUTO, "replicas": 2, "exchange": "bf16"}
+    found = processes.run(train, 4, options, FAST)
+    wanted = {(0, channel): "ef21(q(4))" for channel in CHANNELS}
+    assert [chosen for _, _, chosen, _ in found] == [wanted] * 4
+    assert all(math.isfinite(loss) for losses, *_ in found for loss in losses if loss is not None)
+    assert found[0][3].keys() == found[2][3].keys() == {0}, "stage 0 keeps buffers in both"
 
 
 @pytest.mark.slow
