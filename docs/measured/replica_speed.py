@@ -2,10 +2,11 @@
 
     sudo python docs/measured/replica_speed.py FOLDER [--turns 3] [--steps 3] [--only NAME]
 
-Five runs of `thinwire bench`, with 2 replicas x 2 stages in network namespaces. `11 M` is of the recipe `links` with
-one micro-batch of 8 samples, so that one stage of a replica computes at a time: two cores do for four processes. The
-others are of the recipe and the exchanges of replicas.py. The results are kept in FOLDER as JSON; one that is there is
-not measured again. Nothing else should run on the machine.
+Six runs of `thinwire bench`, with 2 replicas in network namespaces. `11 M, one stage` and `11 M` are of the recipe
+`links`. The first has one stage, so that two cores are one for each process. The second has two stages and one
+micro-batch of 8 samples, so that one stage of a replica computes at a time: two cores do for four processes. The others
+are of the recipe and the exchanges of replicas.py, with two stages. The results are kept in FOLDER as JSON; one that is
+there is not measured again. Nothing else should run on the machine.
 """
 
 import argparse
@@ -21,6 +22,7 @@ EVERY_STEP = ("bf16", "ef(q(8))", "ef(q(4))", "ef(q(2))", "powersgd(4)")
 FW3_BW6 = PIPELINES["fw3 bw6"]["--codec"]
 ONE_AT_A_TIME = ["links", "--pipeline.num_microbatches", "1", "--pipeline.microbatch_size", "8"]
 """A GPT-2 of 11 M parameters and one micro-batch: while one stage of a replica computes, the other waits."""
+ONE_STAGE = ["--pipeline.num_stages", "1", "--pipeline.layers", "null"]
 
 
 def benches(turns: int, steps: int) -> Mapping[str, list[str]]:
@@ -29,6 +31,7 @@ def benches(turns: int, steps: int) -> Mapping[str, list[str]]:
     few = ["--repetitions", str(turns), "--steps", str(steps)]
     rounds = ["--repetitions", "1", "--steps", "1", "--codec", "none"]
     return {
+        "11 M, one stage": [*ONE_AT_A_TIME, *ONE_STAGE, "--replica-codec", "ef(q(4))", "--compressed-only", *few],
         "11 M": [*ONE_AT_A_TIME, "--codec", FW3_BW6, "--replica-codec", "ef(q(4))", "--compressed-only", *few],
         "every step": [RECIPE, "--codec", FW3_BW6, "--replica-codec", *codecs, *few],
         "quantized-adam": [RECIPE, "--codec", FW3_BW6, *_options("quantized-adam, 4 bits"), *few],
@@ -62,7 +65,7 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     table = ["| exchange | boundaries, between replicas | samples/s | LIMIT | of LIMIT | MB a step |", "|---" * 6 + "|"]
     for name, words in benches(options.turns, options.steps).items():
-        path = options.folder / f"{name.replace(' ', '-')}.json"
+        path = options.folder / f"{name.replace(', ', '-').replace(' ', '-')}.json"
         if not path.is_file() and options.only in (None, name):
             command = ["thinwire", "bench", *words, "--replicas.count", "2", "--bandwidth", LINKS, "--json"]
             path.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

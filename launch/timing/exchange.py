@@ -195,6 +195,11 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     )
 
 
+def seconds_alone(work: ReplicaWork, process: int, network: Network) -> float:
+    """Seconds of the exchange of a process, if all replicas begin it together and nothing else is on their wires."""
+    return _end_of_rounds(work, process, network, 0.0, 0.0)
+
+
 def _left(course: Course) -> Seconds:
     """When the last byte of the output of each action had left, [actions]."""
     return course.arrival - course.latency

@@ -118,9 +118,13 @@ def test_replicas_are_measured_beside_their_limit(capsys):
     arguments += ["--replicas.overrides.1.compression.activations", "none"]
     assert cli.main(["bench", *arguments, "--codec", "q(4)/q(8)", "--repetitions", "1", "--steps", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    speeds, sections, conditions = map(Table.from_json, found["tables"])
+    speeds, sections, exchanges, conditions = map(Table.from_json, found["tables"])
     rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
     names = ["none", "q(4)/q(8)", "none, replicas ef(q(4))", "q(4)/q(8), replicas ef(q(4))"]
+    assert [row[:3] for row in exchanges.rows[-4:]] == [
+        ["20 Mbit/s", name, process] for name in names[2:] for process in (0, 1)
+    ]
+    assert all(row[3] > 0 and row[4] > 0 for row in exchanges.rows)
     assert [(row["links"], row["who"]) for row in rows] == [
         (links, name) for links in ("unshaped", "20 Mbit/s") for name in names
     ]
@@ -192,6 +196,18 @@ def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
         return simulated(Contest(None, processes, size=2), prepared, free_codecs=True)["none"]
 
     assert limit(1000, 9000) == limit(9000, 1000) == limit(9000, 9000) > limit(1000, 1000)
+
+
+def test_an_exchange_is_that_of_the_replica_that_comes_last():
+    """Two replicas of two stages, two steps: who comes first waits for the other, and that is no part of it."""
+
+    def process(*steps):
+        later = [{"exchange": {"encode": encode, "neighbour": wait, "wire": 1.0}} for encode, wait in steps]
+        return {"links": [], "turns": [{"contender": "none", "later": later}]}
+
+    first = [process((0.5, 8.0), (0.5, 0.0)), process((2.0, 0.0), (2.0, 0.0))]
+    second = [process((0.7, 0.1), (0.9, 5.0)), process((9.0, 1.0), (9.0, 1.0))]
+    assert Contest(None, [*first, *second], size=2).exchange_together("none") == pytest.approx([1.65, 3.0])
 
 
 def test_replicas_of_one_stage_have_a_limit():

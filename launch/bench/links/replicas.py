@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.timing.exchange import ReplicaWork, time_exchange
+from thinwire.launch.timing.exchange import ReplicaWork, seconds_alone, time_exchange
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import Step
 from thinwire.launch.timing.profile import replica_work
@@ -32,7 +32,7 @@ def ends_of_processes(
         spent: measured seconds of codecs in an average step by section, of each process of a pipeline; empty if codecs
             cost nothing.
     """
-    work = replica_work(prepared)
+    work, network = replica_work(prepared), network_of(prepared, links)
     own = [float(course.end[course.table.process == process].max()) for process in range(course.table.num_processes)]
     if work is None:
         return own
@@ -40,7 +40,6 @@ def ends_of_processes(
     every = options.sync.every if options.step_alone else 1
     # each step or round of a bench ends at a barrier: no later stage begins the next one before all have their sums
     work = replace(_by_process(work, prepared.recipe), gradients=between, clips=True)
-    across = [speed for (source, target), speed in links.items() if source % size == target % size]
     if spent:
         # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum;
         # if all add up for themselves, it is encoded once, and decoded from everyone
@@ -52,12 +51,6 @@ def ends_of_processes(
             encode={between: every * most["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count)},
             decode={between: every * most["decode"] / elements / (work.count if work.to_all else 2)},
         )
-    network = Network(
-        duplex=min(speed.duplex for speed in across),
-        replicas=Link(
-            bandwidth=8 * min(speed.goodput for speed in across), latency=max(speed.latency for speed in across)
-        ),
-    )
     exchange = time_exchange(work, course, network)
     if every == 1:
         return list(exchange.ends)
@@ -70,6 +63,25 @@ def ends_of_processes(
         waits=work.waits,
     )
     return [end + step.every(every) - course.seconds for end in own]
+
+
+def limits_of_exchange(prepared: Prepared, between: str, links: Mapping[tuple[int, int], LinkSpeed]) -> Sequence[float]:
+    """Seconds of the exchange of each process in each step, with codecs that cost nothing; none where it is not so."""
+    work = replica_work(prepared)
+    if work is None or prepared.recipe.replicas.step_alone:
+        return []
+    work, network = replace(_by_process(work, prepared.recipe), gradients=between), network_of(prepared, links)
+    return [seconds_alone(work, process, network) for process in range(prepared.recipe.pipeline.num_processes)]
+
+
+def network_of(prepared: Prepared, links: Mapping[tuple[int, int], LinkSpeed]) -> Network:
+    """The slowest of the measured links between replicas, if there are replicas."""
+    size = prepared.recipe.pipeline.num_processes
+    across = [speed for (source, target), speed in links.items() if source % size == target % size]
+    if not across:
+        return Network()
+    slowest = Link(bandwidth=8 * min(speed.goodput for speed in across), latency=max(speed.latency for speed in across))
+    return Network(duplex=min(speed.duplex for speed in across), replicas=slowest)
 
 
 def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:

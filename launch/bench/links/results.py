@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.bench.links.replicas import ends_of_processes
+from thinwire.launch.bench.links.replicas import ends_of_processes, limits_of_exchange
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.tables import Table, Value, document
@@ -126,6 +126,21 @@ class Contest:
             if (steps := list(self._steps(process, contender)))
         ]
 
+    def exchange_together(self, contender: str) -> list[float]:
+        """Median seconds of the exchange of a step in each process of a pipeline, once all its replicas are there.
+
+        That is the exchange of the replica that waits least for the others, because it comes last.
+        """
+        size, found = len(self.pipeline), []
+        for place in range(size):
+            replicas = [self._steps(process, contender) for process in self.processes[place::size]]
+            spent = [
+                sum(min(told, key=lambda sections: sections["neighbour"]).values())
+                for told in zip(*([step["exchange"] for step in steps] for steps in replicas), strict=True)
+            ]
+            found.append(statistics.median(spent))
+        return found
+
     def links(self) -> dict[tuple[int, int], LinkSpeed]:
         """The speed of every link in each direction, by (sending process, receiving process)."""
         return {
@@ -228,6 +243,7 @@ def as_document(
     tables = [
         _speeds(prepared, results, limits, predicted),
         _sections(results),
+        _exchanges(prepared, results),
         _visits(results, prepared.recipe.batch_size),
         _beside_table_2(contests[1:], ratios),
         _conditions(results),
@@ -293,6 +309,24 @@ def _sections(results: Mapping[str, Contest]) -> Table:
         rows,
         note="other: the rest of a step, such as reading samples, clipping, and waiting for the slowest process at the "
         "end",
+    )
+
+
+def _exchanges(prepared: Prepared, results: Mapping[str, Contest]) -> Table:
+    rows: list[list[Value]] = []
+    for name, contest in results.items():
+        for contender in contest.contenders:
+            between = contender.partition(BETWEEN)[2] or REFERENCE
+            limits = limits_of_exchange(prepared, between, contest.links())
+            found = contest.exchange_together(contender) if limits else []
+            for process, (seconds, least) in enumerate(zip(found, limits, strict=True)):
+                rows.append([name, contender, process, 1e3 * seconds, 1e3 * least, least / seconds])
+    return Table(
+        "the exchange between replicas, ms of each process of a pipeline",
+        ["links", "who", "process", "exchange", "LIMIT", "of LIMIT"],
+        rows,
+        note="Medians of the replica that comes last, so waiting for a slower one does not count. LIMIT: with the "
+        "goodput measured here, and codecs that cost nothing.",
     )
 
 
