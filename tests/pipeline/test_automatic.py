@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import chain
 
@@ -13,6 +13,7 @@ from support.run_files import summary
 from support.toy import make_trainer
 from thinwire.compress import parse
 from thinwire.launch import cli
+from thinwire.launch.report import page
 from thinwire.launch.report.page import render
 from thinwire.launch.report.reading import read
 from thinwire.launch.run import recipe
@@ -111,6 +112,8 @@ def test_replicas_choose_for_the_one_that_needs_the_strongest():
     assert (forward.codec, forward.replica, forward.hidden) == ("q(8)", 1, 2.0), "behind 1 s it would take q(4)"
     assert (back.codec, back.replica) == ("q(4)", 2)
     assert str(back).startswith("auto: boundary 1 -> 0 gradients of replica 2: q(4), 125 bytes a frame")
+    shown = page._choices([asdict(choice) | {"hides": choice.hides} for choice in (forward, back)])
+    assert [row[0] for row in shown.rows] == ["0 to 1 of replica 1", "1 to 0 of replica 2"]
     # with half as many micro-batches, each has twice the time
     short = [(each, replace(found, microbatches=2 if index else 4)) for index, (each, found) in enumerate(replicas)]
     assert [choice.hidden for choice in choose_for_all(short, [0, 1], BOTH)] == [4.0, 4.0]
@@ -342,8 +345,8 @@ def test_a_simulation_chooses_the_mildest_says_so_and_keeps_auto_in_the_recipe(f
     assert [(choice["codec"], choice["nbytes"], choice["hides"]) for choice in told["choices"]] == [
         ("q(6)", 3392, True)
     ] * 2
-    page = render(*read([folder / "run"]))
-    assert "The codecs that auto chose, and why" in page and page.count("<td>q(6)</td>") == 4  # channels, and choices
+    shown = render(*read([folder / "run"]))
+    assert "The codecs that auto chose, and why" in shown and shown.count("<td>q(6)</td>") == 4  # channels, and choices
     in_full = 4 * 32 * 32 * 4 + 64
     assert told["channels"][0]["bytes"] == 2 * 2 * in_full + 2 * 2 * 3392
     assert "activations: auto" in (folder / "run/recipe.yaml").read_text()
