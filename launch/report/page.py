@@ -208,8 +208,8 @@ def _choices(choices: Sequence[Mapping[str, Any]]) -> Table | None:
         "Measured in the first steps. Compute: time of one micro-batch's forwards (for gradients: backwards) in the "
         "slowest process. The schedule sends frames during a share of this time: a wire that needs no more is hidden. "
         "Each channel got the mildest candidate whose wire is hidden, or else the strongest candidate. Mbit/s: the "
-        "part of the link that this channel gets; empty if both stages are in one process. Of replicas, the numbers are "
-        "those of the one that needs the strongest codec."
+        "part of the link that this channel gets; empty if both stages are in one process. Of replicas, the numbers "
+        "are those of the one that needs the strongest codec."
     )
     return Table("The codecs that auto chose, and why", columns, rows, note)
 
