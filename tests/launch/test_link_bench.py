@@ -175,9 +175,9 @@ def test_each_replica_has_cores_of_its_own_if_there_are_enough(processes, size, 
     assert contests.core_of(processes, size, cores) == taken
 
 
-def measured(nbytes):
+def measured(nbytes, seconds=0.001):
     """What a process of the second stage or the first measured: compute, and frames of so many bytes."""
-    compute = [[stage, task, 0.001] for stage in (0, 1) for task in ("forward", "backward", "optimizer")]
+    compute = [[stage, task, seconds] for stage in (0, 1) for task in ("forward", "backward", "optimizer")]
     frames = [[0, channel, 2, 2 * nbytes] for channel in ("activations", "gradients")]
     links = [
         {"source": source, "target": target, "goodput": 1e6, "latency": 0.0, "duplex": 1.0}
@@ -196,6 +196,16 @@ def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
         return simulated(Contest(None, processes, size=2), prepared, free_codecs=True)["none"]
 
     assert limit(1000, 9000) == limit(9000, 1000) == limit(9000, 9000) > limit(1000, 1000)
+
+
+def test_the_limit_waits_for_the_replica_that_computes_longest():
+    prepared = prepare(parse([*SMALL, "--replicas.count", "2"], prog="thinwire bench"))
+
+    def limit(*seconds):
+        processes = [measured(1000, each) for each in seconds for _ in range(2)]
+        return simulated(Contest(None, processes, size=2), prepared, free_codecs=True)["none"]
+
+    assert limit(0.001, 0.05) == limit(0.05, 0.001) > 2 * limit(0.001, 0.001)
 
 
 def test_an_exchange_is_that_of_the_replica_that_comes_last():

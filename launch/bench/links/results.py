@@ -162,12 +162,7 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     are clipped, those of all processes.
     """
     pipeline, compute = prepared.recipe.pipeline, contest.compute()
-    stages = range(pipeline.num_stages)
-    table = timetable(pipeline.schedule, len(stages), pipeline.num_microbatches)
-    spent = Compute(
-        forward=[compute[stage, "forward"] + compute.get((stage, "loss"), 0.0) for stage in stages],
-        backward=[compute[stage, "backward"] + compute.get((stage, "weights"), 0.0) for stage in stages],
-    )
+    table = timetable(pipeline.schedule, pipeline.num_stages, pipeline.num_microbatches)
     optimizers = [0.0] * pipeline.num_processes
     for stage, process in real_placement(prepared.recipe).process_of.items():
         optimizers[process] += compute[stage, "optimizer"]
@@ -175,10 +170,12 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     found = {}
     for contender in contest.contenders:
         if any(contest.sections(contender)):  # not plain torch, which tells no sections
-            # replicas may have codecs of their own, and all wait for the slowest
+            # replicas have compute and may have codecs of their own, and all wait for the slowest
             courses = [
                 time_step(
-                    table, spent, *(_channel(replica, contender, name, prepared, free_codecs) for name in CHANNELS)
+                    table,
+                    _spent(replica, pipeline.num_stages),
+                    *(_channel(replica, contender, name, prepared, free_codecs) for name in CHANNELS),
                 )
                 for replica in contest.replicas
             ]
@@ -190,6 +187,15 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
                 ends = [max(ends)] * len(ends)
             found[contender] = max(end + update for end, update in zip(ends, optimizers, strict=True))
     return found
+
+
+def _spent(replica: Contest, num_stages: int) -> Compute:
+    """The compute of a micro-batch in each stage of a replica."""
+    compute, stages = replica.compute(), range(num_stages)
+    return Compute(
+        forward=[compute[stage, "forward"] + compute.get((stage, "loss"), 0.0) for stage in stages],
+        backward=[compute[stage, "backward"] + compute.get((stage, "weights"), 0.0) for stage in stages],
+    )
 
 
 def _channel(
