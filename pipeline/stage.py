@@ -286,6 +286,9 @@ class CompressedStage(PipelineStage):
         """The schedule sends nothing itself."""
         return []
 
+    def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
+        """The boundary looks at shapes. Torch 2.11 looks at strides too, which tensors without data do not know."""
+
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """No first messages: torch 2.11 sends one to both neighbours. The boundaries have their own process group."""
         return []

@@ -21,6 +21,8 @@ KEY = Key(0, 0, "activations", "train", 0, 0, 0)
     "expression", ['q(3, scale="minmax")', "fp8", "dither(4)", "lowrank(3)", 'topk(0.1, values="q(8)")']
 )
 def test_compiled_and_eager_decodes_are_equal_bit_for_bit(expression):
+    if expression.startswith("topk") and torch.__version__ < "2.13":
+        pytest.skip("inductor of torch 2.11 does not view bytes as booleans")
     codec = parse(expression)
     x = torch.randn(4, 33, 65, generator=torch.Generator().manual_seed(0))
     payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8)

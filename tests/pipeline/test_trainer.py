@@ -75,7 +75,7 @@ class Added(nn.Module):
 def test_parameters_that_are_added_have_the_gradients_of_the_unsplit_model(schedule, views, alone, monkeypatch):
     """torch gives both one memory; those of the second micro-batch were added twice, and clipping scaled twice."""
 
-    def module(index, dropout=0.0, depth=1):
+    def module(index, dropout=0.0, depth=1, norm=False):
         torch.manual_seed(index)
         return nn.Sequential(nn.Linear(toy.WIDTH, toy.WIDTH), Added(views=views), nn.Tanh())
 

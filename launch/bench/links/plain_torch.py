@@ -37,9 +37,10 @@ class CastAtBoundaries(nn.Module):
         leaving = self.stage(*arriving, **put_all(side, self._device))
         if self._is_last:
             return leaving
+        # contiguous: torch 2.11 compares strides with those of the examples
         if isinstance(leaving, tuple):
-            return tuple(_cast(tensor, self._dtype).to(CPU) for tensor in leaving)
-        return _cast(leaving, self._dtype).to(CPU)
+            return tuple(_cast(tensor, self._dtype).to(CPU).contiguous() for tensor in leaving)
+        return _cast(leaving, self._dtype).to(CPU).contiguous()
 
 
 class PlainPipeline:
@@ -66,7 +67,9 @@ class PlainPipeline:
         recipe = prepared.recipe
         self._recipe, self._data, self._placement, self._device = recipe, prepared.data, where, device
         count = recipe.pipeline.num_stages
-        outputs = [tuple(_example(tensor, dtype) for tensor in output) for output in prepared.outputs]
+        *crossing, last = prepared.outputs
+        outputs = [tuple(_example(tensor, dtype) for tensor in output) for output in crossing]
+        outputs += [tuple(_example(tensor, tensor.dtype) for tensor in last)]
         inputs = [(torch.empty_like(prepared.inputs, device="cpu"),), *outputs[:-1]]
         self.stages = [
             PipelineStage(
