@@ -237,6 +237,11 @@ class Automatic:
         """Count the compute of the step that ended."""
         self._laps.append({key: now - self._before[key] for key, now in self._computed().items()})
 
+    @property
+    def steps_measured(self) -> int:
+        """Steps whose compute was counted."""
+        return len(self._laps)
+
     def state_dict(self) -> list[list[list[Any]]]:
         """The steps measured so far, as JSON values."""
         return [[[*key, seconds] for key, seconds in lap.items()] for lap in self._laps]

@@ -77,6 +77,7 @@ class Resumption:
     Attributes:
         first: the first step of training.
         saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
+        same_parts: whether that checkpoint is of the same cut and processes.
         notes: sentences that say where the run goes on, and which newer checkpoints cannot be taken.
     """
 
@@ -97,13 +98,13 @@ class Resumption:
         found = None if self._options.resume == "never" else find(prepared, where, self._stages)
         self._manifest: Manifest | None = found[0] if found else None
         self._passed_over: list[str] = found[1] if found else []
-        self._same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
+        self.same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
         self.first = 0 if self._manifest is None else self._manifest.step
         _check_turn(prepared, where, trainer, self.first)
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
             self._last_saved = self.first
-            part = self._stages[0] if self._same_parts else self._manifest.model_parts[0]
+            part = self._stages[0] if self.same_parts else self._manifest.model_parts[0]
             self.saved = SavedStage(self._checkpoints.folder, self.first, part).values["run"]
 
     @property
@@ -117,7 +118,7 @@ class Resumption:
             return []
         anew = (
             ""
-            if self._same_parts
+            if self.same_parts
             else "; the cut or the processes of the replicas have changed, so the buffers of feedback start empty"
         )
         return [
@@ -133,7 +134,7 @@ class Resumption:
         """
         if self._manifest is None:
             self._checkpoints.discard_after(-1)
-        elif self._same_parts:
+        elif self.same_parts:
             self._trainer.resume(self._checkpoints, self._manifest)
         else:
             self._trainer.resume_model(self._checkpoints.folder, self._manifest)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -38,13 +37,13 @@ from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import codecs_in_words, module_of, stage_report, sum_routes, summarize
 from thinwire.launch.run.times import Times
 from thinwire.launch.run.weights import Saving
+from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.launch.shared.progress import counting
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.precision import tf32_note
 from thinwire.models.tasks import mask_padding
-from thinwire.pipeline.automatic import Automatic, Choice
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
@@ -67,13 +66,15 @@ class Run:
         self._wire = self.trainer.stages[0].wire
         self._room = Room(self.recipe, where, self.trainer, prepared.steps_per_epoch)
         self._room.check()
-        self._automatic: Automatic | None = None
-        if self.recipe.compression.automatic:
-            options, passes = self.recipe.pipeline, self.recipe.replicas.passes(self.recipe.pipeline.accumulation)
-            here = sum(passes[replica] for replica in self.trainer.replicas.here)
-            self._automatic = Automatic(self.trainer.stages, where, self.recipe.compression, options, here)
-        self._choices: list[Choice] = []
         self._resumption = Resumption(prepared, where, self.trainer)
+        self._choosing = Choosing(
+            self.recipe,
+            self.trainer,
+            where,
+            prepared.steps_per_epoch,
+            self._resumption.saved,
+            same_parts=self._resumption.same_parts,
+        )
         self._resume()
         if attendance is not None:
             attendance.on_stop = self._resumption.ask_to_stop
@@ -144,8 +145,7 @@ class Run:
     def _after_step(self, record: StepRecord) -> None:
         done = self.trainer.done  # later than the step if a replica took the weights of another
         self._times.seconds["training"] += record.seconds
-        if self._automatic is not None:
-            self._automatic.end_step()
+        self._choosing.end_step()
         if self._log is not None:
             self._log.step(record)
             if news := self._log.news():
@@ -159,8 +159,8 @@ class Run:
             self.assembly.placement.compare({stage.stage_index: stage.digests() for stage in self.trainer.stages})
         if self.recipe.save_every and done % self.recipe.save_every == 0:
             self._save(done)
-        if self._automatic is not None:
-            self._choose(self._automatic, done)
+        if self._choosing.choose(last=done == self.recipe.training.steps):
+            self._show_choices()
         self._resumption.check()
         # last: the checkpoint must hold the changes by this step's evaluation and choice
         if self._resumption.is_due(done, self._steps_per_epoch):
@@ -172,17 +172,11 @@ class Run:
             self._resumption.stop_if_asked(done, self._said)
 
     def _resume(self) -> None:
-        """Restore the codecs that auto chose, then the rest of the checkpoint; without a choice, its measurements."""
-        saved = self._resumption.saved
-        if self._automatic is not None and saved.get("choices"):
-            self._choices = [Choice(**choice) for choice in saved["choices"]]
-            self._automatic.use(self._choices)
-            self._automatic = None
+        """Restore the checkpoint. The codecs that auto chose are in use before."""
         self._resumption.begin()
-        if "loss_scale" in saved:
-            self.trainer.scale.load_state_dict(saved["loss_scale"])
-        if self._automatic is not None and saved:
-            self._automatic.load_state_dict(saved["measured"])
+        if "loss_scale" in self._resumption.saved:
+            self.trainer.scale.load_state_dict(self._resumption.saved["loss_scale"])
+        self._choosing.begin()
 
     def _keep_folder(self) -> None:
         """Make the run's folder anew if somebody moved or removed it."""
@@ -199,24 +193,19 @@ class Run:
             logged = self._log.written() if self._log is not None else lambda: None
         values = {
             "seconds": self._times.state_dict(),
-            "choices": [asdict(choice) for choice in self._choices],
-            "measured": [] if self._automatic is None else self._automatic.state_dict(),
+            **self._choosing.state_dict(),
             "evaluated": self._evaluated,
             "loss_scale": self.trainer.scale.state_dict(),
         }
         return Said(values, logged)
 
-    def _choose(self, automatic: Automatic, done: int) -> None:
-        """After the last measured step, give automatic channels their codecs. Before it, go on measuring."""
-        automatic.begin_step()
-        if done != self._steps_measured or done == self.recipe.training.steps:
-            return
-        self._choices = automatic.switch()
-        self._automatic = None
+    def _show_choices(self) -> None:
+        """Print what auto chose, and check the room for its stores."""
+        choices = self._choosing.choices
         if self._log is not None:
-            for choice in self._choices:
+            for choice in choices:
                 self._line.say(str(choice))
-        if any(parse(choice.codec).feedback is not None for choice in self._choices):
+        if any(parse(choice.codec).feedback is not None for choice in choices):
             self._room.check_stores()
             self._show_stores()
 
@@ -224,10 +213,6 @@ class Run:
     def _saves(self) -> bool:
         """Whether this process saves the weights of its stages: those of the first replica do."""
         return self.assembly.placement.replica == 0
-
-    @property
-    def _steps_measured(self) -> int:
-        return self.recipe.compression.steps_measured(self._steps_per_epoch)
 
     @property
     def _steps_per_epoch(self) -> int:
@@ -252,7 +237,8 @@ class Run:
                 *self._resumption.notes,
                 *self.assembly.prepared.data.notes,
                 *self._wire.cards.notes,
-                compression.note_on_auto(steps, self._steps_per_epoch) if self._automatic else None,
+                compression.note_on_auto(steps, self._steps_per_epoch) if self._choosing.measures else None,
+                self._choosing.note,
                 self.recipe.replicas.note_on_steps(self._steps_of_weights),
                 self.recipe.optimizer.note_on_freezing(steps, self._steps_per_epoch),
                 tf32_note(self.recipe.training.precision, self.trainer.stages[0].device.type),
@@ -366,7 +352,7 @@ class Run:
             timed=f"replica {here.start}" if len(here) < self.recipe.replicas.count else "all",
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
-            choices=self._choices,
+            choices=self._choosing.choices,
             loss_scale=self.trainer.scale.told(),
         )
 

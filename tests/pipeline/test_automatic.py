@@ -367,6 +367,30 @@ def test_a_run_too_short_to_choose_is_noted(folder, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("saved_after", [1, 3], ids=["before the choice", "after it"])
+def test_a_run_with_another_cut_measures_and_chooses_again(folder, capsys, saved_after):
+    """Before the choice it ended in a KeyError; after it, a boundary that the old cut has not sent everything."""
+    candidates = ["--compression.candidates", '["q(8)"]']
+    options = ["--training.steps", str(saved_after), "--checkpoint.every", "1 steps", "--output", "run", *candidates]
+    assert cli.main(["simulate", "tiny.yaml", *options]) == 0
+    capsys.readouterr()
+    more = ["--pipeline.num_stages", "3", "--training.steps", "6", "--checkpoint.resume", "always"]
+    assert cli.main(["simulate", "tiny.yaml", *options, *more]) == 0
+    said = capsys.readouterr().out
+    note = "auto measures and chooses again, because the cut or the processes of the replicas have changed"
+    assert note in " ".join(said.split())
+    assert [line.split(": ")[1] for line in said.splitlines() if line.startswith("auto: ")] == [
+        "boundary 0 -> 1 activations",
+        "boundary 1 -> 0 gradients",
+        "boundary 1 -> 2 activations",
+        "boundary 2 -> 1 gradients",
+    ]
+    told = summary(folder / "run")["channels"]
+    assert [row["codec"] for row in told] == ["q(8)"] * 4
+    assert all(row["bytes"] > 0 for row in told)
+
+
+@pytest.mark.slow
 def test_an_evaluation_wants_codecs_by_name(folder, capsys):
     assert cli.main(["eval", "tiny.yaml", "--data.held_out", "0.2"]) == 2
     assert capsys.readouterr().err == (
