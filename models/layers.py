@@ -220,7 +220,8 @@ def build_stage(
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         _fill(stage, blueprint, seed)
         stage.hold(blueprint.weights_dtype)
-    return stage.to(device)
+    # as training has it: what a factory puts into evaluation mode would train from the first step on, unforeseen
+    return stage.to(device).train()
 
 
 def build_layers(blueprint: Blueprint) -> list[Layer]:

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 Phase = Literal["train", "eval-on", "eval-off"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-ChannelName = Literal["activations", "gradients", "parts", "sums"]
+ChannelName = Literal["activations", "gradients", "parts", "sums", "statistics"]
 CHANNELS: tuple[ChannelName, ...] = ("activations", "gradients")
-"""The channels of a boundary. The other two carry gradients of weights between the replicas of a stage."""
-EXCHANGE: tuple[ChannelName, ...] = ("parts", "sums")
-"""The channels between replicas: to the owner of a part of the weights, and back to all."""
+"""The channels of a boundary. The others carry gradients of weights, and running statistics, between the
+replicas of a stage."""
+EXCHANGE: tuple[ChannelName, ...] = ("parts", "sums", "statistics")
+"""The channels between replicas: to the owner of a part of the weights, back to all, and statistics to all."""
 
 MAGIC = b"TWIR"
 VERSION = 3

@@ -196,8 +196,9 @@ class Placement:
             different = [replica for replica, digests in enumerate(told) if digests[place] != told[0][place]]
             if different:
                 raise MismatchError(
-                    f"the weights of stage {stage} differ between replicas 0 and {different[0]}, but all replicas "
-                    f"must hold equal ones; use the same release, torch and kind of machine for all"
+                    f"the weights or buffers of stage {stage} differ between replicas 0 and {different[0]}, but all "
+                    f"replicas must hold equal ones; use the same release, torch and kind of machine for all, and no "
+                    f"buffers that change in training, but for running statistics of norms"
                 )
 
     def gather(self, local: Mapping[int, Any]) -> list[Any] | None:

@@ -11,6 +11,7 @@
     replicas/groups/GROUP/...             these four of each group of layers, if replicas exchange several in turn
     replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
     replicas/statistics/REPLICA/NAME      the running statistics of its batch norms; weights/ has the common ones
+    replicas/statistics/sums/NAME         of the exchange under way: their sum over all replicas
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
     replicas/sent                         of the exchange under way: its group, and the steps done when it was sent
     replicas/arrived/NAME                 its sum over all replicas, which does not count yet
@@ -49,7 +50,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
 
     `exchange` is the state of its exchange with other replicas, copied already.
     """
-    tensors = {f"weights/{name}": copy_to_host(tensor) for name, tensor in _weights(stage.submod).items()}
+    tensors = {f"weights/{name}": copy_to_host(tensor) for name, tensor in full_state(stage.submod).items()}
     tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
     numbers: dict[str, dict[str, Any]] = {}
     for name, parameter in parameters_of(stage.submod).items():
@@ -104,7 +105,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     Raises:
         CheckpointError: a weight is not there, or has another shape.
     """
-    weights = _weights(stage.submod)
+    weights = full_state(stage.submod)
     missing = dict(weights)
     for part in saved:
         found = part.tensors("weights/", missing.keys())
@@ -140,7 +141,7 @@ def _copy(saved: Tensor, into: Tensor, name: str) -> None:
         into.copy_(saved)
 
 
-def _weights(module: Module) -> Mapping[str, Tensor]:
+def full_state(module: Module) -> Mapping[str, Tensor]:
     """Parameters and buffers by their names in the unsplit model; those of a module of one's own by its names."""
     full: Callable[[], Mapping[str, Tensor]] = module.full_state if isinstance(module, Stage) else module.state_dict
     return full()

@@ -14,7 +14,7 @@ from thinwire.launch.report.plots import Curve, curves, timeline
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.report.timeline import exchanges, transfers
 from thinwire.launch.shared import pages
-from thinwire.launch.shared.tables import Table, size_text
+from thinwire.launch.shared.tables import Table, size_text, ways_between_replicas
 from thinwire.pipeline.meters import SECTIONS
 from thinwire.pipeline.tracing.traces import StageTrace
 
@@ -141,8 +141,7 @@ def _replicas(rows: Sequence[Mapping[str, Any]]) -> Table | None:
     if not rows:
         return None
     columns = ("stage", "way", "codec", "frames", "MB sent", "MB uncompressed", "ratio", "bits an element")
-    has_owners = any(row["channel"] == "sums" for row in rows)
-    ways = {"parts": "to the owner of a part" if has_owners else "to all replicas", "sums": "from the owner to all"}
+    ways = ways_between_replicas(rows)
     cells = [
         (
             row["stage"],

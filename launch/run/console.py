@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
-from thinwire.launch.shared.tables import size_text
+from thinwire.launch.shared.tables import size_text, ways_between_replicas
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import SECTIONS, WAITS
 from thinwire.pipeline.trainer import StepRecord
@@ -269,8 +269,7 @@ def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, 
 
 def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The bytes that the replicas of each stage sent each other."""
-    has_owners = any(row["channel"] == "sums" for row in rows)
-    ways = {"parts": "to the owner of a part" if has_owners else "to all replicas", "sums": "from the owner to all"}
+    ways = ways_between_replicas(rows)
     table = _table(f"gradients of weights sent between replicas, {rows[0]['codec']}")
     table.add_column("stage", no_wrap=True)
     table.add_column("way", no_wrap=True)

@@ -173,14 +173,14 @@ def channel_rows(
 def replica_rows(stages: Sequence[Mapping[str, Any]], codec: str) -> list[dict[str, Any]]:
     """The gradients of weights that the replicas sent each other: one row for each stage and channel.
 
-    There is none for sums if every replica adds up for itself.
+    There is none for sums if every replica adds up for itself, and one for running statistics if there are any.
     """
     sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
     return [
         {
             "stage": stage,
             "channel": channel,
-            "codec": codec,
+            "codec": "none" if channel == "statistics" else codec,
             **{name: value for name, value in asdict(traffic).items() if name in ("frames", "bytes", "uncompressed")},
             "bits_per_element": traffic.bits_per_element,
         }

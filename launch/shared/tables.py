@@ -132,6 +132,16 @@ def size_text(count: float, digits: int = 0) -> str:
     return f"{count / 1e3:,.0f} kB" if count < 1e6 else f"{count / 1e6:,.{digits}f} MB"
 
 
+def ways_between_replicas(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """In words, by channel: which way the frames between replicas go, in the rows of a summary."""
+    has_owners = any(row["channel"] == "sums" for row in rows)
+    return {
+        "parts": "to the owner of a part" if has_owners else "to all replicas",
+        "sums": "from the owner to all",
+        "statistics": "running statistics, uncompressed, to all",
+    }
+
+
 def _over_numbers(name: str, numbers: Sequence[str]) -> str:
     """The name of a column, wrapped to the width of its numbers."""
     width = max(map(len, [*name.split(), *numbers]), default=1)

@@ -105,7 +105,7 @@ class Replicas:
 
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, and batch norms the mean, after all here have submitted."""
-        self.statistics.finish(self.weight, progress)
+        self.statistics.average(self.weight)
         for go_on in self.rounds(progress):
             go_on()
 
@@ -170,9 +170,12 @@ def connect(
     if len(here) > 1:
         _give_wires(stages, options)
     groups = {stage.stage_index: divide_layers(stage.submod, options.groups) for stage in stages}
+    exchanged: dict[int, list[Mapping[str, Tensor]]] = {
+        stage.stage_index: [*groups[stage.stage_index], running_statistics(stage.submod)] for stage in stages
+    }
     shapes = {
-        f"shapes of stage {stage}": [[name, *each.shape] for those in groups[stage] for name, each in those.items()]
-        for stage in groups
+        f"shapes of stage {stage}": [[name, *each.shape] for those in parts for name, each in those.items()]
+        for stage, parts in exchanged.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
     member = _MEMBERS[options.sync.sums if options.step_alone else "owner"]
@@ -199,7 +202,8 @@ def statistics_of(
     found: dict[int, StageStatistics] = {}
     for stage in stages:
         if buffers := running_statistics(stage.submod):
-            setting = replace(_setting(stage, options, never), method=IN_FULL, layout=FLAT, carries=STATISTICS)
+            plain = replace(_setting(stage, options, never), method=IN_FULL, layout=FLAT)
+            setting = replace(plain, channel="statistics", carries=STATISTICS)
             first = exchanges[stage.stage_index][-1].next_bucket
             # all statistics are there in each step, so nobody asks the others which
             make = partial(StageExchange, setting=setting, here=here, links=links, member=member, everyone=list)

@@ -240,13 +240,13 @@ class LocalSteps:
         """
         landed, last = None, done == steps
         if self._flight is not None:
-            landed = self._go_on(self._flight, done, progress, last=last)
+            landed = self._go_on(self._flight, done, last=last)
         groups = range(self._sync.groups) if last else due(self._sync, done)
         for group in groups:
             if group != landed:
                 self._send(group, done, progress)
                 if last or not self._sync.overlap:
-                    self._land(progress)
+                    self._land()
         if self._flight is not None and self._flight.rounds:
             self._replicas.leave(self._flight.group)
 
@@ -262,21 +262,24 @@ class LocalSteps:
         """Wait for what is under way between replicas, before a checkpoint; collective. It counts when it is due."""
         while self._flight is not None and self._flight.rounds:
             self._next_round(self._flight)
+        self._replicas.statistics.collect()
 
     def _send(self, group: int, done: int, progress: Progress) -> None:
-        """Send what all replicas moved the weights of a group by."""
+        """Send what all replicas moved the weights of a group by; with the first group their statistics, too."""
         for replica in self._replicas.here:
+            if group == 0:
+                self._replicas.statistics.submit(replica, progress)
             for stage, copies in self._copies.items():
                 copies.put_moves(replica, self._group(stage, group), self._weigh(replica))
             self._replicas.submit(replica, progress, group)
         rounds = self._replicas.rounds(progress, group)
         self._flight = Flight(group, done, rounds, len(rounds))
 
-    def _go_on(self, flight: Flight, done: int, progress: Progress, *, last: bool) -> int | None:
+    def _go_on(self, flight: Flight, done: int, *, last: bool) -> int | None:
         """Take the rounds for which it is time, spread over the steps; the group, if its sums moved the weights."""
         elapsed = done - flight.sent
         if last or elapsed == self._sync.overlap:
-            self._land(progress)
+            self._land()
             return flight.group
         while flight.rounds and elapsed * flight.count >= self._sync.overlap * (1 + flight.count - len(flight.rounds)):
             self._next_round(flight)
@@ -288,10 +291,10 @@ class LocalSteps:
         for stage, copies in self._copies.items():
             flight.arrived[stage] = flight.arrived.get(stage, {}) | copies.take()
 
-    def _land(self, progress: Progress) -> None:
+    def _land(self) -> None:
         """Move the common weights of the group under way by the average, and give them to all; collective.
 
-        With the first group, which comes once in all rounds of groups, the statistics are averaged, too.
+        With the first group, the common statistics become the mean of what was sent.
         """
         self.settle()
         flight, self._flight = self._flight, None
@@ -307,14 +310,7 @@ class LocalSteps:
                 copies.outer.zero_grad()
                 copies.adopt(self._group(stage, flight.group))
             if flight.group == 0:
-                self._average_statistics(progress)
-
-    def _average_statistics(self, progress: Progress) -> None:
-        """Send the statistics of all replicas here, and give them the mean; collective."""
-        statistics = self._replicas.statistics
-        for replica in self._replicas.here:
-            statistics.submit(replica, progress)
-        statistics.finish(self._replicas.weight, progress)
+                self._replicas.statistics.average(self._replicas.weight)
 
     def _group(self, stage: int, group: int) -> Sequence[Parameter]:
         return self._replicas.exchanges[stage][group].parameters
@@ -347,6 +343,8 @@ class LocalSteps:
         if self._flight is None:
             self._flight = Flight(group, sent, [], 0)
         self._flight.arrived[stage] = saved.tensors("replicas/arrived/")
+        if group == 0:
+            self._replicas.statistics.load_sums(stage, saved)
 
 
 def trained(stage: CompressedStage) -> dict[str, Parameter]:

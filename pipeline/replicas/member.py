@@ -59,6 +59,8 @@ class Setting:
     """How the elements of parameters fill rows."""
     stands_for: float = 1.0
     """Elements of gradients for each element that travels; traffic counts the gradients."""
+    channel: ChannelName = "parts"
+    """The channel of what each replica sends."""
     carries: str = GRADIENTS
     """What travels, in words."""
 
@@ -213,8 +215,9 @@ class Listener:
 
     def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
         self._lanes, self._rows = lanes, bucket.rows
-        self._to_all = lanes.sender("parts", len(self._rows), lanes.everyone)
-        self._from_all = [lanes.receiver("parts", len(self._rows), source, lanes.everyone) for source in lanes.everyone]
+        channel, count, everyone = lanes.setting.channel, len(self._rows), lanes.everyone
+        self._to_all = lanes.sender(channel, count, everyone)
+        self._from_all = [lanes.receiver(channel, count, source, everyone) for source in everyone]
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Send all rows of the bucket to all."""

@@ -1,12 +1,12 @@
 """The running statistics of batch norms: each replica has those of its own samples, and all take their mean.
 
     s        the common statistics, equal in all replicas
-    s_i      those of replica i, which its passes update
-    s        the mean of all s_i;  all s_i <- s
+    s_i      those of replica i, which its passes update; sent with its weights or gradients
+    s        the mean of all s_i that were sent;  all s_i <- s
 
-The mean is taken with each exchange of the weights. Statistics travel uncompressed, and every replica adds up for
-itself, so they arrive together with the gradients. The modules hold s, except while the passes of a replica run: the
-statistics are what evaluations and saved weights need, and in training no module reads them.
+The mean is taken with each exchange of the weights, and takes effect when that does. Statistics travel uncompressed,
+and every replica adds up for itself, so they arrive together with the gradients. The modules hold s, except while the
+passes of a replica run: statistics are what evaluations and saved weights need, and in training no module reads them.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class StageStatistics:
         carriers = {name: torch.empty_like(each, dtype=torch.float32) for name, each in self.common.items()}
         self._carriers = {name: Parameter(each, requires_grad=False) for name, each in carriers.items()}
         self._exchange = make(self._carriers)
+        self._submitted: Progress | None = None
+        self._sums: dict[str, Tensor] | None = None
 
     def use(self, replica: int | None) -> None:
         """Give the modules the statistics of a replica, or with None the common ones."""
@@ -60,20 +62,34 @@ class StageStatistics:
             self._carriers[name].grad = own.to(torch.float32, copy=True)
         with self._exchange.meter.beside_exchange():
             self._exchange.submit(replica, progress)
+        self._submitted = progress
 
-    def finish(self, weight: int, progress: Progress) -> None:
-        """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
+    def collect(self) -> None:
+        """Wait for what all replicas have submitted, if any have; collective then. It counts from `average` on."""
+        if self._submitted is None:
+            return
         with self._exchange.meter.beside_exchange():
             for go_on in self._exchange.rounds:
-                go_on(progress)
+                go_on(self._submitted)
+        self._submitted, self._sums = None, {}
+        for name, carrier in self._carriers.items():
+            assert carrier.grad is not None, "every replica has sent its statistics"
+            self._sums[name], carrier.grad = carrier.grad, None
+
+    def average(self, weight: int) -> None:
+        """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
+        self.collect()
+        assert self._sums is not None, "statistics were submitted"
         for name, common in self.common.items():
-            sums = self._carriers[name].grad
-            assert sums is not None, "every replica has sent its statistics"
-            mean = sums / weight
+            mean = self._sums[name] / weight
             common.copy_(mean if common.is_floating_point() else mean.round())
-            self._carriers[name].grad = None
+        self._sums = None
         for replica in self._own:
             self.adopt(replica)
+
+    def discard(self) -> None:
+        """Drop what was submitted: the exchange went on without this replica."""
+        self._submitted = None
 
     def adopt(self, replica: int) -> None:
         """Give a replica the common statistics."""
@@ -96,12 +112,21 @@ class StageStatistics:
             self.adopt(replica)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the statistics of each replica here, statistics/REPLICA/NAME."""
-        return {
+        """Copies of the statistics of each replica here, statistics/REPLICA/NAME.
+
+        Of the exchange under way, statistics/sums/NAME; collect first.
+        """
+        own = {
             f"statistics/{replica}/{name}": copy_to_host(each)
             for replica, own in self._own.items()
             for name, each in own.items()
         }
+        return own | {f"statistics/sums/{name}": copy_to_host(each) for name, each in (self._sums or {}).items()}
+
+    def load_sums(self, saved: SavedStage) -> None:
+        """Take the sums of the exchange under way."""
+        found = saved.tensors("replicas/statistics/sums/", self.common)
+        self._sums = {name: each.to(self._carriers[name].device) for name, each in found.items()}
 
     def load_state_dict(self, saved: Sequence[SavedStage]) -> None:
         """Take the statistics of the replicas here from the parts of any cut. CheckpointError without."""
@@ -142,10 +167,20 @@ class Statistics:
         for each in self.stages.values():
             each.submit(replica, progress)
 
-    def finish(self, weight: int, progress: Progress) -> None:
+    def collect(self) -> None:
+        """Wait for what all replicas have submitted, if any have; collective then."""
+        for each in self.stages.values():
+            each.collect()
+
+    def average(self, weight: int) -> None:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
         for each in self.stages.values():
-            each.finish(weight, progress)
+            each.average(weight)
+
+    def discard(self) -> None:
+        """Drop what was submitted: the exchange went on without this replica."""
+        for each in self.stages.values():
+            each.discard()
 
     def common_state(self) -> dict[str, Tensor]:
         """Copies of the common statistics, STAGE/statistics/NAME."""
@@ -169,3 +204,8 @@ class Statistics:
         """Take the statistics of the replicas here from the parts of any cut. CheckpointError without."""
         if stage in self.stages:
             self.stages[stage].load_state_dict(saved)
+
+    def load_sums(self, stage: int, saved: SavedStage) -> None:
+        """Take the sums of the exchange under way."""
+        if stage in self.stages:
+            self.stages[stage].load_sums(saved)

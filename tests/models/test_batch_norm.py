@@ -5,8 +5,8 @@ from torch import nn
 from support.pipelined import drawn, gradients_of, reset, run, state_of
 from thinwire.compress import SlotCounts
 from thinwire.models.architectures.chain import Chain
-from thinwire.models.batch_norm import batch_norm_warning, batch_norms
-from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
+from thinwire.models.batch_norm import batch_norm_warning, batch_norms, running_statistics
+from thinwire.models.layers import Blueprint, Layer, LayerSpec, build_stage, stage_output_examples
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.schedules import actions, build_merged, merge
 from thinwire.pipeline.stage import CompressedStage
@@ -113,6 +113,27 @@ def test_evaluation_uses_running_statistics_whatever_the_micro_batch():
     # convolutions of other batch sizes may round otherwise
     torch.testing.assert_close(torch.cat(one_by_one), together, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state_of(stages), before, **IDENTICAL)
+
+
+class InEvaluation(Layer):
+    """A factory that leaves a norm in evaluation mode, and one that never trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.frozen = nn.BatchNorm1d(2).eval(), Frozen(2)
+        self.parts = {"norm": self.norm, "frozen": self.frozen}
+
+
+class Frozen(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> "Frozen":
+        return super().train(False)
+
+
+def test_a_norm_that_will_train_is_found_whatever_its_mode_was():
+    """Training puts all modules into its mode in the first step; until then nobody knew of this norm."""
+    stage = build_stage(Blueprint((LayerSpec("both", InEvaluation),), reset), range(1), seed=0)
+    assert batch_norms(stage.layers) == ("norm",)
+    assert list(running_statistics(stage)) == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
 
 
 def test_a_small_micro_batch_is_warned_about():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save
+from torch import nn
 from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
@@ -17,7 +18,7 @@ from thinwire.pipeline.replicas import exchange
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.local import StageCopies
 from thinwire.pipeline.replicas.membership.attendance import Taken
-from thinwire.pipeline.replicas.membership.steps import PresentSteps
+from thinwire.pipeline.replicas.membership.steps import PresentSteps, _changing
 from thinwire.pipeline.replicas.statistics import Statistics
 
 EVERY, STEPS = 3, 8
@@ -182,6 +183,14 @@ def test_a_stage_of_another_cut_reads_what_is_its_own():
     got = half.state_dict()
     assert got.keys() == {name for name in saved if "second" in name}
     assert all(torch.equal(tensor, saved[name]) for name, tensor in got.items())
+
+
+def test_after_an_exchange_replicas_compare_their_buffers_too():
+    """One that a module changes in training was of the samples of each replica, and nobody was told."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
+    module[0].bias.requires_grad_(True)
+    names = {"0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert _changing(SimpleNamespace(submod=module)).keys() == names
 
 
 GOOD = {"0/0/weights": torch.ones(3), "0/0/momentum": torch.zeros(3)}

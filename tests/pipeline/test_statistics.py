@@ -63,7 +63,7 @@ def test_between_two_exchanges_the_modules_hold_the_statistics_of_the_last_one(a
     assert changed == [2, 5, 7] and torch.equal(seen[0], torch.ones(3))
 
 
-@pytest.mark.parametrize("sync", [{}, EVERY_THREE])
+@pytest.mark.parametrize("sync", [{}, EVERY_THREE, EVERY_THREE | {"overlap": 2}], ids=["each", "rarely", "under way"])
 def test_a_stop_changes_no_statistics(alone, tmp_path, sync):
     options = NORMED | {"replicas": 2, "simulated": True, "steps": 7, "sync": sync}
     whole = make_trainer(0, **options)
@@ -74,15 +74,29 @@ def test_a_stop_changes_no_statistics(alone, tmp_path, sync):
     assert all(torch.equal(tensor, found[name]) for name, tensor in of_stages(whole).items())
 
 
-def test_frames_of_statistics_count_as_traffic_between_replicas(alone):
+def test_frames_of_statistics_count_as_traffic_between_replicas_of_their_own(alone):
+    """Their 32 bits an element counted as those of the codec of the gradients."""
+
     def sent(norm):
         trainer = make_trainer(0, **NORMED | {"norm": norm}, replicas=2, simulated=True)
         trainer.train_step(0)
-        return trainer.stages[1].meter.sent[1, "parts", "train"]
+        return trainer.stages[1].meter
 
     with_norms, without = sent(norm=True), sent(norm=False)
-    # a row of 512 from each replica to the other: the weights of a norm fit into the row that is there
-    assert with_norms.bytes - without.bytes == 2 * (64 + 4 * 512)
+    traffic = with_norms.sent[1, "statistics", "train"]
+    assert (traffic.frames, traffic.bytes) == (2, 2 * (64 + 4 * 512)), "a row from each replica to the other"
+    assert with_norms.sent[1, "parts", "train"] == without.sent[1, "parts", "train"], "weights of a norm fill up a row"
+    assert with_norms.exchanged - without.exchanged == 2 * traffic.bytes
+
+
+def test_what_is_sent_while_steps_go_on_counts_when_its_weights_do(alone):
+    """With two steps that hide an exchange, the mean is of what was sent; what moved since is dropped."""
+    sync = EVERY_THREE | {"overlap": 2}
+    trainer = make_trainer(0, **NORMED, replicas=2, simulated=True, steps=12, sync=sync)
+    counts = []
+    trainer.train(lambda record: counts.append(int(of_stages(trainer)["0.2.num_batches_tracked"])))
+    # four micro-batches of a step; sent after steps 3, 6, 9 and 12, and there two steps later, or at the end
+    assert counts == [0, 0, 0, 0, 12, 12, 12, 16, 16, 16, 20, 24]
 
 
 def test_statistics_that_are_updated_in_training_are_found_by_name():

@@ -164,7 +164,8 @@ class Meeting:
         if self._current.digest not in (None, found.digest):
             self._fail(
                 f"the weights of replica {replica} after the exchange of step {found.step} differ from those of "
-                f"the others, but all must hold equal ones; use the same kind of machine for all"
+                f"the others, but all must hold equal ones; use the same kind of machine for all, and no buffers that "
+                f"change in training, but for running statistics of norms"
             )
             return
         self._current = found

@@ -31,6 +31,7 @@ from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.state import full_state, parameters_of
 from thinwire.pipeline.tracing.spans import Work
 
 
@@ -164,12 +165,12 @@ class PresentSteps(LocalSteps):
         if not last and not due(self._sync, done):
             return
         self._send(0, done, progress)
-        self._replicas.statistics.submit(self._attendance.replica, progress)
         samples = (done - self._held) * self._samples
         with self._waiting("waiting for the exchange with the other replicas"):
             answer = self._attendance.exchange(done, samples, self._mail.collect(), last=last)
         if isinstance(answer, Taken):
             self._mail.discard()
+            self._replicas.statistics.discard()
             self._flight = None
             for stage in self._stages:
                 stage.meter.drop_exchange()
@@ -177,7 +178,7 @@ class PresentSteps(LocalSteps):
             self._taken_after = answer.step
             return
         self._mail.deliver(answer.samples, answer.frames)
-        self._land(progress)
+        self._land()
         self._held = done
         state = save(self._common()) if answer.gives else None
         self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
@@ -232,13 +233,8 @@ class PresentSteps(LocalSteps):
         return {stage.stage_index: _counts(stage) for stage in self._stages}
 
     def _digest(self) -> str:
-        """That of the common weights and statistics of all stages here."""
-        weights = [line for stage in self._stages for line in tensor_lines(trained(stage))]
-        return weights_digest([*weights, *tensor_lines(self._replicas.statistics.common_state())])
-
-    def _average_statistics(self, progress: Progress) -> None:
-        """Give all who take part the mean of the statistics that came with their weights."""
-        self._replicas.statistics.finish(self._replicas.weight, progress)
+        """That of the common weights of all stages here, and of all their buffers."""
+        return weights_digest(line for stage in self._stages for line in tensor_lines(_changing(stage)))
 
     def _waiting(self, what: str) -> Any:
         return self._stages[0].meter.section("neighbour", what, Work("exchange"))
@@ -252,6 +248,12 @@ def _checking(taken: Taken) -> Iterator[None]:
     except (WireError, SafetensorError, KeyError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise WireError(f"the weights that replica {taken.giver} gave cannot be used: {what}") from error
+
+
+def _changing(stage: CompressedStage) -> dict[str, Tensor]:
+    """The common weights that a stage trains, and its buffers, which it may change."""
+    frozen = parameters_of(stage.submod).keys() - trained(stage).keys()
+    return {name: each for name, each in full_state(stage.submod).items() if name not in frozen}
 
 
 def _counts(stage: CompressedStage) -> dict[str, int]:
