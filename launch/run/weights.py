@@ -74,7 +74,7 @@ class Saving:
         make_folder(target.parent)
         fresh = target.with_suffix(".part")
         metadata = {"step": str(self._set.step)}
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, fresh, metadata=metadata)
+        save_file(_apart(state), fresh, metadata=metadata)
         follow_umask(fresh)
         sync(fresh)
         fresh.replace(target)
@@ -141,6 +141,17 @@ def remove_leftovers(folder: Path) -> None:
     for pattern in ("weights/*.part", "*.part"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
+
+
+def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, contiguous and each in memory of its own: a module may have a second name in a layer."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in state.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in taken else tensor.contiguous()
+        taken.add(memory)
+    return found
 
 
 def _remove_sets(base: Path, kept: Collection[str]) -> None:

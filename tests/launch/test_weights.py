@@ -32,6 +32,17 @@ def test_a_set_replaces_the_one_before(tmp_path):
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["newest.json", "step-4"]
 
 
+def test_a_module_with_two_names_is_saved_under_both(tmp_path):
+    """Two names of one memory ended a run with a traceback, after all of its training."""
+    whole = torch.arange(6.0)
+    saving = Saving(tmp_path, 2, 1)
+    saving.write(0, {"first": whole, "again": whole, "half": whole[:3]})
+    saving.complete()
+    found = load_file(weight_file(tmp_path, newest(tmp_path), 0))
+    assert torch.equal(found["first"], whole) and torch.equal(found["again"], whole)
+    assert torch.equal(found["half"], whole[:3])
+
+
 @pytest.mark.parametrize("stages", [(), (0,), (0, 1)])
 def test_a_run_killed_while_it_saves_leaves_the_set_before(tmp_path, stages):
     """After kills the files of four stages were of three different steps, and the older ones gone."""
