@@ -95,12 +95,12 @@ class Wire:
         group: the process group of the pipeline; None is the default group. Creating a Wire is collective over it.
         slots: the number of slots for feedback; None means the positions of one pass, and no sample ids.
         observer: called with every tuple that the stages send, before it is encoded.
-        cards: the links of this process from card to card; None if there are none.
 
     Raises:
         OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
 
     Attributes:
+        cards: the links of this process from card to card; they are set before the stages connect, if there are any.
         stores: the layout of every store that these stages may fill, with its file if it is on disk.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
@@ -116,9 +116,8 @@ class Wire:
         group: dist.ProcessGroup | None = None,
         slots: SlotCounts | None = None,
         observer: Observer | None = None,
-        cards: CardLinks | None = None,
     ) -> None:
-        self.cards = cards or CardLinks()
+        self.cards = CardLinks()
         self.compression = _usable(compression or CompressionOptions())
         self.options = options or WireOptions()
         self.seed = seed

@@ -289,7 +289,6 @@ def assemble(
         agreement=agreement,
         observer=observer,
         group=where.pipeline,
-        cards=nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout)),
     )
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter)
@@ -308,6 +307,8 @@ def assemble(
         replicas=meet(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, attendance),
         trace=recipe.debug.trace,
     )
+    # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others
+    wire.cards = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
     for stage in stages:
         stage.connect()
     if training.compile:

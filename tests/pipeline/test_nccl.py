@@ -103,9 +103,9 @@ def from_card_to_card(rank, options, damaged=False):
         patch.setattr(nccl.Location, "of", lambda device: next(locations))
 
         def with_links(self, *arguments, **more):
+            made(self, *arguments, **more)
             where = Setting(**options).placement(rank)
-            links = nccl.connect("auto", where, torch.device("cpu"), wire.timedelta(seconds=20))
-            made(self, *arguments, **more, cards=links)
+            self.cards = nccl.connect("auto", where, torch.device("cpu"), wire.timedelta(seconds=20))
 
         patch.setattr(wire.Wire, "__init__", with_links)
         try:

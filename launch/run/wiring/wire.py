@@ -14,7 +14,6 @@ from thinwire.compress import SlotCounts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.pipeline.boundary import Observer
-from thinwire.pipeline.devices.nccl import CardLinks
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options.overrides import in_words
 from thinwire.pipeline.wire import Wire
@@ -29,7 +28,6 @@ def make_wire(
     agreement: Mapping[str, Any],
     observer: Observer | None,
     group: dist.ProcessGroup | None,
-    cards: CardLinks,
 ) -> Wire:
     """The wire of one process; collective over its pipeline.
 
@@ -39,7 +37,7 @@ def make_wire(
         replica: the replica of this process; None without replicas, or in a simulation of all.
         positions: slots by position.
         agreement: what `agreed` returns.
-        observer, group, cards: as for `Wire`.
+        observer, group: as for `Wire`.
     """
     compression = recipe.replicas.codecs(replica, recipe.compression)
     return Wire(
@@ -50,7 +48,6 @@ def make_wire(
         slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=len(data.held_out or ())),
         observer=observer,
         group=group,
-        cards=cards,
     )
 
 
