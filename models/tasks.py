@@ -25,6 +25,8 @@ class Task(Protocol):
 
     unit: str
     """The unit of a mean loss."""
+    scores: tuple[str, ...]
+    """The names of the metrics."""
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The summed loss of the valid targets: a float32 scalar, 0 where there is none."""
@@ -43,6 +45,7 @@ class LanguageModeling:
     """Predict each next token: output [B, T, V] logits, target [B, T] token ids or `IGNORE`."""
 
     unit = "nats per token"
+    scores: tuple[str, ...] = ("perplexity",)
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
@@ -68,6 +71,7 @@ class Classification:
     """Classify each sample into one of `num_labels` classes: output [B, L] logits, target [B] labels or `IGNORE`."""
 
     unit = "nats per sample"
+    scores: tuple[str, ...] = ("accuracy", "matthews")
 
     def __init__(self, num_labels: int) -> None:
         require((num_labels >= 2, f"num_labels must be at least 2, got {num_labels}; check the labels of the data"))

@@ -51,8 +51,13 @@ class Checked:
     """Threads of each."""
 
 
-def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
+def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     """Read every cell's recipe and data, and cut its model; nothing is written.
+
+    Args:
+        cells: the cells.
+        prog: the command, for messages.
+        score: the score that they are compared by.
 
     Raises:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
@@ -64,6 +69,7 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
 
     loaded = _Once(lambda wanted: load(wanted.data), lambda wanted: wanted.data)
     data: list[Data] = _each(cells, recipes, loaded)
+    _each(cells, data, lambda found: _check_score(found, score))
     cut = _Once(
         lambda pair: prepare(*pair).recipe.training.steps,
         lambda pair: [
@@ -82,13 +88,26 @@ def check(cells: Sequence[Cell], prog: str) -> list[Checked]:
     ]
 
 
-def check_apart(cells: Sequence[Cell], prog: str) -> list[Checked]:
+def _check_score(data: Data, score: str) -> None:
+    """Raise OptionsError if cells with these data have no such score."""
+    known = ("loss", *data.task.scores)
+    OptionsError.require(
+        (score in known, f"score must be one of {', '.join(known)} for this recipe, got {score!r}"),
+        (
+            data.held_out is not None,
+            "a study compares scores of held-out samples, and there are none; set data.held_out above 0, or "
+            "data.evaluation",
+        ),
+    )
+
+
+def check_apart(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     """As `check`, in a copy of this process where that is safe, so that this one does not keep the data."""
     if not forks.is_safe():
-        return check(cells, prog)
+        return check(cells, prog, score)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, cells, prog), daemon=True)
+    process = context.Process(target=_answer, args=(theirs, cells, prog, score), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -102,11 +121,11 @@ def check_apart(cells: Sequence[Cell], prog: str) -> list[Checked]:
     return found
 
 
-def _answer(to: Connection, cells: Sequence[Cell], prog: str) -> None:
+def _answer(to: Connection, cells: Sequence[Cell], prog: str, score: str) -> None:
     """Send what `check` gives or raises."""
     with suppress(KeyboardInterrupt):
         try:
-            to.send(check(cells, prog))
+            to.send(check(cells, prog, score))
         except ThinwireError as error:
             to.send(OptionsError(error.mistakes))
 

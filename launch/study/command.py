@@ -15,6 +15,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +32,7 @@ from thinwire.launch.study.definition import Options, Scale, Study, packaged, re
 from thinwire.launch.study.engine import CellProgress, Runner, run_cells
 from thinwire.launch.study.live import LiveView
 from thinwire.launch.study.progress import State, find
+from thinwire.launch.study.results import read_twice
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire study"
@@ -44,6 +46,14 @@ _FATES: Mapping[State, str] = {
     "begins anew": "to begin anew",
 }
 """The states of cells in words, to follow their number."""
+
+
+_OF_CELLS = {
+    "training.seed": "; the field seeds of the study names them",
+    "output": "; --folder is for all",
+    "name": "",
+}
+"""Options of a recipe that every cell has of its own, and what to use in their place."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,16 +88,21 @@ def _run(argv: Sequence[str]) -> int:
     chosen = _chosen(every, [*options.row, *options.twice] if options.row else [], options.twice)
     _refuse_own([own_options(study, scale, cell.row) for cell in chosen], given)
     once, again = _RUNNERS[options.processes], _RUNNERS[not options.processes]
-    checked = check_apart([*chosen, *(second(cell, folder) for cell in _first_seeds(chosen, options.twice))], PROG)
+    twice = [second(cell, folder) for cell in _first_seeds(chosen, options.twice)]
+    checked = check_apart([*chosen, *twice], PROG, study.score)
     cells = [_progress(one, again if one.cell.again else once, any_code=options.any_code) for one in checked]
     jobs = options.jobs or max(1, cores() // max(map(_cores, cells)))
     _tell(cells, folder, jobs)
     if options.check:
+        for one in cells:
+            print(f"  {one.checked.cell.name}: {_FATES[one.found.state]}, {one.checked.steps} steps")
         return OK
     _hold(folder)
     with gathered_signals() as came, LiveView(study, jobs) as view:
         run_cells(cells, jobs, view, came)
     _conclude(cells, folder, bool(came))
+    for pair in read_twice(chosen, folder):
+        print(pair)
     where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
     asked = [word for option, value in where.items() if value for word in (option, value)]
     print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
@@ -100,7 +115,7 @@ def _predict(study: Study, scale_name: str, scale: Scale, folder: Path, given: S
         raise OptionsError(f"the study {study.name} predicts and trains nothing; leave out {given[0]}")
     from thinwire.launch.study.report import make, write_and_show
 
-    write_and_show(make(study, scale_name, scale, folder), folder)
+    write_and_show(make(study, scale_name, scale, folder), folder, "--folder")
     return OK
 
 
@@ -165,12 +180,16 @@ def _refuse_own(rows: Sequence[Options], given: Sequence[str]) -> None:
     names = {word.removeprefix("--").partition("=")[0] for word in given if word.startswith("--")}
     OptionsError.require(
         *(
+            (False, f"--{name} must be left out: a study gives each cell its own{_OF_CELLS[name]}")
+            for name in sorted(names & _OF_CELLS.keys())
+        ),
+        *(
             (
                 not all(_sets(own, name) for own in rows),
                 f"--{name} must be left out: every row to train sets it itself, and keeps its own",
             )
             for name in sorted(names)
-        )
+        ),
     )
 
 
@@ -228,8 +247,10 @@ def _tell(cells: Sequence[CellProgress], folder: Path, jobs: int) -> None:
 def _hold(folder: Path) -> None:
     """Keep other studies out of the folder until this process ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
         scratch.lock(folder)
+        with TemporaryFile(dir=folder / "cells"):  # a folder that is there may be one that nobody can write
+            pass
     except BlockingIOError as error:
         raise OptionsError(
             f"--folder must name a folder that no other study uses, but a study writes to {folder} now; wait until it "

@@ -20,6 +20,8 @@ from thinwire.pipeline.errors import OptionsError
 PACKAGED = files("thinwire.launch") / "studies"
 
 Mode = Literal["on", "off"]
+SCORES = ("loss", "perplexity", "accuracy", "matthews")
+"""What trained cells may be compared by; which of them there are, the task of the recipe says."""
 MODES: tuple[Mode, ...] = ("off", "on")
 """How the boundaries compress in evaluation, in the order of the papers' tables."""
 
@@ -217,8 +219,9 @@ def read_study(named: str) -> Study:
     if named in packaged():
         return parse_study((PACKAGED / f"{named}.yaml").read_text(), named, named)
     if not path.is_file():
+        got = "a folder" if path.is_dir() else repr(named)
         raise OptionsError(
-            f"NAME must be a packaged study or the path of a YAML file, got {named!r}"
+            f"NAME must be a packaged study or the path of a YAML file, got {got}"
             f"{did_you_mean(named, packaged())}; known: {', '.join(packaged())}"
         )
     try:
@@ -232,7 +235,8 @@ def parse_study(text: str, where: str, name: str) -> Study:
     """The study in a YAML text; `name` is what it is called where it does not say so."""
     loaded = load_yaml(text, where)
     if not isinstance(loaded, Mapping):
-        raise OptionsError(f"{where} must hold the fields of a study, got {type(loaded).__name__}")
+        got = "nothing: it is empty" if loaded is None else type(loaded).__name__
+        raise OptionsError(f"{where} must hold the fields of a study, got {got}")
     study: Study = read_fields(Study, {"name": name, **loaded}, where)
     if mistakes := _mistakes(study):
         raise OptionsError([f"{where}: {mistake}" for mistake in mistakes])
@@ -248,6 +252,8 @@ def _mistakes(study: Study) -> list[str]:
     ]
     mistakes += _mistakes_of_kind(study)
     mistakes += _repeated("seeds", study.seeds)
+    mistakes += [] if study.seeds else ["seeds must hold at least one seed, got none"]
+    mistakes += _mistakes_of_names(study)
     named = {
         **{where: [side.row] for where, side in _sides(study).items()},
         **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
@@ -263,6 +269,25 @@ def _mistakes(study: Study) -> list[str]:
     for name, scale in study.scales.items():
         mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
     return mistakes
+
+
+def _mistakes_of_names(study: Study) -> list[str]:
+    """A sentence for each row without a name, and each option that is written as on the command line."""
+    options = {
+        "options": study.options,
+        "grid": study.grid,
+        **{f"rows.{name}.options": row.options for name, row in study.rows.items()},
+        **{f"scales.{name}.options": scale.options for name, scale in study.scales.items()},
+    }
+    return [
+        *(f"rows must have names of some letters, got {name!r}" for name in study.rows if not name.strip()),
+        *(
+            f"{where} must name options without dashes, got {name}; write {name.lstrip('-')}"
+            for where, named in options.items()
+            for name in named
+            if name.startswith("-")
+        ),
+    ]
 
 
 def _sides(study: Study) -> dict[str, Side]:
@@ -315,7 +340,8 @@ def _mistakes_of_kind(study: Study) -> list[str]:
     if bool(study.recipe) == (study.prediction is not None):
         return ["one of recipe and prediction must say what the cells are, but not both"]
     if study.prediction is None:
-        return [
+        unknown = [] if study.score in SCORES else [f"score must be one of {', '.join(SCORES)}, got {study.score!r}"]
+        return unknown + [
             f"rows.{name}.score must be left out, because trained cells have all scores; got {row.score!r}"
             for name, row in study.rows.items()
             if row.score

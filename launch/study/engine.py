@@ -82,15 +82,18 @@ class _Job:
                 start_new_session=True,  # so that only the study gets Ctrl-C
             )
         self._started = time.monotonic()
+        self._before = _stamp(folder)
         progress.status = "runs"
-        progress.begun = steps_done(folder) if resume == "auto" else 0
+        progress.done = progress.begun = steps_done(folder) if resume == "auto" else 0
 
     def look(self) -> bool:
         """Bring the progress up to date; whether the process has ended."""
         progress, folder = self.progress, self.progress.checked.cell.folder
         code = self.process.poll()
         progress.seconds = time.monotonic() - self._started
-        progress.done = steps_done(folder)
+        if _stamp(folder) != self._before:  # else the log is that of the attempt before
+            progress.done = steps_done(folder)
+            progress.begun = min(progress.begun, progress.done)  # the steps behind the checkpoint are taken again
         if code is None:
             return False
         if code == 0 and is_finished(folder):
@@ -105,6 +108,15 @@ class _Job:
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """When the log of a cell was written, and its size; None where there is none."""
+    try:
+        found = (folder / "metrics.jsonl").stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def run_cells(cells: Sequence[CellProgress], jobs: int, view: View, came: Sequence[signal.Signals]) -> None:

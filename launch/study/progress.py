@@ -36,7 +36,7 @@ def find(checked: Checked, *, any_code: bool) -> Found:
     folder = checked.cell.folder
     saved = read_json(folder / "cell.json").get("origin")
     if saved is None:
-        return Found("begins")
+        return Found("begins anew", ("cell.json, which is damaged",)) if is_finished(folder) else Found("begins")
     # another version of the code may know other fields
     names = (saved.keys() & checked.origin.keys()) - {"code"} if any_code else saved.keys() | checked.origin.keys()
     changed = sorted(name for name in names if saved.get(name) != checked.origin.get(name))

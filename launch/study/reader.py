@@ -36,8 +36,9 @@ def _dataclass(kind: type[Any], values: Any, name: str, mistakes: list[str]) -> 
     if len(unknown) > _MOST_UNKNOWN:
         mistakes.append(f"{len(unknown)} fields are unknown, such as {prefix}{unknown[0]}; known: {known}")
         return None
+    below = f"; options of a recipe stand below {prefix}options" if "options" in hints else ""
     for given in unknown:
-        mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}; known: {known}")
+        mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}{below}; known: {known}")
     for field in fields(kind):
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             mistakes.append(f"{prefix}{field.name} is missing")

@@ -67,18 +67,19 @@ def main(argv: Sequence[str]) -> int:
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
-    if not folder.is_dir() and not study.prediction:
-        raise OptionsError(
-            f"--folder must name the folder of a study, and {folder} does not exist; run the study first"
-        )
+    if not study.prediction:
+        _check_folder(folder, cells_of(study, scale, folder))
     made = make(study, scale_name, scale, folder)
-    write_and_show(made, options.out or folder)
+    write_and_show(made, options.out or folder, "--out")
     return OK
 
 
-def write_and_show(made: StudyReport, folder: Path) -> None:
-    """Write every form of a report, and print its first tables. OptionsError where it cannot be written."""
-    _write(made, folder)
+def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
+    """Write every form of a report, and print its first tables.
+
+    OptionsError where it cannot be written; `option` is the one that names another folder.
+    """
+    _write(made, folder, option)
     show(made.tables[:2])
     forms = ["report.md", "report.html", "report.json", *(["curves.png"] if made.curves else [])]
     print(f"{', '.join(forms[:-1])} and {forms[-1]} are in {folder}")
@@ -143,6 +144,18 @@ def _of_predictions(study: Study, scale_name: str, scale: Scale, rows: Mapping[s
     return StudyReport(study.name, words, tables, b"", {**beside, **_claims_json(judged)})
 
 
+def _check_folder(folder: Path, cells: Sequence[Cell]) -> None:
+    """Raise OptionsError if a folder is none of this study: a report would stand beside what is not its own."""
+    if not folder.is_dir():
+        raise OptionsError(
+            f"--folder must name the folder of a study, and {folder} does not exist; run the study first"
+        )
+    there = {path.parent for path in folder.glob("cells/*/*/cell.json")}
+    if not there.intersection(cell.folder for cell in cells):
+        what = "cells of another study or scale" if there else "no cells"
+        raise OptionsError(f"--folder must name the folder of this study, and {folder} has {what}")
+
+
 def _parser() -> Parser:
     parser = Parser(prog=PROG, description="Write the report of a study, finished or not.")
     add = parser.add_argument
@@ -194,7 +207,7 @@ def _claim_json(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _write(made: StudyReport, folder: Path) -> None:
+def _write(made: StudyReport, folder: Path, option: str) -> None:
     """Write every form of a report. OptionsError where that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +218,9 @@ def _write(made: StudyReport, folder: Path) -> None:
         values = document(made.title, made.tables, words=list(made.words), **made.beside)
         write_durably(folder / "report.json", f"{dumps(values, indent=2)}\n".encode())
     except OSError as error:
-        raise OptionsError(f"--out must name a folder that can be written, got {folder}: {error.strerror}") from error
+        raise OptionsError(
+            f"{option} must name a folder that can be written, got {folder}: {error.strerror}"
+        ) from error
 
 
 def _markdown(made: StudyReport) -> str:

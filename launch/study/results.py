@@ -45,6 +45,13 @@ class Twice:
     processes: str
     """Of those that several trained."""
 
+    def __str__(self) -> str:
+        """Whether both ways end with the same weights, in a sentence."""
+        one, several = self.simulated[:16], self.processes[:16]
+        if self.simulated == self.processes:
+            return f"{self.cell.name}: one process and several end with the same weights, digest {one}"
+        return f"{self.cell.name}: one process ends with the weights {one}, several with {several}"
+
 
 @dataclass(frozen=True)
 class Missing:

@@ -5,12 +5,14 @@ import re
 import signal
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 
 from support.commands import THINWIRE, completed, started
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
+from thinwire.launch.study import engine
 from thinwire.launch.study.cells import cells_of, rows_of
 from thinwire.launch.study.check import Checked
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, parse_study, read_study
@@ -75,6 +77,49 @@ def test_parts_of_a_study_must_fit_together():
     assert "one of recipe and prediction must say what the cells are, but not both" in told
     assert "seeds must hold each seed once, got [1, 1]" in told
     assert "scales.small.rows must name rows of the study, got 'three bits'" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "s.yaml must hold the fields of a study, got nothing: it is empty"),
+        ("recipe: t\nseeds: []\nrows: {one: {}}", "s.yaml: seeds must hold at least one seed, got none"),
+        ("recipe: t\nrows: {' ': {}}", "s.yaml: rows must have names of some letters, got ' '"),
+        (
+            "recipe: t\nrows: {one: {options: {--codec: none}}}",
+            "s.yaml: rows.one.options must name options without dashes, got --codec; write codec",
+        ),
+    ],
+)
+def test_a_likely_mistake_is_one_sentence(text, said):
+    with pytest.raises(OptionsError) as caught:
+        parse_study(text, "s.yaml", "s")
+    assert list(caught.value.mistakes) == [said]
+
+
+def test_an_option_in_the_place_of_a_field_is_told_where_it_belongs():
+    said = r"no field rows.one.codec \(did you mean score\?\); options of a recipe stand below rows.one.options"
+    with pytest.raises(
+        OptionsError, match=r"no field rows.one.codec \(did you mean score\?\); options of a recipe stand"
+    ):
+        parse_study("recipe: t\nrows: {one: {codec: none}}", "s.yaml", "s")
+
+
+def test_steps_of_an_attempt_before_are_none_of_this_one(tmp_path, monkeypatch):
+    """A cell that began again showed the steps of the attempt before, and no time left."""
+    cell = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0]
+    cell.folder.mkdir(parents=True)
+    log = cell.folder / "metrics.jsonl"
+    log.write_text('{"step": 3}\n')
+    monkeypatch.setattr(engine.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: None))
+    checked = Checked(cell, {}, steps=6, processes=2, threads=1)
+    for state, begun in (("begins", 0), ("goes on", 4)):
+        job = engine._Job(CellProgress(checked, Found(state), "waits"))
+        job.look()
+        assert (job.progress.done, job.progress.begun) == (begun, begun)
+    log.write_text('{"step": 1}\n{"step": 2}\n')  # it goes on from a checkpoint after two steps
+    job.look()
+    assert (job.progress.done, job.progress.begun) == (3, 3)
 
 
 def test_a_grid_has_a_row_for_every_combination():
@@ -166,6 +211,8 @@ def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
     assert found(code="b", lr=1, new=0).changed == ("code", "new")
     assert found(any_code=True, code="b", lr=1, new=0).state == "finished", "a later version may know more fields"
     assert found(any_code=True, code="b", lr=2) == Found("begins anew", ("lr",))
+    (cell.folder / "cell.json").write_text("{")
+    assert found(code="a", lr=1) == Found("begins anew", ("cell.json, which is damaged",))
 
 
 def test_a_report_takes_no_cell_of_other_options(tmp_path):
@@ -249,11 +296,41 @@ def test_mistakes_of_all_cells_are_told_before_any_runs(here, capsys):
         (["mine.yaml", "--twice", "ten"], "--twice must be a row of the study at this scale, got 'ten'"),
         (["mine.yaml", "other.yaml"], "one NAME is enough, got 'other.yaml' as well"),
         (["report", "mine.yaml"], "studies/mine/all does not exist; run the study first"),
+        (["report", "mine.yaml", "--folder", "."], "--folder must name the folder of this study, and . has no cells"),
+        (["report", "mine.yaml", "--folder", "other"], "and other has cells of another study or scale"),
+        (
+            ["mine.yaml", "--training.seed", "3"],
+            "--training.seed must be left out: a study gives each cell its own; the",
+        ),
+        (["mine.yaml", "--output=x"], "--output must be left out: a study gives each cell its own; --folder is for"),
+        (["."], "NAME must be a packaged study or the path of a YAML file, got a folder"),
     ],
 )
 def test_a_wrong_word_is_answered_by_a_sentence(here, capsys, arguments, sentence):
+    (here / "other/cells/ten-bits/seed-0").mkdir(parents=True)
+    (here / "other/cells/ten-bits/seed-0/cell.json").write_text("{}")
     assert cli.main(["study", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_score_that_no_cell_has_is_told_before_any_runs(here, capsys):
+    """All cells were trained, and the report had no number."""
+    for score, sentence in (
+        ("lossy", "mine.yaml: score must be one of loss, perplexity, accuracy, matthews, got 'lossy'"),
+        ("accuracy", "none, seed 0: score must be one of loss, perplexity for this recipe, got 'accuracy'"),
+    ):
+        (here / "mine.yaml").write_text(f"{STUDY}score: {score}\n")
+        assert cli.main(["study", "mine.yaml", "--check"]) == 2
+        assert capsys.readouterr().err == f"{sentence}\n"
+    (here / "mine.yaml").write_text(STUDY.replace("options: {", "options: {data.held_out: 0, "))
+    assert cli.main(["study", "mine.yaml", "--check"]) == 2
+    assert "compares scores of held-out samples, and there are none; set data.held_out" in capsys.readouterr().err
+
+
+def test_a_check_lists_the_cells(here, capsys):
+    assert cli.main(["study", "mine.yaml", "--check"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1:] == ["  none, seed 0: to begin, 6 steps", "  two bits, seed 0: to begin, 6 steps"]
 
 
 @pytest.mark.slow
@@ -277,6 +354,7 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert again.status == 0, again.stderr
     assert "1 to go on from a checkpoint, 2 to begin" in again.stdout
     assert "thinwire study report mine.yaml compares them" in again.stdout
+    assert "none, seed 0: one process and several end with the same weights, digest" in again.stdout
     assert "goes on from the checkpoint of step" in (cell / "log.txt").read_text()
     assert not (cell / "checkpoints").exists()
     # 3. what is finished is not run again; what was made by another recipe is
