@@ -20,7 +20,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
     by_folded = {one.casefold(): one for one in known}
     word = _ELSEWHERE.get(name.casefold(), "")
     found = [word] if word in by_folded else get_close_matches(name.casefold(), by_folded, n=most)
-    near = [by_folded[folded] for folded in found]
+    near = [by_folded[folded] for folded in found if by_folded[folded] != name]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

@@ -33,7 +33,7 @@ def with_own_family(options: ModelOptions) -> ModelOptions:
     if not isinstance(family, Family):
         return options
     FAMILIES[family.name] = family
-    if Path(options.weights, "config.json").is_file():
+    if options.weights not in (FRESH, PRETRAINED) and Path(options.weights, "config.json").is_file():
         return replace(options, name=options.weights, weights=PRETRAINED)
     return replace(options, name=family.name)
 
@@ -214,9 +214,10 @@ def _config(options: ModelOptions) -> Any:
 
     from thinwire.models.architectures.families import FAMILIES
 
-    if options.name in CONFIG_MAPPING and options.name not in FAMILIES and not Path(options.name).is_dir():
+    is_folder = Path(options.name, "config.json").is_file()  # another folder of that name is not meant
+    if options.name in CONFIG_MAPPING and options.name not in FAMILIES and not is_folder:
         raise ModelError(_no_such_type(options.name))
-    by_family = options.weights != PRETRAINED and options.name in FAMILIES and not Path(options.name).is_dir()
+    by_family = options.weights != PRETRAINED and options.name in FAMILIES and not is_folder
     if by_family and options.name not in CONFIG_MAPPING:
         raise ModelError(
             f"the name of a family must be a model type of transformers, got {options.name!r}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,14 @@ from thinwire.launch.shared import scratch
 from thinwire.pipeline.checkpoint_folder import has_manifests
 from thinwire.pipeline.errors import OptionsError
 
+_REPLACED: Mapping[str, Callable[[Path], bool]] = {
+    "model": lambda path: (path.parent / FACTS).is_file(),
+    "tensorboard": lambda path: path.name.startswith("events.out.tfevents."),
+    "trace": lambda path: path.match("stage-*.json"),
+}
+"""The folders within that of a run which it replaces, and whether a run has written what is there."""
+FACTS = "facts.json"
+"""The file in RUN/model that only runs write, before all others."""
 _LOOK_SECONDS = 0.1
 """A command that looks whether a folder is free has looked after less than this."""
 
@@ -31,7 +39,7 @@ def checkpoint_folder(recipe: Recipe) -> Path:
 
 
 def check_folders(recipe: Recipe) -> None:
-    """Raise OptionsError if the run cannot write to its folders."""
+    """Raise OptionsError if the run cannot write to its folders, or would delete there what no run wrote."""
     folders = {"output": recipe.folder}
     if recipe.compression.store_folder:
         folders["compression.store_folder"] = Path(recipe.compression.store_folder)
@@ -40,8 +48,26 @@ def check_folders(recipe: Recipe) -> None:
             (reason is None, f"{field} must name a folder that can be written, got {folder}: {reason}")
             for field, folder in folders.items()
             for reason in [_refusal(folder)]
-        )
+        ),
+        *(
+            (
+                False,
+                f"output must name a folder of a run or a new one, because a run replaces its model, tensorboard and "
+                f"trace; {path} is of something else; name another --output",
+            )
+            for path in foreign(recipe.folder)
+        ),
     )
+
+
+def foreign(folder: Path) -> list[Path]:
+    """What a run would delete in a folder although no run wrote it: of each such place the first path."""
+    found = []
+    for name, of_run in _REPLACED.items():
+        place = folder / name
+        inside = sorted(place.iterdir()) if place.is_dir() else []
+        found += [place] if place.exists() and not place.is_dir() else [path for path in inside if not of_run(path)][:1]
+    return found
 
 
 def check_unused(recipe: Recipe) -> None:

@@ -17,13 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.folders import FACTS
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.pipeline.errors import OptionsError
-
-FACTS = "facts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +71,8 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
+    facts = ModelFacts(num_labels=prepared.data.num_labels, tied=blueprint.tied, dtype=blueprint.dtype)
+    (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")  # first, so that a later run knows the folder
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
     if tokenizer != BYTES:
@@ -79,8 +80,6 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
 
         with hub.reading(tokenizer):
             AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
-    facts = ModelFacts(num_labels=prepared.data.num_labels, tied=blueprint.tied, dtype=blueprint.dtype)
-    (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
 
 
 def read_facts(run: Path) -> ModelFacts:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.models.file_mode import follow_umask
-from thinwire.models.options import ModelOptions
+from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
         OptionsError: the files of some stages are missing, as on a machine that did not hold them.
     """
     folder = Path(model.weights)
-    saved = newest(folder)
+    saved = None if model.weights in (FRESH, PRETRAINED) else newest(folder)  # these words are never folders
     if saved is None:
         return model
     files = [weight_file(folder, saved, stage) for stage in range(saved.stages)]

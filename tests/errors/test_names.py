@@ -25,6 +25,11 @@ def test_there_are_at_most_so_many():
     assert did_you_mean("gpt", FAMILIES, most=1) == " (did you mean gpt2?)"
 
 
+def test_no_name_is_meant_in_its_own_place():
+    """A name that is known and cannot be had, as a model of the hub, was answered with itself."""
+    assert did_you_mean("gpt2", ["gpt2"]) == ""
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

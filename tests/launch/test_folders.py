@@ -77,6 +77,28 @@ def test_a_folder_that_may_not_be_read_is_refused_in_a_sentence(tmp_path, monkey
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("name", ["model/net.py", "tensorboard/mine", "trace/stages.txt", "model"])
+def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name):
+    """A run whose folder was that of a project deleted the project's model without a word."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    assert cli.main(["simulate", "gpt2-tiny", "--output", ".", "--overwrite"]) == 2
+    assert capsys.readouterr().err == (
+        "output must name a folder of a run or a new one, because a run replaces its model, tensorboard and trace; "
+        f"{name} is of something else; name another --output\n"
+    )
+    assert path.read_text() == "mine"
+
+
+def test_what_an_earlier_run_wrote_is_replaced(tmp_path):
+    for name in ("model/facts.json", "model/config.json", "tensorboard/events.out.tfevents.1", "trace/stage-0.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert folders.foreign(tmp_path) == []
+
+
 def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
     options = [*TINY["gpt2-tiny"], *SHORT, "--output", str(tmp_path)]
     with held(tmp_path):

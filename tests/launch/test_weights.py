@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from thinwire.launch.run.weights import Saving, WeightSet, newest, remove_leftovers, weight_file
+from thinwire.launch.run.weights import Saving, WeightSet, newest, remove_leftovers, weight_file, with_run_weights
+from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
 
 
@@ -30,6 +31,14 @@ def test_a_set_replaces_the_one_before(tmp_path):
         assert newest(tmp_path) == WeightSet(step, 2, f"step-{step}")
         assert steps(tmp_path) == [step, step]
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["newest.json", "step-4"]
+
+
+def test_a_run_called_fresh_does_not_take_the_place_of_fresh_weights(tmp_path, monkeypatch):
+    """Every recipe in this folder silently began with the weights of that run."""
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "fresh", 2)
+    assert with_run_weights(ModelOptions()) == ModelOptions()
+    assert with_run_weights(ModelOptions(weights="./fresh")).weights == "fresh/weights/step-2"
 
 
 def test_a_module_with_two_names_is_saved_under_both(tmp_path):
