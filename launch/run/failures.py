@@ -78,7 +78,8 @@ class Report:
 
     def line(self) -> str:
         """The report in words."""
-        heads = {"own": "failed:", "peer": "lost a peer:", "stopped": "was told to stop:", "saved": "stopped"}
+        was = "was" if len(self.stages) < 2 else "were"
+        heads = {"own": "failed:", "peer": "lost a peer:", "stopped": f"{was} told to stop:", "saved": "stopped"}
         return f"{named(self.stages, self.replica)} {heads[self.kind]} {self.text}"
 
 

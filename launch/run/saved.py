@@ -55,7 +55,8 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         return _of_checkpoint(checkpoint, prog)
     needed = [folder / "recipe.yaml", _summary_of_weights(folder)]
     if missing := [str(path) for path in needed if not path.is_file()]:
-        raise OptionsError(f"RUN must be the folder of a run with saved weights, but {', '.join(missing)} is missing")
+        lacking = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        raise OptionsError(f"RUN must be the folder of a run with saved weights, but {lacking}")
     found = recipe.parse([str(needed[0])], prog=prog)
     summary = _read_summary(needed[1])
     weights = _read_weights(folder, found.pipeline.num_stages)

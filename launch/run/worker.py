@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -25,6 +26,8 @@ from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.open_files import allow_many_files
+from thinwire.launch.shared.progress import patient
+from thinwire.launch.shared.rank import is_spread, processes_here
 from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.process import Placement
@@ -71,7 +74,8 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     )
     try:
         # 2. join before building: to build a run, the processes exchange messages
-        join(prepared, rank)
+        with _waiting(prepared, rank):
+            join(prepared, rank)
         host_data.discard()
         if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or hears this process
             refuse_replacing(prepared, where)
@@ -81,6 +85,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         run = Run(prepared, where.connected(timedelta(seconds=timeout), timedelta(seconds=across)), attendance)
         pulse.trains = lambda: run is not None and run.trains
         run.go()
+        _say_done(prepared, where, rank)
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
         with reaching(f"process {rank} was waiting for all others to finish"):
             dist.barrier()
@@ -90,6 +95,27 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         leave(report_of(error, rank, stages, replica))
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
+
+
+def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:
+    """Say what is waited for if others do not come; where a launcher has started all, it says why one does not."""
+    if parent.VARIABLE in os.environ:
+        return nullcontext()
+    return patient(
+        f"process {rank} waits for all {prepared.recipe.group_processes} processes of the run to start, up to "
+        f"{prepared.recipe.wire.timeout:g} s; if one has failed, its own output says why"
+    )
+
+
+def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
+    """Say that the stages of this host are done, if it does not show the results, in the first of its processes."""
+    here = processes_here(rank)
+    if is_spread(rank) and rank == here.start and where.reporter not in here:
+        stages = sorted(stage for process in here for stage in where.stages_of(process))
+        print(
+            f"{named(stages)} {'is' if len(stages) == 1 else 'are'} done; what this host keeps is in "
+            f"{prepared.recipe.folder}"
+        )
 
 
 def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, float], None]) -> None:

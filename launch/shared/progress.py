@@ -51,6 +51,18 @@ def counting(shown: bool = True) -> Iterator[None]:
         counter.join()
 
 
+@contextmanager
+def patient(sentence: str, seconds: float = 10.0) -> Iterator[None]:
+    """Print a sentence on stderr if what is inside takes longer than so many seconds, once; also for programs."""
+    timer = threading.Timer(seconds, print, [sentence], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _count(ended: threading.Event) -> None:
     started, written = time.monotonic(), False
     while not ended.wait(1.0 if written else PATIENCE):

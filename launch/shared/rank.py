@@ -41,6 +41,12 @@ def own_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def processes_here(rank: int) -> range:
+    """The ranks of the processes on the host of this rank, which is that of this process."""
+    first = rank - own_local_rank()
+    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def is_spread(rank: int | None) -> bool:
     """Whether processes of the run of this rank are on other hosts too. A launcher has no rank, and knows of none."""
     return rank is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]

@@ -231,7 +231,7 @@ def test_a_folder_that_does_not_exist_is_said_not_to(command, tmp_path, capsys):
 def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     said = refused(capsys, "export", tmp_path, "--to", tmp_path / "export")
     assert said.startswith("RUN must be the folder of a run with saved weights, but ")
-    assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} is missing" in said
+    assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} are missing" in said
     weights_of(copied, 1).unlink()
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
     assert "must hold the weights of 2 stages, but stage-1.safetensors is missing; copy it from the machine" in said

@@ -18,6 +18,18 @@ class Screen(io.StringIO):
         self.isatty = lambda: watched
 
 
+def test_a_long_wait_says_what_for_and_a_short_one_nothing(capsys):
+    with progress.patient("waits for another", seconds=60):
+        pass
+    assert capsys.readouterr() == ("", "")
+    with progress.patient("waits for another", seconds=0.01):
+        for _ in range(1000):
+            if "another" in (said := capsys.readouterr().err):
+                break
+            time.sleep(0.01)
+    assert said == "waits for another\n"
+
+
 @pytest.fixture
 def screen(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
