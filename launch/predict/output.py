@@ -25,6 +25,8 @@ from thinwire.launch.timing.prediction import (
     bandwidth_text,
     hides_in_words,
 )
+from thinwire.launch.timing.workload import Workload
+from thinwire.pipeline.schedules import SCHEDULES
 
 
 def show(found: Answer, links: Mapping[tuple[int, int], Link], replicas: Link, max_in_flight: float) -> None:
@@ -66,6 +68,16 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], replicas: Link, m
             highlight=False,
             soft_wrap=True,
         )
+        if found.best.schedule != found.predictions[0].schedule:
+            console.print(f"to train so: {_options_of(found.best, workload)}", highlight=False, soft_wrap=True)
+
+
+def _options_of(one: Prediction, workload: Workload) -> str:
+    """The options of a recipe that choose a prediction's schedule, on as many processes."""
+    each = SCHEDULES[one.schedule].stages_per_process
+    cut = f" --pipeline.num_stages {workload.num_stages * each} --pipeline.stages_per_process {each}" * (each > 1)
+    layers = " --pipeline.layers null" * (each > 1)  # a list of the recipe is for as many stages as it has now
+    return f"--pipeline.schedule {one.schedule}{cut}{layers}"
 
 
 def _replicas_in_words(replicas: ReplicaWork, prediction: Prediction) -> str:

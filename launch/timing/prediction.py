@@ -244,15 +244,15 @@ def _names(links: Mapping[tuple[int, int], Link]) -> str:
 
 
 def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
-    """The schedules that can run a workload's micro-batches on its processes."""
-    return [
-        name
-        for name in schedules
-        for spec in (SCHEDULES[name],)
-        if not spec.mistakes(
-            workload.num_stages * spec.stages_per_process, spec.stages_per_process, workload.num_microbatches
-        )
-    ]
+    """The schedules that can run a workload's micro-batches on its processes, with a layer for each stage."""
+    found = []
+    for name in schedules:
+        each = SCHEDULES[name].stages_per_process
+        stages = workload.num_stages * each
+        enough = workload.layers is None or stages <= workload.layers
+        if enough and not SCHEDULES[name].mistakes(stages, each, workload.num_microbatches):
+            found.append(name)
+    return found
 
 
 def best(predictions: Sequence[Prediction], max_in_flight: float = math.inf) -> Prediction | None:

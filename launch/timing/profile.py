@@ -65,6 +65,7 @@ def from_recipe(
         backward=(backward or 0.0,) * len(prepared.cuts),
         boundaries=tuple(outputs[:-1]),
         replicas=replica_work(prepared),
+        layers=len(prepared.of_model().blueprint.layers),
     )
     if forward is not None and backward is not None:
         return workload

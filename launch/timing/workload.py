@@ -53,6 +53,8 @@ class Workload:
     """The process of each stage; empty means that stage i is process i."""
     replicas: ReplicaWork | None = None
     """What replicas of the pipeline exchange; None for one pipeline."""
+    layers: int | None = None
+    """The layers of the model, which cannot have more stages; None if they are not known."""
 
     @property
     def num_stages(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 from thinwire.launch.cli import main
 from thinwire.launch.report import reading
 from thinwire.launch.timing.published import share_numbers, throughput_numbers, wire_numbers
+from thinwire.pipeline.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     assert [row[:3] for row in speeds.rows] == [["10mbit", "gpipe", codec] for codec in codecs]
     assert [row[3] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
     assert [row[0] for row in needed.rows] == codecs
-    assert len(schedules.rows) == len(told["schedules"]) > 3 * len(codecs)
+    assert len(schedules.rows) == len(told["schedules"]) == 3 * len(codecs), "each on as many stages as processes"
     assert told["verdicts"][0] in speeds.note
 
 
@@ -80,6 +81,22 @@ def test_tables_say_it_in_words(capsys):
     shown = capsys.readouterr().out
     for part in ("hides the wire", "compression pays", "best at 10mbit", "45+135", "1f1b-wan"):
         assert part in shown
+
+
+def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
+    """The best one needed eight stages of a model with six layers. Of the others, the options to type are told."""
+
+    def schedules(*options):
+        return {one["schedule"] for one in predicted(capsys, *GIVEN, *options)["schedules"]}
+
+    assert schedules() == {name for name, spec in SCHEDULES.items() if spec.stages_per_process == 1}
+    three = ["--pipeline.num_stages", "3", "--pipeline.layers", "null"]
+    assert schedules(*three) > schedules()
+    assert main(["predict", *GIVEN, *three, "--bandwidth", "10mbit", "--schedule", "1f1b"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    best, chosen = re.search(r"best at 10mbit: (\S+) .* to train so: (--pipeline.schedule .*)", shown).groups()
+    assert chosen.startswith(f"--pipeline.schedule {best}")
+    assert ("--pipeline.num_stages 6" in chosen) == (SCHEDULES[best].stages_per_process == 2)
 
 
 def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys):
