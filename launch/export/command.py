@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.launch.shared.arguments import Parser, run_folder
+from thinwire.launch.shared.arguments import Parser, new_folder, run_folder
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import telling
 
@@ -16,13 +16,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 def main(argv: Sequence[str]) -> int:
     """Export a run, and return the exit status."""
     options = make_parser().parse_args(argv)
-    place = run_folder(Path(options.run))
+    place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
     with telling("importing torch"):
         from thinwire.launch.export.folder import export
         from thinwire.launch.run.saved import read_run
     with telling("writing the model"):
         run = read_run(place, PROG)
-        notes = export(run, Path(options.to), options.dtype)
+        notes = export(run, target, options.dtype)
     for note in notes:
         print(note)
     print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")

@@ -52,11 +52,12 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
         dtype: the dtype of the exported weights; None is the dtype of the model before training.
 
     Raises:
-        OptionsError: the folder is not empty.
+        OptionsError: the folder cannot be made.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise OptionsError(f"--to must name a new or empty folder, got {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionsError(f"--to must name a folder that can be written, got {folder}: {error.strerror}") from error
     copy_model_files(run.folder, folder)
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)

@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.run.fields import names_of, unknown_options
+from thinwire.launch.run.fields import sentence
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
@@ -224,7 +223,7 @@ def parse(
         base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
         values = parser.parse_args(arguments, namespace=base)
     except ArgumentError as error:
-        raise OptionsError(_sentence(error, prog)) from error
+        raise OptionsError(sentence(" ".join(str(error).split()), prog, Recipe)) from error
     except RecursionError as error:
         raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
     before(values)
@@ -253,10 +252,18 @@ def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
         except OptionsError as error:
             mistakes += error.mistakes
         except ModelError as error:
-            mistakes += [f"{name}: {mistake}" for mistake in error.mistakes]
+            mistakes += [_dotted(name, mistake) for mistake in error.mistakes]
     if mistakes:
         raise OptionsError(mistakes)
     return Recipe(**parts)
+
+
+def _dotted(part: str, mistake: str) -> str:
+    """A sentence about a part of a recipe; where it begins with one of its fields, by the dotted name of that."""
+    first = mistake.split(maxsplit=1)[0]
+    if first.startswith(f"{part}."):
+        return mistake
+    return f"{part}{'.' if first in get_type_hints(get_type_hints(Recipe)[part]) else ': '}{mistake}"
 
 
 def _load(named: str) -> dict[str, Any]:
@@ -309,42 +316,6 @@ def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list
         elif is_dataclass(kinds[name]):
             mistakes.append(f"{prefix}{name} must hold fields, such as {fields(kinds[name])[0].name}, got {value!r}")
     return mistakes
-
-
-def _sentence(error: ArgumentError, prog: str) -> str:
-    """The message of jsonargparse, in plainer words."""
-    text = " ".join(str(error).split())
-    if unknown := unknown_options(text, tuple(names_of(Recipe))):
-        return f"{unknown}; see {prog} --help"
-    if group := re.match(r'Parser key "(\w+)": Unable to load config (\S+)', text):
-        first = next(name for name in names_of(Recipe) if name.startswith(f"{group[1]}."))
-        return (
-            f"--{group[1]} must be followed by a dot and a field, such as --{first}, got {group[2]}; see {prog} --help"
-        )
-    misfit = re.fullmatch(r'Parser key "([\w.]+)": .*Expected an? .*(?:Got|Given) value: (.*)', text)
-    if misfit is None:
-        text = re.sub(r'Parser key "([\w.]+)": (?:Problem with given class_path \S+ )?', r"\1: ", text)
-        return f"{text}; see {prog} --help"
-    kind: Any = Recipe
-    for name in misfit[1].split("."):
-        kind = get_type_hints(kind)[name]
-    if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[2]):
-        return f"there is no field {misfit[1]}.{beneath[1]}: {misfit[1]} must be {_words(kind)}, and has no fields"
-    got = misfit[2] if len(misfit[2]) <= 200 else f"{misfit[2][:200]}..."
-    hint = did_you_mean(got.strip("'\""), get_args(kind)) if get_origin(kind) is Literal else ""
-    return f"{misfit[1]} must be {_words(kind)}, got {got}{hint}"
-
-
-def _words(kind: Any) -> str:
-    """The type of a field, in words."""
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if isinstance(kind, UnionType):
-        return " or ".join(map(_words, get_args(kind)))
-    if get_origin(kind) is dict:
-        return "groups of fields by number, with values of the right kinds"
-    said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
-    return said.get(kind, str(kind))
 
 
 SHORT_OPTIONS = ("--codec", "--trace", "--max-restarts", "--smoke", "--overwrite", "--resume")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +34,17 @@ def run_folder(place: Path) -> Path:
     if not place.is_dir():
         what = "is no folder" if place.exists() else "does not exist"
         raise OptionsError(f"RUN must be the folder of a run, got {place}, which {what}")
+    return place
+
+
+def new_folder(place: Path) -> Path:
+    """A new or empty folder that --to names; nothing is made. OptionsError if it holds something, or cannot be made."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        what = "which is not empty" if place.is_dir() else "a file"
+        raise OptionsError(f"--to must name a new or empty folder, got {place}, {what}")
+    above = next(path for path in (place, *place.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise OptionsError(f"--to must name a folder that can be written, got {place}: {above} cannot")
     return place
 
 

@@ -17,7 +17,7 @@ from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 
 _ROWS = 1000
-_RULE = f"tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
+_RULE = f"data.tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
 
 
 class Bytes:

@@ -90,8 +90,8 @@ MISTAKES = [
     ),
     (
         "--data.name no/such/file",
-        "name must be 'pydoc', 'digits', a readable file or folder, a data set on the hub, or module:function for your "
-        "own, got 'no/such/file': no such file or folder\n",
+        "data.name must be 'pydoc', 'digits', a readable file or folder, a data set on the hub, or module:function for "
+        "your own, got 'no/such/file': no such file or folder\n",
     ),
     (
         "--model.config.vocab_size 100",

@@ -257,9 +257,18 @@ def test_a_damaged_file_is_one_sentence(copied, tmp_path, capsys, damaged):
 
 def test_a_target_that_is_no_folder_is_one_sentence(copied, tmp_path, capsys):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "beneath"):
-        assert cli.main(["export", str(copied), "--to", str(place)]) == 1
-        assert capsys.readouterr().err == f"{place} cannot be used: Not a directory\n"
+    file, beneath = tmp_path / "file", tmp_path / "file/beneath"
+    for place, said in (
+        (file, f"--to must name a new or empty folder, got {file}, a file\n"),
+        (beneath, f"--to must name a folder that can be written, got {beneath}: {file} cannot\n"),
+    ):
+        assert refused(capsys, "export", copied, "--to", place) == said
+
+
+def test_a_target_that_cannot_be_made_is_one_sentence(copied, capsys):
+    """The kernel's own folders look as if they could be written; it was a traceback."""
+    said = refused(capsys, "export", copied, "--to", "/proc/export")
+    assert said == "--to must name a folder that can be written, got /proc/export: No such file or directory\n"
 
 
 def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
@@ -272,5 +281,5 @@ def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
 def test_a_folder_in_use_is_left_alone(copied, capsys):
     before = sorted(copied.iterdir())
     said = refused(capsys, "export", copied, "--to", copied)
-    assert said == f"--to must name a new or empty folder, got {copied}\n"
+    assert said == f"--to must name a new or empty folder, got {copied}, which is not empty\n"
     assert sorted(copied.iterdir()) == before

@@ -108,15 +108,31 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         ),
         (["quickstart", "--model.config", "[" * 20_000], "[[[[..."),
         (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be tuple[float, float], got [1]"),
-        (["quickstart", "--compression.boundaries.1.gradient", "none"], "Option 'gradient' is not accepted"),
+        (
+            ["quickstart", "--compression.boundaries.1.gradient", "none"],
+            "compression.boundaries: there is no field gradient (did you mean gradients?); known: activations, gradients",
+        ),
+        (
+            ["quickstart", "--replicas.overrides.1.compression.activation", "none"],
+            "replicas.overrides: compression has no field activation (did you mean activations?); known: activations",
+        ),
+        (
+            ["quickstart", "--replicas.overrides", "{1: {compression: none}}"],
+            "replicas.overrides: compression must hold fields, such as activations, got 'none'",
+        ),
+        (
+            ["quickstart", "--model.config", "{n_layer: 4"],
+            "with values, such as {name: 4}, got {n_layer: 4; a } is missing",
+        ),
+        (["quickstart", "--compression.candidates", "none"], "candidates must be a list, such as [a, b], got none"),
         (["quickstart", "--compression.boundaries.x.gradients", "none"], "compression.boundaries: invalid literal"),
         (["quickstart", "--codec"], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
         (["quickstart", "--codec", "q(4)/zip"], "compression.gradients: unknown codec 'zip'"),
         (["quickstart", "--training.steps", "-1"], "training.steps must be at least 0, got -1"),
         (["quickstart", "--save-every", "-3"], "save_every must not be negative, got -3"),
         (["quickstart", "--training.evaluate_every", "9"], 'evaluate_every must be like "20 epochs" or "500 steps"'),
-        (["quickstart", "--data.block_size", "0"], "data: block_size must be at least 1, got 0"),
-        (["quickstart", "--model.name", ""], "model: name must be a family, a pretrained model or module:factory"),
+        (["quickstart", "--data.block_size", "0"], "data.block_size must be at least 1, got 0"),
+        (["quickstart", "--model.name", ""], "model.name must be a family, a pretrained model or module:factory"),
         (
             ["quickstart", "--compression.activations", "zip(4)"],
             "compression.activations: unknown codec 'zip' in 'zip(4)'; the codecs are ",
@@ -154,7 +170,7 @@ def test_mistakes_of_all_parts_are_told_at_once():
     )
     told = [mistake.split(" must ")[0].split(": ")[0] for mistake in mistakes]
     assert told == [
-        "model",
+        "model.name",
         "pipeline.num_stages",
         "pipeline.accumulation",
         "compression.activations",
@@ -191,7 +207,7 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
         ("training: {steps: many}", "training.steps must be a whole number, got many"),
         (
             "compression: {boundaries: {1: {gradient: none}}}",
-            "compression.boundaries: Option 'gradient' is not accepted",
+            "compression.boundaries: there is no field gradient (did you mean gradients?)",
         ),
     ],
 )
