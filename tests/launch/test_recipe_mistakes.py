@@ -110,7 +110,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be tuple[float, float], got [1]"),
         (
             ["quickstart", "--compression.boundaries.1.gradient", "none"],
-            "compression.boundaries: there is no field gradient (did you mean gradients?); known: activations, gradients",
+            "boundaries: there is no field gradient (did you mean gradients?); known: activations, gradients",
         ),
         (
             ["quickstart", "--replicas.overrides.1.compression.activation", "none"],
