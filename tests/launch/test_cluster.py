@@ -137,9 +137,12 @@ def test_a_recipe_is_trained_over_two_hosts(folder):
     options = ["--hosts", 2, "--bandwidth", "100mbit", "--link", "0>1:50mbit"]
     command = completed([*RUN, *options, "--", "thinwire", "train", "tiny.yaml", "--output", "run"], folder)
     assert command.status == 0, command.stderr
-    assert {line.partition(" | ")[0] for line in command.stdout.splitlines()} == {"host 1"}
+    lines = command.stdout.splitlines()
+    here = "host 0 | stage 0 is done; what this host keeps is in run"
+    assert [line for line in lines if not line.startswith("host 1 | ")] == [here]
     assert "host 1 | step 2/2  loss " in command.stdout
-    assert command.stderr == ""
+    # a slow machine may take more than ten seconds to start the second host
+    assert [line for line in command.stderr.splitlines() if "waits for all" not in line] == []
     assert json.loads((folder / "run/summary.json").read_text())["steps"] == 2
     assert hosts_of(command.process.pid) == set()
 

@@ -12,6 +12,7 @@ CURES = {
     "in a container with --privileged",
     r"chromium": "a browser; install chromium",
     r"docker": "Docker with compose; install docker and its compose plugin",
+    r"inductor": "torch 2.13 or later",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a card",
     r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
