@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from thinwire.errors.names import did_you_mean
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
@@ -16,6 +17,7 @@ from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
+from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire eval"
 
@@ -24,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Evaluate, print a table or JSON, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
     if not _holds_recipe(Path(options.place)):
+        _check_recipe(options.place)
         recipe.parse([options.place, *rest], prog=PROG)  # which finds mistakes before the long imports
     with telling("importing torch"):
         from thinwire.launch.evaluate.score import recipe_of, score, table_of
@@ -45,6 +48,16 @@ def _holds_recipe(place: Path) -> bool:
     """Whether a place may be the folder of a run, of an export, of checkpoints or of one checkpoint."""
     files = (place / "recipe.yaml", place / "manifest.json", *place.glob("step-*/manifest.json"))
     return any(path.is_file() for path in files)
+
+
+def _check_recipe(place: str) -> None:
+    """Refuse what is no recipe either."""
+    known = recipe.packaged_names()
+    if place not in known and not Path(place).is_file():
+        raise OptionsError(
+            "RUN|RECIPE must be the folder of a run, a checkpoint or an export, a packaged recipe, or the path of a "
+            f"YAML file, got {place!r}{did_you_mean(place, known)}; thinwire recipes lists the packaged ones"
+        )
 
 
 def make_parser() -> Parser:

@@ -72,15 +72,24 @@ def test_a_run_is_scored_with_the_weights_it_saved(here, capsys):
     assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in ended.items()]
 
 
-def test_a_folder_of_neither_is_answered_with_the_packaged_recipes(here, capsys):
-    assert cli.main(["eval", "nothing"]) == 2
+RULE = (
+    "RUN|RECIPE must be the folder of a run, a checkpoint or an export, a packaged recipe, or the path of a YAML file, "
+    "got "
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"), [("nothing", ""), ("quickstat", " (did you mean quickstart?)")], ids=["nothing", "nearly"]
+)
+def test_what_is_neither_a_folder_nor_a_recipe_is_told_what_it_may_be(here, capsys, place, hint):
+    assert cli.main(["eval", place]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'nothing'; known: ")
+    assert said.err == f"{RULE}'{place}'{hint}; thinwire recipes lists the packaged ones\n"
 
 
 def test_a_folder_that_holds_no_run_is_told_before_the_long_imports(here, capsys, monkeypatch):
     (here / "bare").mkdir()
     monkeypatch.setattr(command, "telling", lambda doing: pytest.fail(doing))
     assert cli.main(["eval", "bare"]) == 2
-    assert capsys.readouterr().err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'bare'")
+    assert capsys.readouterr().err.startswith(f"{RULE}'bare'")

@@ -77,8 +77,10 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
         del dotted["data.name"]
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)
     dotted |= {"checkpoint.every": recipe.checkpoint.every, "save_every": recipe.save_every}
-    automatic = {"automatic": recipe.compression.automatic, "samples": data.training.digest}
-    agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic}))  # keys as text, as others read them
+    digest = {"digest of the samples; read the same data, or write the outline anew": data.training.digest}
+    automatic = {"automatic": recipe.compression.automatic}
+    # keys as text, as others read them
+    agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic, **digest}))
     return agreement
 
 
