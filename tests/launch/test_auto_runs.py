@@ -76,7 +76,7 @@ def test_a_run_with_another_cut_measures_and_chooses_again(folder, capsys, saved
     more = ["--pipeline.num_stages", "3", "--training.steps", "6", "--checkpoint.resume", "always"]
     assert cli.main(["simulate", "tiny.yaml", *options, *more]) == 0
     said = capsys.readouterr().out
-    note = "auto measures and chooses again, because the cut or the processes of the replicas have changed"
+    note = "auto measures and chooses again, because the cut or the processes have changed"
     assert note in " ".join(said.split())
     assert [line.split(": ")[1] for line in said.splitlines() if line.startswith("auto: ")] == [
         "boundary 0 -> 1 activations",
@@ -87,6 +87,18 @@ def test_a_run_with_another_cut_measures_and_chooses_again(folder, capsys, saved
     told = summary(folder / "run")["channels"]
     assert [row["codec"] for row in told] == ["q(8)"] * 4
     assert all(row["bytes"] > 0 for row in told)
+
+
+@pytest.mark.processes
+def test_a_run_with_the_same_cut_in_other_processes_measures_again(folder, capsys):
+    """A process has measured its own stages: the others ended in a KeyError."""
+    options = ["--compression.candidates", '["q(8)"]', "--checkpoint.every", "1 steps", "--output", "run"]
+    trained = completed([*THINWIRE, "train", "tiny.yaml", *options, "--training.steps", "1"], folder)
+    assert trained.status == 0, trained.stderr
+    assert cli.main(["simulate", "tiny.yaml", *options, "--training.steps", "5", "--checkpoint.resume", "always"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "auto measures and chooses again, because the cut or the processes have changed" in said
+    assert chosen_in(folder / "run") == {"activations": "q(8)", "gradients": "q(8)"}
 
 
 @pytest.mark.slow

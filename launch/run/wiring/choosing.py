@@ -25,7 +25,7 @@ class Choosing:
         where: the process of each stage.
         steps_per_epoch: those of the run.
         saved: the values of the run in the checkpoint that it goes on from; empty if there is none.
-        same_parts: whether that checkpoint is of the same cut and processes.
+        same_parts: whether that checkpoint is of the same cut and number of processes.
 
     Attributes:
         choices: what was chosen.
@@ -42,6 +42,7 @@ class Choosing:
         same_parts: bool,
     ) -> None:
         self._steps = recipe.compression.steps_measured(steps_per_epoch)
+        self._processes = [where.place_of(stage) for stage in range(where.num_stages)]
         self.choices: list[Choice] = []
         self._automatic: Automatic | None = None
         if not recipe.compression.automatic:
@@ -49,7 +50,7 @@ class Choosing:
         passes = recipe.replicas.passes(recipe.pipeline.accumulation)
         here = sum(passes[replica] for replica in trainer.replicas.here)
         self._automatic = Automatic(trainer.stages, where, recipe.compression, recipe.pipeline, here)
-        self._anew = bool(saved) and not same_parts
+        self._anew = bool(saved) and not (same_parts and saved.get("processes") == self._processes)
         if not saved or self._anew:
             return
         if saved["choices"]:
@@ -64,7 +65,7 @@ class Choosing:
         """A sentence if a run that goes on measures again."""
         if self._automatic is None or not self._anew:
             return None
-        return "auto measures and chooses again, because the cut or the processes of the replicas have changed"
+        return "auto measures and chooses again, because the cut or the processes have changed"
 
     @property
     def measures(self) -> bool:
@@ -95,6 +96,7 @@ class Choosing:
     def state_dict(self) -> dict[str, Any]:
         """The choices and the measurements so far, as JSON values."""
         return {
+            "processes": self._processes,
             "choices": [asdict(choice) for choice in self.choices],
             "measured": [] if self._automatic is None else self._automatic.state_dict(),
         }
