@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 from thinwire.errors.names import did_you_mean
 
@@ -39,7 +39,7 @@ WITHOUT_EFFECT = (
 def names_of(group: type[Any], prefix: str = "") -> Iterator[str]:
     """The names of all fields of a dataclass and of the dataclasses in it, as options spell them."""
     for name, kind in get_type_hints(group).items():
-        if is_dataclass(kind) and isinstance(kind, type):
+        if _is_group(kind):
             yield from names_of(kind, f"{prefix}{name}.")
         else:
             yield prefix + name
@@ -59,6 +59,29 @@ def values_of(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def misfits(given: Mapping[Any, Any], group: type[Any], prefix: str = "") -> list[str]:
+    """One sentence for each unknown field, and for each value that stands where a group of fields is needed."""
+    kinds = get_type_hints(group)
+    mistakes = []
+    for name, value in given.items():
+        if name in kinds:
+            mistakes += _misfit(value, kinds[name], f"{prefix}{name}")
+        else:
+            known = ", ".join(prefix + known for known in kinds)
+            mistakes.append(f"there is no field {prefix}{name}{did_you_mean(str(name), kinds)}; known: {known}")
+    return mistakes
+
+
+def _misfit(value: Any, kind: Any, name: str) -> list[str]:
+    if (each := _by_number(kind)) and isinstance(value, dict):
+        return [mistake for number, inner in value.items() for mistake in _misfit(inner, each, f"{name}.{number}")]
+    if not _is_group(kind):
+        return []
+    if isinstance(value, dict):
+        return misfits(value, kind, f"{name}.")
+    return [f"{name} must {_hold(kind)}, got {value!r}"]
+
+
 def sentence(text: str, prog: str, recipe: type[Any]) -> str:
     """A message of jsonargparse about an option of a recipe, in plainer words.
 
@@ -76,47 +99,72 @@ def sentence(text: str, prog: str, recipe: type[Any]) -> str:
         )
     if run := re.match(r"unrecognized arguments: (\S+)/recipe\.yaml", text):
         return f"RECIPE must be left out beside --resume {run[1]}, which takes that of the run; see {prog} --help"
-    within = re.match(r'Parser key "([\w.]+)": Problem with given class_path \S+ (.*)', text)
-    if within and (told := _within(within[2], _inside(recipe, within[1]))):
-        return f"{within[1]}: {told}"
-    misfit = re.fullmatch(r'Parser key "([\w.]+)": .*Expected an? .*(?:Got|Given) value: (.*)', text)
+    plain = re.sub(_KEY, r"\1: ", text)
+    return _of_field(text, recipe) or f"{plain}; see {prog} --help"
+
+
+_KEY = r'Parser key "([\w.]+)": '
+
+
+def _of_field(text: str, group: type[Any]) -> str | None:
+    """What is wrong with the value of a field of a group; None if the text says something else."""
+    if not (key := re.match(_KEY, text)):
+        return None
+    name, told, kind = key[1], text[key.end() :], _kind(group, key[1])
+    if each := _by_number(kind):
+        return f"{name}{_of_groups(told, each)}"
+    if config := re.match(rf'Unable to load config (\S+)(?:.* - (Parser key "{name}\..*))?', told):
+        return _of_field(config[2], group) if config[2] else f"{name} must {_hold(kind)}, got {config[1]}"
+    misfit = re.fullmatch(r".*Expected an? .*(?:Got|Given) value: ?(.*)", told)
     if misfit is None:
-        text = re.sub(r'Parser key "([\w.]+)": (?:Problem with given class_path \S+ )?', r"\1: ", text)
-        return f"{text}; see {prog} --help"
-    kind: Any = recipe
-    for name in misfit[1].split("."):
-        kind = get_type_hints(kind)[name]
-    if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[2]):
-        return f"there is no field {misfit[1]}.{beneath[1]}: {misfit[1]} must be {_words(kind)}, and has no fields"
-    got = misfit[2] if len(misfit[2]) <= 200 else f"{misfit[2][:200]}..."
+        return None
+    if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[1]):
+        return f"there is no field {name}.{beneath[1]}: {name} must be {_words(kind)}, and has no fields"
+    got = misfit[1] if len(misfit[1]) <= 200 else f"{misfit[1][:200]}..."
     hint = did_you_mean(got.strip("'\""), get_args(kind)) if get_origin(kind) is Literal else ""
     if got.startswith(("{", "[")) and got.count(got[0]) != got.count(_CLOSING[got[0]]):
         hint = f"; a {_CLOSING[got[0]]} is missing"
-    return f"{misfit[1]} must be {_words(kind)}, got {got}{hint}"
-
-
-def _within(text: str, group: type[Any]) -> str | None:
-    """What is wrong in a group of fields by number, of this class; None if the text says something else."""
-    if option := re.match(r"(?:Group '(\w+)' does not accept option|Option) '(\w+)'", text):
-        known = get_type_hints(get_type_hints(group)[option[1]] if option[1] else group)
-        whose = f"{option[1]} has" if option[1] else "there is"
-        return f"{whose} no field {option[2]}{did_you_mean(option[2], known)}; known: {', '.join(known)}"
-    if value := re.match(r'Parser key "(\w+)": Unable to load config (\S+)', text):
-        first = next(iter(get_type_hints(get_type_hints(group)[value[1]])))
-        return f"{value[1]} must hold fields, such as {first}, got {value[2]}"
-    return None
+    return f"{name} must be {_words(kind)}, got {got or 'nothing'}{hint}"
 
 
 _CLOSING = {"{": "}", "[": "]"}
 
 
-def _inside(recipe: type[Any], field: str) -> type[Any]:
-    """The class of the values of a field of a recipe that holds groups of fields by number."""
-    kind: Any = recipe
+def _of_groups(told: str, each: type[Any]) -> str:
+    """What is wrong in groups by number, each of a class: the end of a sentence that begins with their field."""
+    within = re.sub(r"^Problem with given class_path \S+ ", "", told)
+    if option := re.match(r"(?:Group '(\w+)' does not accept option|Option) '(\w+)'", within):
+        known = get_type_hints(_kind(each, option[1]) if option[1] else each)
+        whose = f"{option[1]} has" if option[1] else "there is"
+        return f": {whose} no field {option[2]}{did_you_mean(option[2], known)}; known: {', '.join(known)}"
+    if inner := _of_field(within, each):
+        return f": {inner}"
+    got = re.search(r"(?:value|string|base 10): (?!Namespace)([\w'.+-]+)", told)
+    first = next(iter(get_type_hints(each)))
+    return f" must be groups of fields by number, such as {{1: {{{first}: ...}}}}{f', got {got[1]}' if got else ''}"
+
+
+def _kind(group: type[Any], field: str) -> Any:
+    """The type of a field by its dotted name."""
+    kind: Any = group
     for name in field.split("."):
         kind = get_type_hints(kind)[name]
-    found: type[Any] = get_args(kind)[1]
-    return found
+    return kind
+
+
+def _by_number(kind: Any) -> type[Any] | None:
+    """The class of the groups, if a field holds groups of fields by number."""
+    values = get_args(kind)[1:] if get_origin(kind) is dict else ()
+    return values[0] if values and _is_group(values[0]) else None
+
+
+def _is_group(kind: Any) -> TypeGuard[type[Any]]:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def _hold(group: type[Any]) -> str:
+    """What a group must do, in words."""
+    return f"hold fields, such as {next(iter(get_type_hints(group)))}"
 
 
 def _words(kind: Any) -> str:
@@ -124,13 +172,14 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if isinstance(kind, UnionType):
-        return " or ".join(map(_words, get_args(kind)))
-    if get_origin(kind) is dict and get_args(kind)[0] is str:
-        return "fields with values, such as {name: 4}"
+        words = [_words(choice) for choice in get_args(kind)]
+        return (", or " if "," in "".join(words) else " or ").join(words)
     if get_origin(kind) is dict:
-        return "groups of fields by number, with values of the right kinds"
+        return "fields with values, such as {name: 4}"
     if get_origin(kind) is list:
-        return "a list, such as [a, b]"
+        return "a list of numbers, such as [1, 2]" if get_args(kind) == (int,) else "a list of words, such as [a, b]"
+    if get_origin(kind) is tuple:
+        return f"a list of {len(get_args(kind))} numbers"
     said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
     return said.get(kind, str(kind))
 

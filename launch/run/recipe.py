@@ -23,7 +23,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.run.fields import sentence
+from thinwire.launch.run.fields import misfits, sentence
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
@@ -226,6 +226,8 @@ def parse(
         raise OptionsError(sentence(" ".join(str(error).split()), prog, Recipe)) from error
     except RecursionError as error:
         raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
+    if mistakes := misfits({name: value for name, value in values.as_dict().items() if name != "recipe"}, Recipe):
+        raise OptionsError(mistakes)
     before(values)
     # the checks need torch
     with telling("importing torch") if "torch" not in sys.modules else nullcontext():
@@ -284,7 +286,7 @@ def _load(named: str) -> dict[str, Any]:
     loaded = load_yaml(text, str(path))
     if not isinstance(loaded, dict):
         raise OptionsError(f"{path} must hold the fields of a recipe, got {type(loaded).__name__}")
-    if mistakes := _misfits(loaded, Recipe):
+    if mistakes := misfits(loaded, Recipe):
         raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
     return {"name": path.stem, **loaded}
 
@@ -301,21 +303,6 @@ def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str
     if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
         return loaded
     return {**loaded, "training": {name: value for name, value in loaded["training"].items() if name != "epochs"}}
-
-
-def _misfits(loaded: dict[Any, Any], group: type[Any], prefix: str = "") -> list[str]:
-    """One sentence for each unknown field, and for each value that stands where a group of fields is needed."""
-    kinds = get_type_hints(group)
-    mistakes = []
-    for name, value in loaded.items():
-        if name not in kinds:
-            known = ", ".join(prefix + known for known in kinds)
-            mistakes.append(f"there is no field {prefix}{name}{did_you_mean(str(name), kinds)}; known: {known}")
-        elif is_dataclass(kinds[name]) and isinstance(value, dict):
-            mistakes += _misfits(value, kinds[name], f"{prefix}{name}.")
-        elif is_dataclass(kinds[name]):
-            mistakes.append(f"{prefix}{name} must hold fields, such as {fields(kinds[name])[0].name}, got {value!r}")
-    return mistakes
 
 
 SHORT_OPTIONS = ("--codec", "--trace", "--max-restarts", "--smoke", "--overwrite", "--resume")

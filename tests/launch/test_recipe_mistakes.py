@@ -107,7 +107,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "must be a number, a quoted string or an expression",
         ),
         (["quickstart", "--model.config", "[" * 20_000], "[[[[..."),
-        (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be tuple[float, float], got [1]"),
+        (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be a list of 2 numbers, got [1]"),
         (
             ["quickstart", "--compression.boundaries.1.gradient", "none"],
             "boundaries: there is no field gradient (did you mean gradients?); known: activations, gradients",
@@ -121,11 +121,28 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "replicas.overrides: compression must hold fields, such as activations, got 'none'",
         ),
         (
+            ["quickstart", "--replicas.overrides", "{1: {compression: null}}"],
+            "replicas.overrides.1.compression must hold fields, such as activations, got None",
+        ),
+        (
+            ["quickstart", "--replicas.overrides.1.pipeline.accumulation", "x"],
+            "replicas.overrides: pipeline.accumulation must be a whole number or null, got x",
+        ),
+        (["quickstart", "--replicas.sync", "{every: x}"], "replicas.sync.every must be a whole number, got x"),
+        (["quickstart", "--training.seed", ""], "training.seed must be a whole number, got nothing"),
+        (["quickstart", "--pipeline.layers", "x"], "be a list of numbers, such as [1, 2], or a list of words, such as"),
+        (
             ["quickstart", "--model.config", "{n_layer: 4"],
             "with values, such as {name: 4}, got {n_layer: 4; a } is missing",
         ),
-        (["quickstart", "--compression.candidates", "none"], "candidates must be a list, such as [a, b], got none"),
-        (["quickstart", "--compression.boundaries.x.gradients", "none"], "compression.boundaries: invalid literal"),
+        (
+            ["quickstart", "--compression.candidates", "none"],
+            "candidates must be a list of words, such as [a, b], got none",
+        ),
+        (
+            ["quickstart", "--compression.boundaries.x.gradients", "none"],
+            "boundaries must be groups of fields by number, such as {1: {activations: ...}}, got 'x'",
+        ),
         (["quickstart", "--codec"], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
         (["quickstart", "--codec", "q(4)/zip"], "compression.gradients: unknown codec 'zip'"),
         (["quickstart", "--training.steps", "-1"], "training.steps must be at least 0, got -1"),
@@ -207,7 +224,11 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
         ("training: {steps: many}", "training.steps must be a whole number, got many"),
         (
             "compression: {boundaries: {1: {gradient: none}}}",
-            "compression.boundaries: there is no field gradient (did you mean gradients?)",
+            "there is no field compression.boundaries.1.gradient (did you mean gradients?)",
+        ),
+        (
+            "replicas: {overrides: {1: {pipeline: 3}}}",
+            "replicas.overrides.1.pipeline must hold fields, such as accumulation, got 3",
         ),
     ],
 )
