@@ -18,9 +18,11 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.overrides import ReplicaCodecs
+from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
+    from thinwire.launch.timing.workload import Workload
 
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
@@ -56,22 +58,21 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
 
     if wanted.pipeline.num_stages < 2:
         raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
+    _check_one_each(wanted.pipeline)
     _check_replicas(options, wanted)
     given = [codec_pair(text) for text in options.codec or (() if wanted.replicas.count > 1 else COMPARED_CODECS)]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
     schedule = options.schedule or wanted.pipeline.schedule
     try:
-        spec = SCHEDULES[schedule]
+        SCHEDULES[schedule]
     except OptionsError as error:  # the recipe's own is checked, so it is that of the option
         raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
     forward, backward = (value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms))
     between = list(dict.fromkeys(("none", wanted.replicas.gradients, *options.replica_codec)))
     between = between if wanted.replicas.count > 1 else []
     workload = from_recipe(wanted, codecs, forward, backward, between).with_speeds(options.replica_speed)
-    count = workload.num_stages * spec.stages_per_process
-    if mistakes := spec.mistakes(count, spec.stages_per_process, workload.num_microbatches):
-        raise OptionsError(mistakes)
+    _check_schedule(schedule, workload)
     wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
     if wrong:
         raise OptionsError(
@@ -89,6 +90,34 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         for bandwidth in options.bandwidth
     ]
     return answer(workload, schedule, codecs, networks, options.max_in_flight, between, _every(options, wanted))
+
+
+def _check_one_each(pipeline: PipelineOptions) -> None:
+    """Refuse a recipe with several stages in each process: the times of a prediction are those of processes."""
+    count, each = pipeline.num_processes, pipeline.per_process
+    if each > 1:
+        raise OptionsError(
+            f"a prediction needs a recipe with one stage in each process, got {each}; add --pipeline.num_stages "
+            f"{count} --pipeline.stages_per_process 1 --pipeline.layers null --pipeline.schedule gpipe "
+            f"--compression.boundaries '{{}}', and --schedule {pipeline.schedule} for {each} stages in each"
+        )
+
+
+def _check_schedule(schedule: str, workload: Workload) -> None:
+    """Refuse a schedule that cannot run the work, or needs more stages than the model has layers."""
+    from thinwire.pipeline.schedules import SCHEDULES
+
+    spec = SCHEDULES[schedule]
+    count = workload.num_stages * spec.stages_per_process
+    mistakes = list(spec.mistakes(count, spec.stages_per_process, workload.num_microbatches))
+    if workload.layers is not None and count > workload.layers:
+        mistakes.append(
+            f"{schedule} cuts the model into {count} stages, {spec.stages_per_process} for each of "
+            f"{workload.num_stages} processes, but it has {workload.layers} layers; take a smaller "
+            f"--pipeline.num_stages or another --schedule"
+        )
+    if mistakes:
+        raise OptionsError(mistakes)
 
 
 def _every(options: argparse.Namespace, wanted: Recipe) -> int:

@@ -99,6 +99,29 @@ def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
     assert ("--pipeline.num_stages 6" in chosen) == (SCHEDULES[best].stages_per_process == 2)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--pipeline.schedule", "interleaved-1f1b"],
+            "a prediction needs a recipe with one stage in each process, got 2; add --pipeline.num_stages 2 "
+            "--pipeline.stages_per_process 1 --pipeline.layers null --pipeline.schedule gpipe --compression.boundaries "
+            "'{}', and --schedule interleaved-1f1b for 2 stages in each",
+        ),
+        (
+            ["--schedule", "interleaved-1f1b"],
+            "interleaved-1f1b cuts the model into 8 stages, 2 for each of 4 processes, but it has 6 layers; take a "
+            "smaller --pipeline.num_stages or another --schedule",
+        ),
+    ],
+    ids=["recipe", "schedule"],
+)
+def test_stages_that_a_prediction_cannot_place_are_refused(capsys, options, said):
+    """It took each stage for a process, so it predicted other processes than those of the recipe."""
+    assert main(["predict", *GIVEN, *options]) == 2
+    assert capsys.readouterr().err == f"{said}\n"
+
+
 def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys):
     """`--link 1-2:1mbit` left 1 % of full speed, and yet none was said to hide the wire from some bandwidth up."""
     slow = [*GIVEN, "--bandwidth", "1gbit", "--codec", "q(2)/q(4)", "--link"]
