@@ -68,11 +68,15 @@ def keep_folder(prepared: Prepared, log: MetricsLog | None) -> bool:
 def save_model_files(run: Path, prepared: Prepared) -> None:
     """Write RUN/model; it replaces that of an earlier run with this name."""
     folder = run / "model"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != FACTS:  # which tells a later run, at any moment, that a run has written here
+            path.unlink()
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
     facts = ModelFacts(num_labels=prepared.data.num_labels, tied=blueprint.tied, dtype=blueprint.dtype)
-    (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")  # first, so that a later run knows the folder
+    (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
     if tokenizer != BYTES:

@@ -111,11 +111,12 @@ def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
     """Say that the stages of this host are done, if it does not show the results, in the first of its processes."""
     here = processes_here(rank)
     if is_spread(rank) and rank == here.start and where.reporter not in here:
-        stages = sorted(stage for process in here for stage in where.stages_of(process))
-        print(
-            f"{named(stages)} {'is' if len(stages) == 1 else 'are'} done; what this host keeps is in "
-            f"{prepared.recipe.folder}"
-        )
+        done: dict[int | None, list[int]] = {}
+        for process in here:
+            done.setdefault(where.replica_of(process), []).extend(where.stages_of(process))
+        said = " and ".join(named(sorted(stages), replica) for replica, stages in done.items())
+        one = sum(map(len, done.values())) == 1
+        print(f"{said} {'is' if one else 'are'} done; what this host keeps is in {prepared.recipe.folder}")
 
 
 def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, float], None]) -> None:

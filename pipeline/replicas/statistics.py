@@ -4,7 +4,8 @@
     s_i      those of replica i, which its passes update; sent with its weights or gradients
     s        the mean of all s_i that were sent;  all s_i <- s
 
-The mean is taken with each exchange of the weights, and takes effect when that does. Statistics travel uncompressed,
+The mean is taken with each exchange of the weights, or of the first group of layers, and takes effect when that does.
+Each replica counts alike; where some may be missing, each counts by its samples. Statistics travel uncompressed,
 and every replica adds up for itself, so they arrive together with the gradients. The modules hold s, except while the
 passes of a replica run: statistics are what evaluations and saved weights need, and in training no module reads them.
 """

@@ -15,6 +15,7 @@ from support.small_disk import mounted
 from thinwire.launch import cli
 from thinwire.launch.run import folders, recipe, room
 from thinwire.launch.run.folders import check_folders, held, replacing
+from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.weights import newest
@@ -96,6 +97,27 @@ def test_what_an_earlier_run_wrote_is_replaced(tmp_path):
     for name in ("model/facts.json", "model/config.json", "tensorboard/events.out.tfevents.1", "trace/stage-0.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    assert folders.foreign(tmp_path) == []
+
+
+def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_path):
+    """It deleted the file by which a run knows its own folder, maybe before the others."""
+
+    def killed(folder):
+        assert {path.name for path in folder.iterdir()} == {"facts.json"}
+        raise KeyboardInterrupt
+
+    for name in ("facts.json", "config.json", "tokenizer/vocabulary"):
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "model" / name).touch()
+    blueprint = SimpleNamespace(tied={}, dtype="float32", save_config=killed)
+    prepared = SimpleNamespace(
+        blueprint=blueprint,
+        data=SimpleNamespace(num_labels=None),
+        recipe=SimpleNamespace(data=SimpleNamespace(tokenizer="bytes")),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        save_model_files(tmp_path, prepared)
     assert folders.foreign(tmp_path) == []
 
 

@@ -17,6 +17,7 @@ from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
+from thinwire.pipeline.process import Placement
 
 
 def prepared(num_processes, **replicas):
@@ -94,3 +95,21 @@ def test_all_processes_wait_for_a_replica_that_steps_alone_as_its_counterparts_d
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=seconds)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("process_of", "replicas", "here", "said"),
+    [
+        ({0: 0, 1: 1}, 1, range(1), "stage 0 is"),
+        ({0: 0, 1: 0, 2: 1}, 1, range(1), "stages 0, 1 are"),
+        ({0: 0}, 4, range(2, 4), "stage 0 of replica 2 and stage 0 of replica 3 are"),
+        ({0: 0, 1: 1}, 2, range(2, 4), "stages 0, 1 of replica 1 are"),
+    ],
+    ids=["one stage", "two stages", "two replicas", "one replica"],
+)
+def test_a_host_without_results_names_what_it_held(process_of, replicas, here, said, monkeypatch, capsys):
+    where = Placement(process_of, num_replicas=replicas)
+    monkeypatch.setattr(worker, "processes_here", lambda rank: here)
+    monkeypatch.setattr(worker, "is_spread", lambda rank: True)
+    worker._say_done(SimpleNamespace(recipe=SimpleNamespace(folder="run")), where, here.start)
+    assert capsys.readouterr().out == f"{said} done; what this host keeps is in run\n"
