@@ -122,7 +122,7 @@ class Channel:
     def describe(self, microbatch: Microbatch) -> str:
         """A frame of this channel in words, for errors."""
         return (
-            f"{self.name} of micro-batch {microbatch.index}, {phase_of(microbatch.kind)} step {microbatch.step}, "
+            f"{self.name} of micro-batch {microbatch.index}, {phase_of(microbatch.kind)} pass {microbatch.step}, "
             f"over boundary {self.boundary}"
         )
 

@@ -286,7 +286,7 @@ def test_a_stage_that_raises_is_told_first(folder):
     cause, other, *more = command.stderr.splitlines()
     assert not more, command.stderr
     assert cause == (
-        "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train step 1, over boundary "
+        "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train pass 1, over boundary "
         "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
     )
     waiting = "lost a peer: stage 1 was (making room|waiting) for activations"

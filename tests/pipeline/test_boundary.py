@@ -136,7 +136,7 @@ def test_non_finite_values_are_named_and_can_be_sent_on(bad):
     hidden[2, 3] = bad
     sender, _, _, _ = ends(described)
     with pytest.raises(
-        NonFiniteError, match="stage 1 has NaN or infinity in the activations of micro-batch 6, train step"
+        NonFiniteError, match="stage 1 has NaN or infinity in the activations of micro-batch 6, train pass"
     ):
         sender.send(which("train", 5, 6), (hidden,))
     sender, receiver, _, _ = ends(described, WireOptions(nonfinite="send"))

@@ -90,7 +90,7 @@ def from_card_to_card(rank, options, damaged=False):
 
     def received(self, what):
         frame = receive(self, what)
-        if damaged and what.startswith("stage 1 was waiting for activations of micro-batch 2, train step 1"):
+        if damaged and what.startswith("stage 1 was waiting for activations of micro-batch 2, train pass 1"):
             frame[100] ^= 1
         return frame
 
@@ -147,7 +147,7 @@ def test_a_payload_that_is_damaged_between_cards_is_told_before_the_optimizer_mo
     options = {"schedule": "1f1b", "compression": {"activations": "q(4)", "gradients": "q(8)"}}
     _, said = run(from_card_to_card, 2, options, True)
     assert said == (
-        "stage 1 received from stage 0, as activations of micro-batch 2, train step 1, over boundary 0: the payloads "
+        "stage 1 received from stage 0, as activations of micro-batch 2, train pass 1, over boundary 0: the payloads "
         "do not match their sum: the frame was damaged on the way"
     )
 
