@@ -206,7 +206,9 @@ def _open(picture: Picture) -> Image:
     """Open an image and read its header, but not its pixels."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
+    if isinstance(picture, bytes):
+        return Image.open(io.BytesIO(picture))
+    return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
 
 
 def _digest(source: Labelled, form: Format, normalization: Normalization) -> str:

@@ -104,7 +104,7 @@ def _check_pairs(name: str, returned: Any) -> Labelled:
 
 def _check_pictures(name: str, returned: Any) -> Labelled:
     labelled = _check_labelled(name, returned)
-    rule = "images that are uint8 arrays [H, W] or [H, W, C], or the bytes of a file"
+    rule = "images that are uint8 arrays [H, W] or [H, W, C] with 1 or 3 channels, or the bytes of a file"
     _require_all(name, labelled.examples, _is_picture, rule)
     return labelled
 
@@ -137,8 +137,9 @@ def _is_pair(example: Any) -> bool:
 
 
 def _is_picture(example: Any) -> bool:
-    pixels = isinstance(example, np.ndarray) and example.dtype == np.uint8 and example.ndim in (2, 3)
-    return pixels or isinstance(example, bytes)
+    if isinstance(example, np.ndarray):
+        return example.dtype == np.uint8 and (example.ndim == 2 or (example.ndim == 3 and example.shape[2] in (1, 3)))
+    return isinstance(example, bytes)
 
 
 def _require_all(name: str, examples: Sequence[Any], fits: Callable[[Any], bool], rule: str) -> None:

@@ -105,7 +105,7 @@ def test_examples_are_the_inputs_without_data():
 
 def test_formats():
     grey, colour, large = random_pixels(1, (8, 8))[0], PIXELS[0], random_pixels(1, (10, 12, 3))[0]
-    assert find_format([png(grey), grey], None, None) == Format(1, 8, 8, resized=False)
+    assert find_format([png(grey), grey, grey[..., None]], None, None) == Format(1, 8, 8, resized=False)
     assert find_format([grey, png(colour)], None, None) == COLOUR
     assert find_format([grey], 3, None) == COLOUR
     assert find_format([colour, png(large)], None, 6) == Format(3, 6, 6, resized=True)
@@ -123,6 +123,9 @@ def test_images_are_scaled_and_made_grey():
         middle = decode(picture, Format(3, 4, 4, resized=True))
         assert torch.equal(middle, torch.full((3, 4, 4), 100, dtype=torch.uint8))
         assert decode(picture, Format(1, 4, 8, resized=False))[0, 0].tolist() == [76, 76, 100, 100, 100, 100, 0, 0]
+    assert torch.equal(
+        decode(pixels[:, :, :1], Format(1, 4, 8, resized=False)), torch.from_numpy(pixels[None, :, :, 0])
+    )
     assert torch.equal(decode(pixels[:, 2:6], Format(1, 9, 9, resized=True)), torch.full((1, 9, 9), 100).byte())
 
 

@@ -67,6 +67,10 @@ def floats(split):
     return Labelled([torch.zeros(2, 2).numpy()] * 2, torch.tensor([0, 1]), 2)
 
 
+def two_channels(split):
+    return Labelled([torch.zeros(2, 2, 2, dtype=torch.uint8).numpy()] * 2, torch.tensor([0, 1]), 2)
+
+
 calls = []
 constant = 3
 """
@@ -113,6 +117,9 @@ def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
     assert "\n" not in str(error.value)
 
 
+PICTURES = "must return images that are uint8 arrays [H, W] or [H, W, C] with 1 or 3 channels, or the bytes of a file"
+
+
 @pytest.mark.usefixtures("own_sources")
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
@@ -124,11 +131,8 @@ def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
         ("listed_labels", "pairs", "must return labels as an int64 tensor [N], got list [0, 1]; write torch.tensor("),
         ("text_alone", "pairs", "must return examples that are tuples of one or two texts, got str 'a' at index 0"),
         ("uneven", "pairs", "must return as many texts in each tuple, got one in some and two in others"),
-        (
-            "floats",
-            "images",
-            "must return images that are uint8 arrays [H, W] or [H, W, C], or the bytes of a file, got a",
-        ),
+        ("floats", "images", f"{PICTURES}, got a "),
+        ("two_channels", "images", f"{PICTURES}, got a "),
     ],
 )
 def test_examples_of_the_wrong_kind_are_one_sentence(name, kind, said):
