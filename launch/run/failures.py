@@ -30,16 +30,9 @@ from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteEr
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
-_LASTING = (
-    CodecError,
-    StoreError,
-    ModelError,
-    OptionsError,
-    MismatchError,
-    NonFiniteError,
-    CheckpointError,
-    OutputError,
-)
+_OF_ALL = (CodecError, ModelError, OptionsError, MismatchError)
+"""Errors that other replicas of the run would meet too."""
+_LASTING = (*_OF_ALL, StoreError, NonFiniteError, CheckpointError, OutputError)
 """Errors that a restart cannot solve."""
 
 _KINDS = {PeerError: "peer", StoppedError: "saved"}
@@ -62,6 +55,8 @@ class Report:
     text: str
     lasting: bool = False
     """Whether the process would fail again in the same way if the run went on from its newest checkpoint."""
+    of_all: bool = False
+    """Whether other replicas would fail in the same way."""
 
     def save(self) -> None:
         """Write the report for the launcher. Print it if there is no launcher, or if its folder is gone or full."""
@@ -96,8 +91,8 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
     """The report of a process that ends with `error`: a sentence for a `ThinwireError`, else a traceback."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "own")
-    lasting = isinstance(error, _LASTING)
-    return Report(rank=rank, stages=list(stages), replica=replica, kind=kind, text=text, lasting=lasting)
+    lasting, of_all = isinstance(error, _LASTING), isinstance(error, _OF_ALL)
+    return Report(rank=rank, stages=list(stages), replica=replica, kind=kind, text=text, lasting=lasting, of_all=of_all)
 
 
 def read_reports(folder: Path) -> dict[int, Report]:

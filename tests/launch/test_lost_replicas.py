@@ -156,6 +156,24 @@ def test_a_replica_without_a_restart_is_lost_for_good(folder):
     assert steps(folder / "run") == list(range(150))
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_replica_that_cannot_write_its_checkpoints_is_lost_alone(folder):
+    """A full disk of one replica, or NaN in it, ended all of them."""
+    saves = ["--checkpoint.every", "4 steps", "--max-restarts", "1", "--pipeline.num_stages", "1"]
+    with started(endless(*saves), folder) as command:
+        command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 8, 120)
+        checkpoints = folder / "run/replica-1/checkpoints"
+        checkpoints.rename(folder / "moved")
+        checkpoints.touch()
+        told(command, "replica 1 is lost, and the others go on\nstarting again from the newest checkpoint")
+        told(command, "replica 1 is lost for good: no restarts are left; the others go on")
+        last = max(steps(folder / "run"))
+        command.wait_until(lambda: max(steps(folder / "run")) > last + 6, 120)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130, command.stderr
+
+
 def pids(command):
     """The stage processes by REPLICA/RANK."""
     names = {pid: Path(f"/proc/{pid}/comm").read_text().split() for pid in command.processes()}
@@ -173,6 +191,12 @@ def steps(run):
         (["--replicas.sync.every", "1"], "replicas.sync.every must be above 1 for membership elastic"),
         (["--replicas.sync.sums", "owner"], "replicas.sync.sums must be all for membership elastic"),
         (["--replicas.gradients", "powersgd(2)"], "replicas.gradients must be a codec for membership elastic"),
+        (
+            ["--replicas.sync.every", "4", "--replicas.sync.groups", "2"],
+            "replicas.sync.groups must be 1 and overlap 0 for membership elastic",
+        ),
+        (["--replicas.sync.overlap", "1"], "groups must be 1 and overlap 0 for membership elastic"),
+        (["--replicas.overrides.1.pipeline.accumulation", "2"], "replicas.overrides must be empty for membership"),
     ],
 )
 def test_what_cannot_work_is_refused(folder, options, said):

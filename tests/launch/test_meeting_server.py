@@ -25,6 +25,7 @@ from thinwire.launch.run.crews.remote.stream import (
     WELCOME,
     pack,
 )
+from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.zeromq.keys import Keys
 
 
@@ -33,13 +34,32 @@ def test_replicas_exchange_and_the_meeting_place_ends_with_them(tmp_path):
         async with met(tmp_path) as (place, settings):
             hosts = [Host(replace(settings, replica=replica)) for replica in range(2)]
             assert await asyncio.gather(*(host.begin() for host in hosts)) == [None, None]
-            found = await asyncio.gather(*(host.exchange(3, LONG + bytes([host.replica])) for host in hosts))
+            frames = [LONG + bytes([host.replica]) for host in hosts]
+            exchanges = (host.exchange(3, frame, last=True) for host, frame in zip(hosts, frames, strict=True))
+            found = await asyncio.gather(*exchanges)
             assert found[0].samples == {0: 4, 1: 4}
             assert found[0].frames == {1: [LONG + b"\1"]} and found[1].frames == {0: [LONG + b"\0"]}
+            for host in hosts:
+                host.gives(LONG, step=3)
             assert await asyncio.gather(*(host.leave() for host in hosts)) == [None, None]
             await asyncio.wait_for(place.serving, TIMEOUT)
             assert place.told[-1] == "all replicas have ended"
-            assert {"replica 0 has come", "replica 1 has come"} <= set(place.told)
+            assert {"replica 0 has come", "replica 1 has ended"} <= set(place.told)
+
+    asyncio.run(scene())
+
+
+def test_the_meeting_place_of_replicas_that_failed_does_not_say_that_they_have_ended_well(tmp_path):
+    """It did, and with status 0."""
+
+    async def scene():
+        async with met(tmp_path) as (place, settings):
+            hosts = [Host(replace(settings, replica=replica)) for replica in range(2)]
+            assert await asyncio.gather(*(host.begin() for host in hosts)) == [None, None]
+            await asyncio.gather(*(host.leave() for host in hosts))
+            with pytest.raises(FailedError, match="no replica has reached the end of the run; their hosts say why"):
+                await asyncio.wait_for(place.serving, TIMEOUT)
+            assert "replica 0 has left before the end of the run" in place.told
 
     asyncio.run(scene())
 
@@ -199,10 +219,11 @@ def test_packets_that_are_none_change_nothing():
     in_world(scene)
 
 
-def test_it_waits_for_replicas_that_may_come_back_before_it_ends():
+def test_it_waits_for_replicas_that_may_come_back_before_it_ends(monkeypatch):
     async def scene(world):
         streams = [world.enter(bytes([replica]), replica)[0] for replica in range(2)]
         await world.wait(1, b"\0", b"\1")
+        monkeypatch.setattr(world.server._meeting, "has_reached_end", lambda replica: replica == 0)
         streams[0].write(LAUNCHER, {"kind": "loses", "replica": 0, "for_good": True})
         await world.wait(7, b"\0")
         assert world.told[-2:] == ["replica 0 has ended", "replica 1 is lost: nothing was heard of it for 6 s"]

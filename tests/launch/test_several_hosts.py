@@ -85,7 +85,9 @@ def test_a_launcher_that_was_killed_is_taken_in_again(folder):
         for command in (comes, stays):  # one leaves alone, and the other one goes on
             command.process.send_signal(signal.SIGINT)
             assert command.wait() == 130, command.stderr
-        assert place.wait() == 0, place.stderr
+        assert place.wait() == 1, place.stderr
+    assert "replica 0 has left before the end of the run" in place.stderr
+    assert place.stderr.endswith("no replica has reached the end of the run; their hosts say why\n")
     assert "goes on from the checkpoint of step" in comes.stdout + comes.stderr
     ended = steps(folder / "host-0")
     assert ended == list(range(len(ended))) and len(ended) % 3 == 0, "it has lost no step, and stops after an exchange"
@@ -127,8 +129,14 @@ def test_what_all_must_agree_on(folder):
     known = agreed(recipe.parse(["tiny.yaml", *OPTIONS]))
     own = ["--replicas.meeting", "h:1", "--replicas.number", "1", "--output", "here", "--wire.timeout", "9"]
     assert difference(known, agreed(recipe.parse(["tiny.yaml", *OPTIONS, *own]))) is None
-    other = agreed(recipe.parse(["tiny.yaml", *OPTIONS, "--training.seed", "7"]))
-    assert "these differ: training.seed (0 at the meeting place, 7 here)" in difference(known, other)
+    for option, value, there in [
+        ("training.seed", "7", "0"),
+        # these two decide what a frame holds: one host ended the others at the first exchange, or gave them NaN
+        ("wire.checksum", "false", "true"),
+        ("wire.nonfinite", '"send"', '"raise"'),
+    ]:
+        other = agreed(recipe.parse(["tiny.yaml", *OPTIONS, f"--{option}", value.strip('"')]))
+        assert f"these differ: {option} ({there} at the meeting place, {value} here)" in difference(known, other)
     later = {**known, "the release of thinwire": "99"}
     assert re.search(
         r"these differ: the release of thinwire \(.* at the meeting place, 99 here\)", difference(known, later)

@@ -57,8 +57,8 @@ class Host:
     async def exchange(self, step, frame, last=False):
         return await asyncio.to_thread(self._attendance.exchange, step, 4, [frame], last=last)
 
-    def gives(self, state):
-        self._attendance.applied(1, "x", {}, state, last=True)
+    def gives(self, state, step=1):
+        self._attendance.applied(step, "x", {}, state, last=True)
 
     async def leave(self):
         self._say({"loses": self.replica, "for_good": True})

@@ -36,6 +36,8 @@ class _Running:
     crew: local.Crew
     folder: Path
     resources: ExitStack
+    again: bool = False
+    """Whether the replica has been started before."""
 
 
 @dataclass
@@ -72,8 +74,8 @@ class Crews:
 
         Raises:
             OptionsError: a replica cannot write to its folder.
-            FailedError: a replica failed in a way that a restart does not mend; or none is left; or the first, whose
-                folder is that of the run, is lost for good.
+            FailedError: a replica met at its first start what others would meet too; or none is left; or the first,
+                whose folder is that of the run, is lost for good.
             StoppedError: a signal came.
         """
         for replica in self._here:
@@ -124,7 +126,7 @@ class Crews:
         if not forks.is_safe():
             host_data.keep(self._prepared.data, wanted.data, wanted.training.seed, folder)
         crew = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat)))
-        self._running[replica] = _Running(crew, folder, resources)
+        self._running[replica] = _Running(crew, folder, resources, again)
         given = local.environments(wanted.group_processes, wanted.training.threads, folder)
         with place.coming(replica) as connections:
             crew.start(
@@ -162,7 +164,8 @@ class Crews:
             place.loses(replica, for_good=True)
             return
         told = failures.tell(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
-        if any(report.lasting for report in reports.values()):
+        # NaN, a full disk or damaged checkpoints are of one replica: it may come back, and the others go on
+        if not running.again and any(report.of_all for report in reports.values()):
             place.loses(replica, for_good=True)
             raise FailedError(told)
         place.loses(replica, for_good=not self._left)
@@ -171,9 +174,11 @@ class Crews:
             self._start(place, replica, again=True)
         else:
             self._ended.lost[replica] = told
-            print(
-                f"{told}\nreplica {replica} is lost for good: no restarts are left; the others go on", file=sys.stderr
-            )
+            if len(self._here) > 1:  # else the end says it
+                print(
+                    f"{told}\nreplica {replica} is lost for good: no restarts are left; the others go on",
+                    file=sys.stderr,
+                )
 
     def _spend_restart(self, told: str) -> None:
         """Count a restart. FailedError if none is left."""

@@ -97,6 +97,13 @@ class Meeting:
         self._seats[replica] = Seat("gone" if for_good else "away")
         self.settle()
 
+    def has_reached_end(self, replica: int) -> bool:
+        """Whether a replica holds the weights of the end of the run."""
+        if self._final is None:
+            return False
+        _, [(words, _), *_] = self._final
+        return self._seats[replica].held.step == int(words["step"])
+
     def stop(self, replica: int | None = None) -> None:
         """Have a replica stop after the next exchange, or all."""
         self._stopping |= set(range(len(self._seats)) if replica is None else [replica])

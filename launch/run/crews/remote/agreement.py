@@ -13,6 +13,8 @@ from thinwire.launch.run.recipe import Recipe
 
 _OWN = (*WITHOUT_EFFECT, "replicas.number", "training.device", "training.compile", "training.epochs", "training.steps")
 """Fields in which replicas may differ; the number of steps follows from the samples, and is compared as they are."""
+_FRAMES = ("wire.checksum", "wire.nonfinite")
+"""Fields without effect on a run of its own that decide what the frames between replicas hold."""
 _TORCH = "the release of torch"
 """In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
 _SHOWN = 60
@@ -24,7 +26,8 @@ def agreed(recipe: Recipe) -> dict[str, str]:
 
     A long value ends with its digest.
     """
-    fields = {name: _text(value) for name, value in values_of(asdict(recipe)).items() if not is_among(name, _OWN)}
+    values = values_of(asdict(recipe)).items()
+    fields = {name: _text(value) for name, value in values if name in _FRAMES or not is_among(name, _OWN)}
     return {**fields, "the release of thinwire": version("thinwire")}
 
 

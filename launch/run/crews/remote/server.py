@@ -30,6 +30,7 @@ from thinwire.launch.run.crews.remote.stream import (
     unpack,
 )
 from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.membership.fields import LAUNCHED, SAID, check
 from thinwire.pipeline.replicas.membership.meeting import Meeting, named
@@ -93,6 +94,7 @@ class MeetingServer:
         self._sessions: dict[int, Session] = {}
         self._silence = Silence(size.silence, clock)
         self._ended: set[int] = set()
+        self._finished: set[int] = set()  # those of them that have reached the end of the run
         self._empty_since: float | None = None
 
     @property
@@ -136,8 +138,10 @@ class MeetingServer:
         self._meeting.settle()
 
     def tell_end(self) -> None:
-        """Say how the run has ended."""
-        missing = sorted(set(range(self._size.replicas)) - self._ended)
+        """Say how the run has ended. FailedError if no replica has reached the end of it."""
+        missing = sorted(set(range(self._size.replicas)) - self._finished)
+        if not self._finished:
+            raise FailedError("no replica has reached the end of the run; their hosts say why")
         self._tell(f"the run has ended without {named(missing)}" if missing else "all replicas have ended")
 
     def _greet(self, route: bytes, version: int, data: bytes) -> None:
@@ -204,13 +208,16 @@ class MeetingServer:
         elif words["kind"] == "comes":
             self._tell(f"replica {replica} has come")
             self._ended.discard(replica)
+            self._finished.discard(replica)
             self._sessions[replica].has_ended = False
             self._meeting.comes(replica)
         elif words["kind"] == "loses":
-            for_good = words["for_good"]
-            self._tell(f"replica {replica} has ended" if for_good else f"replica {replica} is lost, and comes again")
+            for_good, finished = words["for_good"], self._meeting.has_reached_end(replica)
+            left = "has ended" if finished else "has left before the end of the run"
+            self._tell(f"replica {replica} {left}" if for_good else f"replica {replica} is lost, and comes again")
             self._sessions[replica].has_ended = for_good
             self._ended |= {replica} if for_good else set()
+            self._finished |= {replica} if for_good and finished else set()
             self._meeting.loses(replica, for_good=for_good)
         else:
             self._tell(f"replica {replica} stops after the next exchange")
