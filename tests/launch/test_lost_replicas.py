@@ -5,6 +5,7 @@ import re
 import signal
 from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -47,9 +48,9 @@ def test_an_undisturbed_run_has_the_numbers_of_a_fixed_one(folder):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_lost_replica_is_taken_in_again(folder):
-    saves = ["--checkpoint.every", "4 steps", "--max-restarts", "1"]
+    saves = ["--checkpoint.every", "4 steps", "--max-restarts", "1", "--replicas.sync.every", "30"]
     with started(endless(*saves), folder) as command:
-        command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 8, 120)
+        command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 40, 120)
         os.kill(pids(command)["1/0"], signal.SIGKILL)
         told(command, "stage 0 of replica 1 was killed by SIGKILL")
         told(command, "replica 1 is lost, and the others go on\nstarting again from the newest checkpoint")
@@ -59,7 +60,9 @@ def test_a_lost_replica_is_taken_in_again(folder):
         command.process.send_signal(signal.SIGINT)
         assert command.wait() == 130, command.stderr
     stopped = int(re.search(r"stopped by SIGINT after step (\d+), and a checkpoint holds it", command.stderr)[1])
-    assert stopped % 3 == 0, "they stop after an exchange"
+    assert stopped % 30 == 0, "they stop after an exchange"
+    told_losses = losses(folder / "run")
+    assert fmean(told_losses[-10:]) < fmean(told_losses[:10]), "the loss goes on"
     assert "goes on from the checkpoint of step" in (folder / "run/replica-1/output.txt").read_text()
     resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", stopped + 4], folder)
     assert resumed.status == 0, resumed.stderr

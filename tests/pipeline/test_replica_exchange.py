@@ -63,6 +63,30 @@ def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression)
     assert first_error > 1e-4, "the codec does nothing"
 
 
+OTHERS = [
+    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "nf(2)", "dither(4)", "randk(0.1)", "q(4) + q(2)"),
+    *(
+        'q(4, grid="midtread")',
+        'q(4, clip="mse", code="entropy")',
+        'q(3, rotate="hadamard")',
+        "q(4, group=64, scale_bits=8)",
+    ),
+    *('topk(0.1, values="q(8)")', 'topk(0.015625, values="means(2)", code="entropy")'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("codec", OTHERS)
+def test_replicas_stay_equal_for_100_steps_with_any_codec(codec, count):
+    """Of four replicas the last one owns one row, and that is ragged."""
+    replicas = make(codec if codec in ("none", "bf16", "fp16") else f"ef({codec})", count)
+    for step in range(100):
+        mine, *others = exchanged(replicas, gradients(step % 5, count), step)
+        assert all(torch.equal(mine, other) for other in others), step
+    assert mine.isfinite().all() and mine.any()
+
+
 def coded(codec, rows):
     """C(rows), for a codec that draws nothing."""
     key, payload = Key(0, 0, "", "train", 0, 0), torch.empty(codec.nbytes(rows.shape, rows.dtype), dtype=torch.uint8)
