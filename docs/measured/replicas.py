@@ -27,12 +27,17 @@ COMMON = {
     "--pipeline.num_microbatches": "2",
     "--pipeline.microbatch_size": "8",
 }
+SGD = {"--optimizer.name": "sgd", "--optimizer.lr": "0.5", "--optimizer.momentum": "0.9"}
+"""A control: an optimizer that does not divide by a second moment."""
 EXCHANGES: Mapping[str, Mapping[str, str]] = {
     "none": {},
     "bf16": {"--replicas.gradients": "bf16"},
     "ef(q(8))": {"--replicas.gradients": "ef(q(8))"},
     "ef(q(4))": {"--replicas.gradients": "ef(q(4))"},
+    'ef(q(4, grid="midtread"))': {"--replicas.gradients": 'ef(q(4, grid="midtread"))'},
     "ef(q(2))": {"--replicas.gradients": "ef(q(2))"},
+    "SGD, none": SGD,
+    "SGD, ef(q(4))": SGD | {"--replicas.gradients": "ef(q(4))"},
     "quantized-adam, 4 bits": {
         "--optimizer.name": "quantized-adam",
         "--optimizer.freeze_after": "52 steps",
