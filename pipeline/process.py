@@ -112,8 +112,8 @@ class Placement:
     def connected(self, timeout: timedelta, across: timedelta | None = None) -> Placement:
         """The same placement with the process groups of both axes; collective over the default group.
 
-        Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None. So these are
-        groups of our own, not those of a torch DeviceMesh (replica, stage), which have one time-out for all.
+        Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None. So these
+        are groups of our own, not those of a torch DeviceMesh (replica, stage), which have one time-out for all.
         """
         if self.num_replicas == 1:
             return self
