@@ -157,6 +157,7 @@ class Run:
             done % self._steps_per_epoch == 0 or done == self.recipe.training.steps
         ):
             self.assembly.placement.compare({stage.stage_index: stage.digests() for stage in self.trainer.stages})
+            self._compare_replicas()
         if self.recipe.save_every and done % self.recipe.save_every == 0:
             self._save(done)
         if self._choosing.choose(last=done == self.recipe.training.steps):

@@ -182,7 +182,8 @@ class DebugOptions:
     """Checks that cost time."""
 
     check_buffers: bool = False
-    """Whether to compare the buffers at both ends of every boundary after each epoch and at the end."""
+    """Whether to compare the buffers at both ends of every boundary, and the weights of all replicas, after each epoch
+    and at the end."""
     trace: int = 0
     """The last training steps to record as a trace, for thinwire trace and thinwire report; 0 records none."""
     smoke: bool = False

@@ -8,7 +8,7 @@ import pytest
 
 from support.processes import outcomes_of, run
 from thinwire.pipeline import process
-from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.process import Placement
 
 IN_A_V = Placement({0: 0, 1: 1, 2: 1, 3: 0})
@@ -74,6 +74,15 @@ def test_buffers_that_are_alike_pass_and_the_first_that_differ_are_named_where_t
     returned, told = outcomes[0]
     assert not returned
     assert "MismatchError: the buffers of boundary 2 differ between stages 2 and 3" in told
+
+
+def test_replicas_with_other_weights_are_named(monkeypatch):
+    where = Placement({0: 0, 1: 0}, replica=0, num_replicas=3)
+    monkeypatch.setattr(Placement, "everyone_across", lambda self, mine: [mine, mine, ["a", "other"]])
+    with pytest.raises(MismatchError, match="the weights or buffers of stage 1 differ between replicas 0 and 2, but all"):
+        where.compare_replicas({0: "a", 1: "b"})
+    monkeypatch.setattr(Placement, "everyone_across", lambda self, mine: [mine] * 3)
+    where.compare_replicas({0: "a", 1: "b"})
 
 
 def left_alone(rank):
