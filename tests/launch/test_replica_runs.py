@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from support.commands import THINWIRE, completed
+from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from support.tiny_run import prepared
@@ -71,6 +71,40 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
     lines = [json.loads(line) for line in (folder / "simulated/metrics.jsonl").read_text().splitlines()]
     # one process sends and receives everything
     assert sum(line["exchanged"] for line in lines) == 2 * sum(row["bytes"] for row in wanted["replicas"])
+
+
+@pytest.mark.processes
+def test_torchrun_on_two_hosts_and_an_evaluation_have_the_numbers_of_a_simulation(folder, capsys):
+    """Each host has one replica: neighbours of a pipeline have neighbouring ranks."""
+    options = [*TWO, "--training.steps", "3", "--data.held_out", "0.2"]
+    wanted = summary(simulate("tiny.yaml", folder / "simulated", *options))
+    port = free_port()
+
+    def node(rank):
+        where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 2]
+        own = ["--output", f"host-{rank}"]
+        return [
+            *TORCHRUN,
+            *where,
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            port,
+            *TRAIN,
+            "tiny.yaml",
+            *options,
+            *own,
+        ]
+
+    with started(node(0), folder) as first, started(node(1), folder) as second:
+        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+    got = summary(folder / "host-0")
+    assert {name: got[name] for name in SAME} == {name: wanted[name] for name in SAME}
+    assert "stages 0, 1 of replica 1 are done; what this host keeps is in host-1" in second.stdout
+    capsys.readouterr()
+    assert cli.main(["eval", "host-0", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in got["held_out"].items()]
 
 
 def exported_from_the_first_replica(folder):
