@@ -237,7 +237,7 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
         ),
         (
             ["--replicas.overrides.1.pipeline.accumulation", "x"],
-            "replicas.overrides must be groups of fields by number",
+            "replicas.overrides: pipeline.accumulation must be a whole number or null, got x",
         ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
         (
