@@ -29,7 +29,7 @@ def benches(turns: int, steps: int) -> Mapping[str, list[str]]:
     """The recipe and the options of each bench, by name. Replicas that step alone take two rounds of 30 steps."""
     codecs = [EXCHANGES[name].get("--replicas.gradients", name).replace(", start=26", "") for name in EVERY_STEP]
     few = ["--repetitions", str(turns), "--steps", str(steps)]
-    rounds = ["--repetitions", "1", "--steps", "1", "--codec", "none"]
+    rounds = ["--repetitions", "1", "--steps", "1", "--codec", FW3_BW6]
     return {
         "11 M, one stage": [*ONE_AT_A_TIME, *ONE_STAGE, "--replica-codec", "ef(q(4))", "--compressed-only", *few],
         "11 M": [*ONE_AT_A_TIME, "--codec", FW3_BW6, "--replica-codec", "ef(q(4))", "--compressed-only", *few],
