@@ -82,9 +82,12 @@ def test_replicas_stay_equal_for_100_steps_with_any_codec(codec, count):
     """Of four replicas the last one owns one row, and that is ragged."""
     replicas = make(codec if codec in ("none", "bf16", "fp16") else f"ef({codec})", count)
     for step in range(100):
-        mine, *others = exchanged(replicas, gradients(step % 5, count), step)
+        given = gradients(step % 5, count)
+        mine, *others = exchanged(replicas, given, step)
         assert all(torch.equal(mine, other) for other in others), step
     assert mine.isfinite().all() and mine.any()
+    exact = torch.allclose(mine, given.sum(0), rtol=1e-5, atol=1e-5)
+    assert exact == (codec == "none"), "a codec that loses nothing does nothing"
 
 
 def coded(codec, rows):

@@ -14,7 +14,7 @@ from thinwire.launch.run.recipe import Recipe
 _OWN = (*WITHOUT_EFFECT, "replicas.number", "training.device", "training.compile", "training.epochs", "training.steps")
 """Fields in which replicas may differ; the number of steps follows from the samples, and is compared as they are."""
 _FRAMES = ("wire.checksum", "wire.nonfinite")
-"""Fields without effect on a run of its own that decide what the frames between replicas hold."""
+"""Fields that change no number of a run, but decide what the frames between replicas hold."""
 _TORCH = "the release of torch"
 """In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
 _SHOWN = 60
