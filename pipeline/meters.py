@@ -245,18 +245,12 @@ class Spending:
     """Bytes of the frames sent and received."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
-    exchanged: int
-    """Of `bytes`, those of frames to and from other replicas."""
-    exchange_seconds: float
-    """Seconds of the exchange with other replicas."""
 
     def __sub__(self, before: Spending) -> Spending:
         return Spending(
             {name: seconds - before.sections[name] for name, seconds in self.sections.items()},
             self.bytes - before.bytes,
             self.uncompressed - before.uncompressed,
-            self.exchanged - before.exchanged,
-            self.exchange_seconds - before.exchange_seconds,
         )
 
 
@@ -267,8 +261,6 @@ def spending(meters: Sequence[Meter]) -> Spending:
         {name: sum(meter.seconds[name] for meter in meters) for name in SECTIONS},
         traffic.bytes,
         traffic.uncompressed,
-        sum(meter.exchanged for meter in meters),
-        sum(sum(meter.exchange.values()) for meter in meters),
     )
 
 

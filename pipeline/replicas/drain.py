@@ -13,6 +13,7 @@ Each process knows the times of its own stages by its own clock, so they are put
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,19 +28,21 @@ Left = Sequence[Moments]
 """Of each of them, the times between which the stage left it."""
 
 
-def exchange_report(stage: CompressedStage, where: Placement) -> dict[str, Any]:
+def exchange_report(stage: CompressedStage, where: Placement, since: float = -math.inf) -> dict[str, Any]:
     """The exchange of one stage, as JSON values: seconds by section, the last ones, and the clock of the next stage.
 
-    The last ones are left out in a simulation, where replicas and stages take turns.
+    Of the last ones, those that ended after `since`, a time of this process's clock. They are left out in a
+    simulation, where replicas and stages take turns.
     """
     meter, index = stage.meter, stage.stage_index
     apart = where.num_replicas > 1
+    ended = [place for place, (_, end) in enumerate(meter.exchanges) if apart and end >= since]
     following = where.process_of.get(index + 1, dist.get_rank())
     same = following == dist.get_rank()
     return {
         "seconds": dict(meter.exchange),
-        "last": list(meter.exchanges) if apart else [],
-        "left": list(meter.left) if apart else [],
+        "last": [meter.exchanges[place] for place in ended],
+        "left": [meter.left[place] for place in ended],
         "next_clock": (1.0, 0.0) if same else stage.wire.clocks.line(following),
     }
 
@@ -49,10 +52,15 @@ def told(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     `hidden` is None if it is not known. Takes the reports of all stages, in order.
     """
-    shares: Sequence[float | None] = [None] * len(reports)
-    if all(report["last"] and report["next_clock"] for report in reports):
-        shares = hidden(*_on_one_clock(reports))
+    shares = hidden_shares(reports)
     return [{**report["seconds"], "hidden": share} for report, share in zip(reports, shares, strict=True)]
+
+
+def hidden_shares(reports: Sequence[Mapping[str, Any]]) -> Sequence[float | None]:
+    """By stage, the share hidden of the last exchanges; None if it is not known. Takes the reports of all stages."""
+    if all(report["last"] and report["next_clock"] for report in reports):
+        return hidden(*_on_one_clock(reports))
+    return [None] * len(reports)
 
 
 def hidden(times: Sequence[Moments], left: Sequence[Left]) -> list[float]:

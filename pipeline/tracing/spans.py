@@ -14,7 +14,7 @@ class Work(NamedTuple):
 
     task: str = ""
     """For compute: forward, backward, weights, loss or optimizer. For encode and decode: the channel. For wait: the
-    channel, flush or norm."""
+    channel, flush, norm or exchange."""
     pass_index: int | None = None
     """The pass through the schedule, counted in its phase."""
     microbatch: int | None = None

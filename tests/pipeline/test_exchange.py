@@ -1,6 +1,8 @@
 """What processes tell each other: JSON, whatever a peer sends."""
 
+import os
 import pickle
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from support import processes
-from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.exchange import LARGEST, all_gather_json, gather_json
+from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.exchange import LARGEST, Words, all_gather_json, gather_json
 from thinwire.pipeline.process import Placement
 
 pytestmark = pytest.mark.processes
@@ -105,3 +107,56 @@ def deep(rank):
 
 def test_values_too_deep_are_refused_in_a_sentence():
     assert processes.run(deep, 2)[0].startswith("process 1 must send JSON")
+
+
+def saying_words(rank, words):
+    to_last = Words(None, 2, timedelta(seconds=60))
+    told = []
+    for word in words:
+        to_last.expect("waiting")
+        told.append(to_last.say([rank, word], "waiting"))
+    dist.barrier()
+    return told
+
+
+def test_words_reach_one_process_in_rank_order():
+    """A short one comes whole behind a long one."""
+    words = ["a" * 5000, "b"]
+    assert processes.run(saying_words, 3, words) == [
+        [None, None],
+        [None, None],
+        [[[rank, word] for rank in range(3)] for word in words],
+    ]
+
+
+def interrupted(rank, body):
+    to_last = Words(None, 1, timedelta(seconds=60))
+    if rank == 0:
+        sent = torch.frombuffer(bytearray(len(body).to_bytes(8, "little") + body), dtype=torch.uint8)
+        dist.send(sent, 1, tag=1)
+        dist.barrier()
+        return ""
+    to_last.expect("waiting")
+    with pytest.raises(WireError) as caught:
+        to_last.say("mine", "waiting")
+    dist.barrier()
+    return str(caught.value)
+
+
+def test_a_word_that_is_no_json_is_refused_in_a_sentence():
+    assert processes.run(interrupted, 2, b"cos\nsystem")[1].startswith("process 0 must send JSON")
+
+
+def left_without_a_word(rank):
+    to_last = Words(None, 1, timedelta(seconds=60))
+    if rank == 0:
+        os._exit(0)
+    with pytest.raises(PeerError) as caught:
+        to_last.expect("stage 1 was waiting to hear of stage 0")
+        to_last.say("mine", "stage 1 was waiting to hear of stage 0")
+    return str(caught.value)
+
+
+def test_a_process_that_is_gone_is_told_with_what_was_to_be_heard():
+    returned, told = processes.outcomes_of(left_without_a_word, 2)[1]
+    assert returned and told.startswith("stage 1 was waiting to hear of stage 0: "), told

@@ -109,9 +109,13 @@ class MetricsLog:
         }
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
-        if record.exchanged:
-            points |= {"bytes/to and from replicas": record.exchanged}
-            points |= {"seconds/exchange between replicas": record.exchange_seconds}
+        for each in record.exchange:
+            points |= {
+                f"bytes/to and from replicas, stage {each.stage}": each.bytes,
+                f"seconds/exchange between replicas, stage {each.stage}": each.seconds,
+            }
+            if each.hidden is not None:
+                points |= {f"share/hidden of the exchange, stage {each.stage}": each.hidden}
         self._curves.add(record.step, points)
         if record.loss is not None:
             self._steps.append(record.step)
