@@ -18,11 +18,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from thinwire.pipeline.backends import arguments_beside
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.exchange import all_gather_json, gather_json
 from thinwire.pipeline.transport import reaching
+
+AXES = ("replica", "stage")
+"""Of the mesh of all processes. Along the second one are the processes of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,18 @@ class Placement:
     """Which of the pipelines this one is."""
     num_replicas: int = 1
     """Pipelines with processes of their own; a simulation has one, which does the work of all replicas."""
-    pipeline: dist.ProcessGroup | None = field(default=None, compare=False)
-    """The processes of this pipeline; None is the default group."""
-    across: dist.ProcessGroup | None = field(default=None, compare=False)
-    """The processes with the same stages, one of each replica, in their order; None without replicas."""
+    mesh: DeviceMesh | None = field(default=None, compare=False)
+    """All processes, (replica, stage): one row for each pipeline; None without replicas."""
+
+    @property
+    def pipeline(self) -> dist.ProcessGroup | None:
+        """The processes of this pipeline; None is the default group."""
+        return None if self.mesh is None else self.mesh.get_group("stage")
+
+    @property
+    def across(self) -> dist.ProcessGroup | None:
+        """The processes with the same stages, one of each replica, in their order; None without replicas."""
+        return None if self.mesh is None else self.mesh.get_group("replica")
 
     @property
     def num_stages(self) -> int:
@@ -110,10 +122,10 @@ class Placement:
         return process // self.num_processes if self.num_replicas > 1 else None
 
     def connected(self, timeout: timedelta, across: timedelta | None = None) -> Placement:
-        """The same placement with the process groups of both axes; collective over the default group.
+        """The same placement with its mesh; collective over the default group.
 
-        Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None. So these
-        are groups of our own, not those of a torch DeviceMesh (replica, stage), which have one time-out for all.
+        Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None. The groups
+        of both axes are made here, because a mesh gives those that it makes one time-out.
         """
         if self.num_replicas == 1:
             return self
@@ -122,8 +134,9 @@ class Placement:
         with reaching(f"process {rank} was waiting for the others of its pipeline and of its stages"):
             pipeline = _group(range(first, first + size), timeout)
             counterparts = [rank - first + other * size for other in range(self.num_replicas)]
-            group = _group(counterparts, timeout if across is None else across)
-        return replace(self, pipeline=pipeline, across=group)
+            replicas = _group(counterparts, timeout if across is None else across)
+        ranks = torch.arange(self.num_replicas * size).view(self.num_replicas, size)
+        return replace(self, mesh=DeviceMesh.from_group([replicas, pipeline], "cpu", ranks, mesh_dim_names=AXES))
 
     def another_across(self, timeout: timedelta) -> dist.ProcessGroup | None:
         """Another group of the same processes as `across`, whose tags are its own; collective over them."""

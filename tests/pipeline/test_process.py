@@ -5,9 +5,9 @@ import os
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from support.processes import outcomes_of, run
-from thinwire.pipeline import process
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.process import Placement
 
@@ -36,12 +36,28 @@ def test_the_counterparts_of_three_replicas_meet_in_rounds_of_disjoint_pairs():
     assert Placement({0: 0, 1: 1}).counterparts == []
 
 
-def test_replicas_may_wait_longer_for_each_other_than_stages(monkeypatch):
-    made = []
-    monkeypatch.setattr(process, "_group", lambda ranks, timeout: made.append((list(ranks), timeout.total_seconds())))
-    monkeypatch.setattr(process.dist, "get_rank", lambda: 3)
-    Placement({0: 2, 1: 3}, 1, 2).connected(timedelta(seconds=5), timedelta(seconds=70))
-    assert made == [([2, 3], 5), ([1, 3], 70)]
+def meshed(rank):
+    made, new_group = [], dist.new_group
+
+    def seen(ranks, timeout, **others):
+        made.append((ranks, timeout.total_seconds()))
+        return new_group(ranks, timeout=timeout, **others)
+
+    dist.new_group = seen
+    first = 2 * (rank // 2)
+    where = Placement({0: first, 1: first + 1}, rank // 2, 3).connected(timedelta(seconds=50), timedelta(seconds=70))
+    axes = dict(zip(where.mesh.mesh_dim_names, where.mesh.get_coordinate(), strict=True))
+    groups = [dist.get_process_group_ranks(group) for group in (where.pipeline, where.across)]
+    return where.mesh.mesh.tolist(), axes, groups, made
+
+
+@pytest.mark.processes
+def test_processes_are_a_mesh_whose_replicas_wait_longer_for_each_other_than_stages():
+    for rank, (ranks, axes, groups, made) in enumerate(run(meshed, 6)):
+        assert ranks == [[0, 1], [2, 3], [4, 5]]
+        assert axes == {"replica": rank // 2, "stage": rank % 2}
+        assert groups == [ranks[rank // 2], [row[rank % 2] for row in ranks]]
+        assert made == [(groups[0], 50), (groups[1], 70)]
 
 
 def numbers(rank):
