@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from thinwire.launch.timing.exchange import ReplicaWork
+from thinwire.launch.timing.exchange import NO_COMPRESSION, ReplicaWork
 from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.prediction import NO_COMPRESSION, Prediction, predict
+from thinwire.launch.timing.prediction import Prediction, predict
 from thinwire.launch.timing.published import METHODS, WORKLOAD
 
 WIDTH, VOCABULARY, POSITIONS, BLOCKS = 1600, 50257, 1024, 6

@@ -17,12 +17,13 @@ from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.overrides import ReplicaCodecs
+from thinwire.pipeline.options.overrides import check_overrides
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
     from thinwire.launch.timing.workload import Workload
+    from thinwire.pipeline.options import CompressionOptions
 
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
@@ -45,13 +46,13 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(dumps(as_json(found), indent=2))
     else:
-        show(found, options.link, options.replica_link, options.max_in_flight)
+        show(found, _networks(options)[0], options.max_in_flight)
     return OK
 
 
 def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.predict.answer import answer
-    from thinwire.launch.timing.prediction import NO_COMPRESSION
+    from thinwire.launch.timing.exchange import NO_COMPRESSION
     from thinwire.launch.timing.profile import from_recipe
     from thinwire.launch.timing.workload import codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
@@ -63,6 +64,7 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     given = [codec_pair(text) for text in options.codec or (() if wanted.replicas.count > 1 else COMPARED_CODECS)]
     own = [] if wanted.compression.automatic else [wanted.compression]
     codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
+    _check_codecs(codecs[1:], wanted)
     schedule = options.schedule or wanted.pipeline.schedule
     try:
         SCHEDULES[schedule]
@@ -78,7 +80,13 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         raise OptionsError(
             f"--link must name two neighbouring stages in 0..{workload.num_stages - 1}, got {', '.join(wrong)}"
         )
-    networks = [
+    networks, every = _networks(options), _every(options, wanted)
+    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, every)
+
+
+def _networks(options: argparse.Namespace) -> list[Network]:
+    """The networks to compare, which differ in bandwidth."""
+    return [
         Network(
             bandwidth=bandwidth,
             latency=options.latency,
@@ -86,10 +94,10 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
             links=options.link,
             wires=options.wires,
             replicas=options.replica_link,
+            inside=options.inside,
         )
         for bandwidth in options.bandwidth
     ]
-    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, _every(options, wanted))
 
 
 def _check_one_each(pipeline: PipelineOptions) -> None:
@@ -132,18 +140,19 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
 
     check_replica_codecs(options.replica_codec)
     alone = wanted.replicas.count == 1
-    own = [replica for replica, each in wanted.replicas.overrides.items() if each.compression != ReplicaCodecs()]
-    unknown = [replica for replica in options.replica_speed if replica >= wanted.replicas.count]
+    of_single = {"--replica-speed": options.replica_speed, "--inside": options.inside}
+    unknown = {name: [replica for replica in of if replica >= wanted.replicas.count] for name, of in of_single.items()}
     OptionsError.require(
-        (
-            not own,
-            f"a prediction compares codecs that all replicas have; remove compression from replicas.overrides "
-            f"{', '.join(map(str, own))}, or predict a recipe for each kind of replica",
+        *(
+            (not alone or not given, f"{name} needs replicas; add --replicas.count, such as 2")
+            for name, given in of_single.items()
         ),
-        (not alone or not options.replica_speed, "--replica-speed needs replicas; add --replicas.count, such as 2"),
-        (
-            alone or not unknown,
-            f"--replica-speed must name replicas in 0..{wanted.replicas.count - 1}, got {', '.join(map(str, unknown))}",
+        *(
+            (
+                alone or not which,
+                f"{name} must name replicas in 0..{wanted.replicas.count - 1}, got {', '.join(map(str, which))}",
+            )
+            for name, which in unknown.items()
         ),
         (
             not alone or options.replica_link == Link(),
@@ -155,6 +164,20 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
             f"--duplex is for --wires pair, where a link has two directions; got --wires {options.wires}",
         ),
     )
+
+
+def _check_codecs(codecs: Sequence[CompressionOptions], wanted: Recipe) -> None:
+    """Raise OptionsError if a codec cannot be beside those of single replicas."""
+    from thinwire.launch.timing.workload import label
+
+    replicas, boundaries = wanted.replicas, wanted.pipeline.num_stages - 1
+    mistakes = [
+        f"--codec {label(codec)}: {mistake}"
+        for codec in codecs
+        for mistake in check_overrides(replicas.overrides, codec, replicas.count, boundaries)
+    ]
+    if mistakes:
+        raise OptionsError(mistakes)
 
 
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -171,7 +194,7 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if (options.forward_ms is None) != (options.backward_ms is None):
         parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     options.link = {pair: link for group in options.link for pair, link in group.items()}
-    options.replica_speed = dict(options.replica_speed)
+    options.replica_speed, options.inside = dict(options.replica_speed), dict(options.inside)
     return options, overrides
 
 
@@ -276,6 +299,15 @@ def _add_replicas(add: Callable[..., argparse.Action]) -> None:
         help="replicas that compute faster or slower: 1:0.5 takes twice as long for a pass",
     )
     add(
+        "--inside",
+        type=_inside,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="REPLICA:BANDWIDTH[,LATENCY]",
+        help="replicas with links of their own inside their pipeline: 1:10gbit,0.1ms is in a data centre",
+    )
+    add(
         "--every",
         type=at_least_one,
         help="steps from one exchange between replicas to the next, to compare with every step (default: "
@@ -321,6 +353,13 @@ def _replica_speed(text: str) -> tuple[int, float]:
     if found is None or not float(found[2]):
         raise argparse.ArgumentTypeError(f"must be a replica and its speed, such as 1:0.5, got {text!r}")
     return int(found[1]), float(found[2])
+
+
+def _inside(text: str) -> tuple[int, Link]:
+    replica, _, link = text.partition(":")
+    if not replica.isdecimal() or not link:
+        raise argparse.ArgumentTypeError(f"must be a replica and its bandwidth, such as 1:10gbit,0.1ms, got {text!r}")
+    return int(replica), _replica_link(link)
 
 
 def _link(text: str) -> dict[tuple[int, int], Link]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,24 +18,24 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document
 from thinwire.launch.timing import published
 from thinwire.launch.timing.exchange import ReplicaWork
-from thinwire.launch.timing.network import Link
+from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     Prediction,
     bandwidth_text,
     hides_in_words,
 )
-from thinwire.launch.timing.workload import Workload
+from thinwire.launch.timing.workload import Workload, label
+from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
 
-def show(found: Answer, links: Mapping[tuple[int, int], Link], replicas: Link, max_in_flight: float) -> None:
+def show(found: Answer, network: Network, max_in_flight: float) -> None:
     """Print an answer as tables.
 
     Args:
         found: the answer.
-        links: links with their own bandwidth or latency, by (sending stage, receiving stage).
-        replicas: the links between replicas, which may have their own too.
+        network: one of those that it compares.
         max_in_flight: the number of micro-batches that fit in the memory of a process.
     """
     console, workload = Console(), found.workload
@@ -50,9 +50,11 @@ def show(found: Answer, links: Mapping[tuple[int, int], Link], replicas: Link, m
     )
     if workload.replicas:
         console.print(_replicas_in_words(workload.replicas, found.predictions[0]), highlight=False, soft_wrap=True)
+        for sentence in _single_replicas_in_words(workload.replicas, found.codecs[1:]):
+            console.print(escape(sentence), highlight=False, soft_wrap=True)
     console.print(_throughput_table(found.predictions))
     for codec, bandwidth in found.needed.items():
-        console.print(f"{escape(codec)} {hides_in_words(bandwidth, links, replicas)}", highlight=False, soft_wrap=True)
+        console.print(f"{escape(codec)} {hides_in_words(bandwidth, network)}", highlight=False, soft_wrap=True)
     for sentence in found.verdicts:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     console.print(_stages_table(found.predictions))
@@ -89,6 +91,15 @@ def _replicas_in_words(replicas: ReplicaWork, prediction: Prediction) -> str:
         f"replicas in an exchange. adds: what the drain of the pipeline does not hide. if rarely: samples/s if they "
         f"exchange every {every} steps"
     )
+
+
+def _single_replicas_in_words(replicas: ReplicaWork, codecs: Sequence[CompressionOptions]) -> list[str]:
+    """A sentence for each replica with codecs of its own, which it has beside all of these."""
+    return [
+        f"replica {replica} has codecs of its own: "
+        + "; ".join(f"{label(replicas.codecs_of(replica, each))} beside {label(each)}" for each in codecs)
+        for replica in sorted(replicas.codecs)
+    ]
 
 
 def _throughput_table(predictions: Sequence[Prediction]) -> Table:

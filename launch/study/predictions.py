@@ -14,9 +14,9 @@ from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
 from thinwire.launch.study.reader import read_fields
 from thinwire.launch.study.results import Result
-from thinwire.launch.timing.exchange import ReplicaWork
+from thinwire.launch.timing.exchange import UNCOMPRESSED, ReplicaWork
 from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.prediction import UNCOMPRESSED, predict
+from thinwire.launch.timing.prediction import predict
 from thinwire.launch.timing.workload import Workload, codec_pair, frame_bytes, uniform
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName

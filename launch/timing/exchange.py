@@ -18,14 +18,17 @@ import numpy as np
 import torch
 
 from thinwire.compress import Method, parse
-from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.step_time import Course, Seconds
 from thinwire.pipeline.channel import frame_length
+from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.overrides import ReplicaCodecs, overridden
 from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 
 UNCOMPRESSED = "none"
+NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRESSED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class ReplicaWork:
     """Passes of each replica before each exchange; empty if all have one."""
     speeds: Mapping[int, float] = field(default_factory=dict)
     """The speed of replicas whose machines do not compute as fast as those of the workload, which have 1."""
+    codecs: Mapping[int, ReplicaCodecs] = field(default_factory=dict)
+    """The codecs of the boundaries of replicas that do not have those of the others."""
     clips: bool = False
     """Whether all stages wait for the norm of all gradients before they go on."""
     groups: int = 1
@@ -68,11 +73,25 @@ class ReplicaWork:
         """Passes of all replicas in a step."""
         return sum(self.passes) or self.count
 
-    @property
-    def kinds(self) -> list[tuple[int, float]]:
-        """The passes and the speed of a replica, once for all that are alike."""
-        passes = self.passes or (1,) * self.count
-        return sorted({(count, self.speeds.get(replica, 1.0)) for replica, count in enumerate(passes)})
+    def passes_of(self, replica: int) -> int:
+        """Passes of a replica before each exchange."""
+        return self.passes[replica] if self.passes else 1
+
+    def codecs_of(self, replica: int, common: CompressionOptions) -> CompressionOptions:
+        """The codecs of a replica's boundaries, if `common` are those of the others; without compression, none.
+
+        Raises OptionsError if they cannot work.
+        """
+        own = self.codecs.get(replica)
+        return common if own is None or common == NO_COMPRESSION else overridden(common, own)
+
+    def unlike(self, inside: Mapping[int, Link]) -> list[int]:
+        """One of all replicas that are alike, with the links inside their pipelines; the first of each kind."""
+        found: dict[str, int] = {}
+        for replica in range(self.count):
+            speed, codecs, link = (given.get(replica) for given in (self.speeds, self.codecs, inside))
+            found.setdefault(repr((self.passes_of(replica), speed, codecs, link)), replica)
+        return list(found.values())
 
     @property
     def waits(self) -> int:

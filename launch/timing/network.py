@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -50,6 +50,19 @@ class Network:
     """What has a wire; `shared_wires.py` says what each means."""
     replicas: Link = Link()
     """The links between replicas; None is the number of the network."""
+    inside: Mapping[int, Link] = field(default_factory=dict)
+    """By replica, all links of a pipeline that differ from those of the others."""
+
+    def of_replica(self, replica: int) -> Network:
+        """The network with the links inside a replica's pipeline."""
+        if (own := self.inside.get(replica)) is None:
+            return self
+        return replace(
+            self,
+            bandwidth=self.bandwidth if own.bandwidth is None else own.bandwidth,
+            latency=self.latency if own.latency is None else own.latency,
+            links={},
+        )
 
     @property
     def of_replicas(self) -> ReplicaLink:

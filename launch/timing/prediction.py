@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from thinwire.launch.timing.exchange import ExchangeTime, time_exchange
+from thinwire.launch.timing.exchange import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.shared_wires import time_over
 from thinwire.launch.timing.step_time import Course
@@ -15,14 +16,13 @@ from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.overrides import named
 from thinwire.pipeline.schedules import SCHEDULES
 
 HIDDEN = 0.95
 """The wire is hidden if a step keeps this share of its speed with unlimited bandwidth."""
 PAYS = 1.05
 """Compression pays if it makes a step this many times as fast."""
-UNCOMPRESSED = "none"
-NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRESSED)
 SLOWEST, FASTEST = 1e3, 1e13
 """Range of the search for a bandwidth, in bits a second."""
 
@@ -115,7 +115,10 @@ def step(workload: Workload, schedule: str, compression: CompressionOptions, net
         course = run(workload, schedule, compression, network)
         return Step(course=course, exchange=None, seconds=course.seconds)
     # the exchange waits for the replica that takes longest, whatever the others do
-    courses = [(passes, run(workload.at(speed), schedule, compression, network)) for passes, speed in replicas.kinds]
+    courses = []
+    for replica in replicas.unlike(network.inside):
+        of_it = workload.at(replicas.speeds.get(replica, 1.0)), schedule, replicas.codecs_of(replica, compression)
+        courses.append((replicas.passes_of(replica), run(*of_it, network.of_replica(replica))))
     passes, course = max(courses, key=lambda each: each[0] * each[1].seconds)
     exchange = time_exchange(replicas, course, network)
     return Step(
@@ -200,7 +203,8 @@ def needed_bandwidth(
     """
     free = {pair: replace(link, bandwidth=math.inf) for pair, link in network.links.items()}
     apart = replace(network.replicas, bandwidth=math.inf)
-    unlimited = replace(network, bandwidth=math.inf, links=free, replicas=apart)
+    inside = {replica: replace(link, bandwidth=math.inf) for replica, link in network.inside.items()}
+    unlimited = replace(network, bandwidth=math.inf, links=free, replicas=apart, inside=inside)
     allowed = step(workload, schedule, compression, unlimited).seconds / hidden
 
     def hides(bandwidth: float) -> bool:
@@ -217,21 +221,19 @@ def needed_bandwidth(
     return math.exp(high)
 
 
-def hides_in_words(bandwidth: float, links: Mapping[tuple[int, int], Link], replicas: Link) -> str:
-    """A sentence that says which bandwidth hides the wire.
+def hides_in_words(bandwidth: float, network: Network) -> str:
+    """A sentence that says which bandwidth hides the wire: that one, as `needed_bandwidth` found it.
 
-    Args:
-        bandwidth: that bandwidth, as `needed_bandwidth` found it.
-        links: those with their own bandwidth.
-        replicas: the links between replicas, which may have their own too.
+    Names the links of the network that have their own bandwidth.
     """
     hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
-    own = {"--link": _names(links)} if links else {}
-    own |= {} if replicas.bandwidth is None else {"--replica-link": "those between replicas"}
+    own = {"--link": _names(network.links)} if network.links else {}
+    own |= {} if network.replicas.bandwidth is None else {"--replica-link": "those between replicas"}
+    own |= {"--inside": f"those inside {named(network.inside)}"} if network.inside else {}
     options, kept = " and ".join(own), " and ".join(own.values())
     if math.isinf(bandwidth):
         make = "makes" if len(own) == 1 else "make"
-        slow = kept if links else "the links between replicas"
+        slow = re.sub("^those", "the links", kept)
         return f"never {hides}: {options} {make} {slow} too slow, at any bandwidth of the other links"
     needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
     return f"{hides} {needs}" + (f" of the links other than {kept}" if own else "")

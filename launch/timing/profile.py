@@ -25,6 +25,7 @@ from thinwire.models.layers import build_layers, build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options.overrides import ReplicaCodecs
 from thinwire.pipeline.options.powersgd import read_powersgd
 from thinwire.pipeline.replicas.division import BUCKET
 from thinwire.pipeline.replicas.groups import trained_by_layer
@@ -78,7 +79,7 @@ def from_recipe(
                 workload,
                 forward=tuple(spent if forward is None else forward for spent, _ in times),
                 backward=tuple(spent if backward is None else backward for _, spent in times),
-                costs=codec_costs(codecs, workload, choose(recipe.training.device)),
+                costs=codec_costs(_of_all_replicas(codecs, workload), workload, choose(recipe.training.device)),
                 replicas=workload.replicas and _with_costs(workload.replicas, between),
             )
     finally:
@@ -165,10 +166,22 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
         layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
         to_all=recipe.replicas.sync.every > 1 and recipe.replicas.sync.sums == "all",
         passes=recipe.replicas.passes(recipe.pipeline.accumulation),
+        codecs={
+            replica: each.compression
+            for replica, each in recipe.replicas.overrides.items()
+            if each.compression != ReplicaCodecs()
+        },
         clips=recipe.optimizer.max_grad_norm is not None,
         groups=recipe.replicas.groups,
         overlap=recipe.replicas.sync.overlap,
     )
+
+
+def _of_all_replicas(codecs: Sequence[CompressionOptions], workload: Workload) -> list[CompressionOptions]:
+    """The codecs, and those of single replicas beside each of them."""
+    work = workload.replicas
+    own = [work.codecs_of(replica, each) for each in codecs for replica in work.codecs] if work else []
+    return [*codecs, *own]
 
 
 def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from thinwire.launch.timing.exchange import NO_COMPRESSION
 from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.prediction import NO_COMPRESSION, predict
+from thinwire.launch.timing.prediction import predict
 from thinwire.launch.timing.workload import frame_bytes, uniform
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions

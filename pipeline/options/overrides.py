@@ -108,10 +108,11 @@ def in_words(
         codec = str(overridden(common, override.compression).method(boundary, channel))
         if codec != usual:
             others.setdefault(codec, []).append(replica)
-    return ", ".join([usual, *(f"{codec} in {_named(replicas)}" for codec, replicas in others.items())])
+    return ", ".join([usual, *(f"{codec} in {named(replicas)}" for codec, replicas in others.items())])
 
 
-def _named(replicas: Collection[int]) -> str:
+def named(replicas: Collection[int]) -> str:
+    """Replicas in words: `replica 1`, `replicas 1 and 2`."""
     return f"replica{'s' * (len(replicas) > 1)} {' and '.join(map(str, replicas))}"
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from support.toy import make_trainer
-from thinwire.launch.timing.exchange import ReplicaWork, loads
+from thinwire.launch.timing.exchange import NO_COMPRESSION, ReplicaWork, loads
 from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.prediction import NO_COMPRESSION, exchange_verdict, predict, predict_each, run, step
+from thinwire.launch.timing.prediction import exchange_verdict, predict, predict_each, run, step
 from thinwire.launch.timing.workload import codec_pair, uniform
+from thinwire.pipeline.options.overrides import ReplicaCodecs
 from thinwire.pipeline.replicas.layout import TILES
 
 FRAME = 64 + 4 * 100 * 100
@@ -206,3 +207,28 @@ def test_it_is_compared_with_nothing_compressed_and_said_whether_rarely_pays():
     assert "every 30 steps pays" in exchange_verdict([none, both])
     [fast] = predict_each(work, "gpipe", [NO_COMPRESSION], Network(bandwidth=math.inf), 30)
     assert "every step is enough" in exchange_verdict([fast])
+
+
+def test_replicas_have_codecs_and_links_of_their_own():
+    """Replica 2 sends everything: it makes the step as slow as without compression, unless its links are fast."""
+    own = {2: ReplicaCodecs(activations="none", gradients="none")}
+    alike = ReplicaWork(count=3, gradients="none", elements=(512, 512))
+    work = pipeline(2, 4, 0.01, 0.02, alike)
+    some = replace(work, replicas=replace(alike, codecs=own))
+    slow, codec = Network(bandwidth=1e6), codec_pair("q(4)")
+    mended = replace(slow, inside={2: Link(bandwidth=1e9)})
+    took = [
+        step(each, "gpipe", codec, network).course.seconds
+        for each, network in ((work, slow), (some, slow), (some, mended))
+    ]
+    assert took == [took[0], step(work, "gpipe", NO_COMPRESSION, slow).course.seconds, took[0]]
+    assert took[1] > 5 * took[0]
+    assert step(some, "gpipe", NO_COMPRESSION, slow).course.seconds == took[1]
+
+
+def test_one_of_all_replicas_that_are_alike_is_simulated():
+    codecs = {replica: ReplicaCodecs(activations="none") for replica in (1, 3)}
+    work = ReplicaWork(count=6, gradients="none", elements=(0,), passes=(1, 1, 2, 1, 1, 1), codecs=codecs)
+    assert work.unlike({}) == [0, 1, 2]
+    assert work.unlike({3: Link(bandwidth=1e9)}) == [0, 1, 2, 3]
+    assert replace(work, speeds={5: 0.5}).unlike({}) == [0, 1, 2, 5]

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from thinwire.launch.timing.exchange import NO_COMPRESSION
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
-    NO_COMPRESSION,
     bandwidth_text,
     best,
     hides_in_words,
@@ -61,22 +61,29 @@ def test_nothing_crosses_with_one_stage():
     assert predict(work, "gpipe", NO_COMPRESSION, Network(bandwidth=1e3)).of_unthrottled == 1.0
 
 
+ONE_WAY = {"links": {(2, 3): Link()}}
+BETWEEN = {"replicas": Link(bandwidth=2e7)}
+INSIDE = {"inside": {0: Link(bandwidth=2e7), 2: Link(bandwidth=2e7)}}
+
+
 @pytest.mark.parametrize(
-    ("bandwidth", "links", "replicas", "said"),
+    ("bandwidth", "links", "said"),
     [
-        (5e6, {}, Link(), "from 5mbit up"),
-        (0.0, {}, Link(bandwidth=2e7), "at any bandwidth of the links other than those between replicas"),
-        (5e6, {(2, 3): Link()}, Link(bandwidth=2e7), "up of the links other than 2>3 and those between replicas"),
-        (math.inf, {(2, 3): Link()}, Link(latency=0.1), "--link makes 2>3 too slow, at any bandwidth of the other"),
-        (math.inf, {}, Link(bandwidth=2e7), "--replica-link makes the links between replicas too slow, at any"),
+        (5e6, {}, "from 5mbit up"),
+        (0.0, BETWEEN, "at any bandwidth of the links other than those between replicas"),
+        (5e6, ONE_WAY | BETWEEN, "up of the links other than 2>3 and those between replicas"),
+        (5e6, INSIDE, "up of the links other than those inside replicas 0 and 2"),
+        (math.inf, ONE_WAY | {"replicas": Link(latency=0.1)}, "--link makes 2>3 too slow, at any bandwidth"),
+        (math.inf, BETWEEN, "--replica-link makes the links between replicas too slow, at any"),
+        (math.inf, INSIDE, "--inside makes the links inside replicas 0 and 2 too slow, at any"),
         (
-            *(math.inf, {(2, 3): Link()}, Link(bandwidth=2e7)),
+            *(math.inf, ONE_WAY | BETWEEN),
             "--link and --replica-link make 2>3 and those between replicas too slow, at any bandwidth of the other",
         ),
     ],
 )
-def test_links_with_their_own_bandwidth_are_named(bandwidth, links, replicas, said):
-    assert said in hides_in_words(bandwidth, links, replicas)
+def test_links_with_their_own_bandwidth_are_named(bandwidth, links, said):
+    assert said in hides_in_words(bandwidth, Network(**links))
 
 
 def test_compression_pays_on_slow_links_and_not_on_fast_ones():
