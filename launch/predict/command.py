@@ -159,6 +159,7 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
             "--replica-link needs replicas; add --replicas.count, such as 2",
         ),
         (not alone or not options.replica_codec, "--replica-codec needs replicas; add --replicas.count, such as 2"),
+        (not alone or not options.every, "--every needs replicas; add --replicas.count, such as 2"),
         (
             options.wires == "pair" or options.duplex == 1,
             f"--duplex is for --wires pair, where a link has two directions; got --wires {options.wires}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -97,6 +98,8 @@ class CompressionOptions:
             mistakes.append(f"compression.measure must be at least 1 step, got {self.measure!r}")
         if not self.candidates:
             mistakes.append("compression.candidates must name at least one codec, such as none, got []")
+        if twice := [each for each, count in Counter(self.candidates).items() if count > 1]:
+            mistakes.append(f"compression.candidates must name each codec once, got {', '.join(twice)} more than once")
         wanted = {channel for _, channel, expression in self._expressions() if _is_auto(expression)}
         for index, expression in enumerate(self.candidates):
             try:

@@ -186,6 +186,8 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--schedule", "gpip"], "--schedule must be one of gpipe, 1f1b, "),
         ([*GIVEN, "--schedule", "gpip"], "got gpip (did you mean gpipe?)\n"),
         ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
+        ([*GIVEN, "--every", "9"], "--every needs replicas; add --replicas.count, such as 2"),
+        ([*GIVEN, "--inside", "0:1gbit"], "--inside needs replicas; add --replicas.count, such as 2"),
         (["quickstart", "--forward-ms", "45"], "give --forward-ms and --backward-ms together"),
     ],
 )

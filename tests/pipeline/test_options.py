@@ -93,6 +93,10 @@ def test_measuring_takes_steps_or_epochs(measure, steps):
     ("fields", "said"),
     [
         ({"candidates": []}, ["compression.candidates must name at least one codec, such as none, got []"]),
+        (
+            {"candidates": ["none", "q(4)", "q(4)"]},
+            ["compression.candidates must name each codec once, got q(4) more than once"],
+        ),
         ({"measure": "0 steps"}, ["compression.measure must be at least 1 step, got '0 steps'"]),
         ({"measure": "5"}, ['compression.measure must be like "20 epochs" or "500 steps", got \'5\'']),
         (
