@@ -128,7 +128,7 @@ class Trainer:
         self._optimizers: list[Optimizer]
         if replicas.options.step_alone:
             make = partial(make_optimizer, options=optimizer)
-            self._local = steps_of(replicas, self._shares, pipeline.batch_size)(stages, replicas, make, shared)
+            self._local = steps_of(replicas, self._shares, pipeline.pass_size)(stages, replicas, make, shared)
             self._optimizers = self._local.outer
         else:
             self._optimizers = [make_optimizer(stage.submod.parameters(), optimizer, self._parts) for stage in stages]

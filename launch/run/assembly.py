@@ -292,6 +292,7 @@ def assemble(
     )
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter)
+    options, passes = recipe.replicas, recipe.replicas.passes(pipeline.accumulation)
     trainer = Trainer(
         stages=stages,
         schedule=_schedule(recipe, where, stages, loss),
@@ -304,7 +305,7 @@ def assemble(
         optimizer=recipe.optimizer,
         training=training,
         shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=meet(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, attendance),
+        replicas=meet(stages, where, options, of_all, recipe.optimizer.sends_in_full, passes, attendance),
         trace=recipe.debug.trace,
     )
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others

@@ -174,7 +174,6 @@ class ReplicaOptions:
                 f"replicas.sync.groups must be 1 and overlap 0 for membership elastic: an exchange is decided at one "
                 f"moment; got {self.sync.groups} and {self.sync.overlap}",
             ),
-            (not self.overrides, "replicas.overrides must be empty for membership elastic, which does not know them"),
         ]
         return [sentence for holds, sentence in rules if not holds]
 

@@ -32,9 +32,19 @@ from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.groups import divide_layers
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import BucketMember, BucketSide, InFull, Lanes, Listener, Setting, never
+from thinwire.pipeline.replicas.member import (
+    BucketMember,
+    BucketSide,
+    InFull,
+    Lanes,
+    Listener,
+    Setting,
+    WeightedListener,
+    never,
+)
 from thinwire.pipeline.replicas.powersgd import PowerExchange
 from thinwire.pipeline.replicas.protocol import Exchange
+from thinwire.pipeline.replicas.shares import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.stage import CompressedStage
@@ -51,12 +61,14 @@ class Replicas:
         here: those whose passes this process runs.
         exchanges: those of each stage, one of each group of its layers; none with one replica.
         statistics: of the batch norms of the stages; none with one replica.
+        weights: what each replica counts in a sum, if it is weighted by those who add up; empty if all count alike.
     """
 
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     here: range = range(1)
     exchanges: Mapping[int, Sequence[Exchange]] = field(default_factory=dict)
     statistics: Statistics = field(default_factory=Statistics)
+    weights: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -66,7 +78,7 @@ class Replicas:
     @property
     def weight(self) -> int:
         """What sums over all replicas are divided by to be means."""
-        return self.count
+        return sum(self.weights.values()) or self.count
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of what the exchanges of a stage remember."""
@@ -141,6 +153,7 @@ def connect(
     options: ReplicaOptions,
     agreement: Mapping[str, Any],
     in_full: InFull = never,
+    passes: Sequence[int] = (),
 ) -> Replicas:
     """The replicas of these stages, connected; collective over their processes.
 
@@ -150,6 +163,7 @@ def connect(
         options: how many replicas there are, and what they send each other.
         agreement: JSON values by name that all replicas must agree on.
         in_full: says whether the gradients of a step go uncompressed.
+        passes: of each replica in a step, for a simulation of such as may be lost.
 
     Raises:
         MismatchError: the replicas were not started alike.
@@ -178,7 +192,9 @@ def connect(
         for stage, parts in exchanged.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
-    member = _MEMBERS[options.sync.sums if options.step_alone else "owner"]
+    weights = weights_of(dict(enumerate(passes))) if options.elastic else {}
+    listener = partial(WeightedListener, weights=lambda: weights) if weights else Listener
+    member = listener if options.step_alone and options.sync.sums == "all" else BucketMember
     make = partial(StageExchange, here=here, links=links, member=member, everyone=where.gather_across)
     exchanges = {
         stage.stage_index: _in_turn(
@@ -187,7 +203,8 @@ def connect(
         )
         for stage in stages
     }
-    return Replicas(options, here, exchanges, statistics_of(stages, exchanges, options, here, links, Listener))
+    statistics = statistics_of(stages, exchanges, options, here, links, listener)
+    return Replicas(options, here, exchanges, statistics, weights)
 
 
 def statistics_of(
@@ -224,9 +241,6 @@ def _setting(stage: CompressedStage, options: ReplicaOptions, in_full: InFull) -
         carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
         in_full=in_full,
     )
-
-
-_MEMBERS: Mapping[str, Callable[[Lanes, Bucket], BucketSide]] = {"owner": BucketMember, "all": Listener}
 
 
 def make_exchange(

@@ -12,7 +12,7 @@ every contribution is treated alike, and all replicas use the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -238,6 +238,33 @@ class Listener:
         """The rows of the bucket and the store of this replica's error; there is no owner."""
         if name == "parts":
             yield self._rows, self._to_all.coders[0].buffers.store("train")
+
+
+class WeightedListener(Listener):
+    """A replica that adds up for itself what others sent, each with its weight.
+
+    Args:
+        lanes: make the ends of this replica in this bucket.
+        bucket: the rows.
+        weights: gives the weight of each replica that takes part in the exchange under way, in their order.
+    """
+
+    def __init__(self, lanes: Lanes, bucket: Bucket, weights: Callable[[], Mapping[int, int]]) -> None:
+        super().__init__(lanes, bucket)
+        self._weights = weights
+
+    def take(self, rows: Tensor, progress: Progress) -> None:
+        """Write the weighted sum in the order of the replicas into `rows`, and wait until all frames have left."""
+        message = self._lanes.message(len(rows), progress)
+        total: Tensor | None = None
+        for replica, weight in self._weights().items():
+            part = total_of([self._from_all[replica]], message)
+            if weight > 1:
+                part.mul_(weight)
+            total = part if total is None else total.add_(part)
+        assert total is not None, "this replica takes part"
+        rows.copy_(total.view(len(rows), -1))
+        self._to_all.flush()
 
 
 def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:

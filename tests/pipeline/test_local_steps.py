@@ -71,9 +71,9 @@ def diloco(passes, outer, optimizer):
 def test_it_is_diloco(alone, outer, passes):
     optimizer = {"name": "sgd", "lr": 0.2, "momentum": 0.9, "max_grad_norm": 0.5, "schedule": "constant"}
     common, losses = diloco(passes, outer, optimizer)
-    for sums in ("owner", "all"):
+    for sums, membership in (("owner", "fixed"), ("all", "fixed"), ("all", "elastic")):
         sync = {"every": EVERY, "sums": sums, **outer}
-        exchanging = {"replicas": 3, "passes": passes, "sync": sync}
+        exchanging = {"replicas": 3, "passes": passes, "sync": sync, "membership": membership}
         trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
         records = assert_trains_to(trainer, common, losses)
         exchanged = [record.step for record in records if record.exchange]

@@ -12,7 +12,8 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.replicas.layout import TILES
 from thinwire.pipeline.replicas.member import Listener, never
-from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, WeightedListener, shares
+from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
+from thinwire.pipeline.replicas.shares import weights_of
 
 SHAPES = {"matrix": (64, 80), "bias": (5,)}
 SIZE = 5125
@@ -23,7 +24,7 @@ def present(expression):
     options, found = ReplicaOptions(count=3, gradients=expression), []
     for number in range(3):
         mail = Mail(number)
-        member, links = partial(WeightedListener, mail=mail), MailEnds(mail, number, 2)
+        member, links = partial(MailListener, mail=mail), MailEnds(mail, number, 2)
         found.append((Replica(number, options, links, SHAPES, never, layout=TILES, member=member), mail))
     return found
 
@@ -48,8 +49,8 @@ def meet(replicas, given, step, samples):
 
 
 def test_equal_replicas_count_alike():
-    assert shares({0: 48, 1: 48, 2: 48}) == {0: 1, 1: 1, 2: 1}
-    assert shares({0: 48, 2: 16}) == {0: 3, 2: 1}
+    assert weights_of({0: 48, 1: 48, 2: 48}) == {0: 1, 1: 1, 2: 1}
+    assert weights_of({0: 48, 2: 16}) == {0: 3, 2: 1}
 
 
 def test_the_mean_is_weighted_by_samples():

@@ -139,6 +139,7 @@ class Setting:
     replicas: int = 1
     exchange: str = "none"
     sync: Mapping[str, Any] = field(default_factory=dict)
+    membership: str = "fixed"
     overrides: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Codecs of single replicas, by channel."""
     passes: tuple[int | None, ...] = ()
@@ -154,7 +155,11 @@ class Setting:
             for replica in {*self.overrides, *range(len(self.passes))}
         }
         return ReplicaOptions(
-            count=self.replicas, gradients=self.exchange, sync=SyncOptions(**self.sync), overrides=overrides
+            count=self.replicas,
+            gradients=self.exchange,
+            sync=SyncOptions(**self.sync),
+            membership=self.membership,
+            overrides=overrides,
         )
 
     def batch_size(self, replica=None):
@@ -236,7 +241,7 @@ def make_trainer(rank, *, where=None, **options):
     `where` is the placement of an earlier trainer of the process, for another one beside it.
     """
     setting = Setting(**options)
-    optimizer = OptimizerOptions(**setting.optimizer)
+    optimizer, options = OptimizerOptions(**setting.optimizer), setting.replica_options
     where = where or setting.placement(rank).connected(timedelta(seconds=60))
     stages, task = make_stages(setting, rank, where), Task()
     loss = WholeBatchLoss(task, Meter())
@@ -253,7 +258,7 @@ def make_trainer(rank, *, where=None, **options):
         training=TrainingOptions(steps=setting.steps),
         shared=shared_weights(setting, stages, where),
         trace=setting.trace,
-        replicas=connect(stages, where, setting.replica_options, {}, optimizer.sends_in_full),
+        replicas=connect(stages, where, options, {}, optimizer.sends_in_full, options.passes(setting.accumulation)),
     )
     for stage in stages:
         stage.connect()

@@ -6,7 +6,6 @@ one message, and those of the others come back as one. Frames of this replica to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
@@ -18,7 +17,8 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import Lane
-from thinwire.pipeline.replicas.member import Lanes, Listener, total_of
+from thinwire.pipeline.replicas.member import Lanes, WeightedListener
+from thinwire.pipeline.replicas.shares import weights_of
 from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
 
 
@@ -58,7 +58,7 @@ class Mail:
             )
         self._arrived = {other: dict(zip(tags, found, strict=True)) for other, found in frames.items()}
         self._arrived[self._replica] = self._sent
-        self._sent, self.weights = {}, shares(samples)
+        self._sent, self.weights = {}, weights_of(samples)
 
     def discard(self) -> None:
         """Drop all frames: the exchange went on without this replica."""
@@ -67,12 +67,6 @@ class Mail:
     def take(self, replica: int, tag: int) -> bytes:
         """A frame that a replica sent; it is not kept, because those of all replicas would take memory for H steps."""
         return self._arrived[replica].pop(tag)
-
-
-def shares(samples: Mapping[int, int]) -> dict[int, int]:
-    """What each replica counts in a mean over all samples: equal replicas count 1 each, so they add up as they are."""
-    common = math.gcd(*samples.values())
-    return {replica: count // common for replica, count in samples.items()}
 
 
 class MailEnds(LaneEnds):
@@ -97,7 +91,7 @@ class MailEnds(LaneEnds):
         return _Inbox(capacity, self._mail, lane.replica, self._tag(lane))
 
 
-class WeightedListener(Listener):
+class MailListener(WeightedListener):
     """A replica that adds up for itself what those who take part sent, each with its weight.
 
     Args:
@@ -107,26 +101,12 @@ class WeightedListener(Listener):
     """
 
     def __init__(self, lanes: Lanes, bucket: Bucket, mail: Mail) -> None:
-        super().__init__(lanes, bucket)
-        self._mail = mail
+        super().__init__(lanes, bucket, weights=lambda: mail.weights)
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Put all rows of the bucket in the mail."""
         super().send_parts(rows, progress)
         self._to_all.flush()  # the mail goes as soon as all buckets are in it
-
-    def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the weighted sum in the order of the replicas into `rows`."""
-        message = self._lanes.message(len(rows), progress)
-        total: Tensor | None = None
-        for replica, weight in self._mail.weights.items():
-            part = total_of([self._from_all[replica]], message)
-            if weight > 1:
-                part.mul_(weight)
-            total = part if total is None else total.add_(part)
-        assert total is not None, "this replica takes part"
-        rows.copy_(total.view(len(rows), -1))
-        self._to_all.flush()
 
 
 class _Outbox:

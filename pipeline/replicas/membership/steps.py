@@ -26,7 +26,7 @@ from thinwire.pipeline.replicas.layout import TILES
 from thinwire.pipeline.replicas.local import LocalSteps, MakeOptimizer, trained
 from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
-from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, WeightedListener
+from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
 from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.shared import SharedWeights
@@ -60,11 +60,12 @@ def meet(
     options: ReplicaOptions,
     agreement: Mapping[str, Any],
     in_full: InFull,
+    passes: Sequence[int],
     attendance: Attendance | None,
 ) -> Replicas:
     """The replicas of these stages, connected: as `connect`, or at the meeting place if they may be lost."""
     if attendance is None:
-        return connect(stages, where, options, agreement, in_full)
+        return connect(stages, where, options, agreement, in_full, passes)
     return connect_present(stages, options, attendance)
 
 
@@ -83,7 +84,7 @@ def connect_present(
     replica, wire = attendance.replica, stages[0].wire
     here, mail = range(replica, replica + 1), Mail(replica)
     links = MailEnds(mail, replica, stages[0].num_stages)
-    member = partial(WeightedListener, mail=mail)
+    member = partial(MailListener, mail=mail)
     exchanges = {
         stage.stage_index: [
             StageExchange(
@@ -108,7 +109,7 @@ def connect_present(
         for stage in stages
     }
     statistics = statistics_of(stages, exchanges, options, here, links, member)
-    return PresentReplicas(options, here, exchanges, statistics, attendance, mail)
+    return PresentReplicas(options, here, exchanges, statistics, attendance=attendance, mail=mail)
 
 
 class PresentSteps(LocalSteps):
@@ -267,12 +268,12 @@ def _passes(stage: CompressedStage, told: Mapping[str, int]) -> Any:
 MakeSteps = Callable[..., LocalSteps]
 
 
-def steps_of(replicas: Replicas, shares: Shares, samples: int) -> MakeSteps:
+def steps_of(replicas: Replicas, shares: Shares, pass_size: int) -> MakeSteps:
     """Makes the steps of replicas that step alone: of such as are always there, or of such as may be lost.
 
-    The mean over all samples knows the first kind by their `shares`. Each of the second kind has as many `samples` in a
-    step, and tells in each exchange how many it has had.
+    The mean is over all samples. Those of the first kind weight what they send. Each of the second kind tells in an
+    exchange how many samples it has had, and who gets its frames weights them; so does a simulation of them.
     """
     if isinstance(replicas, PresentReplicas):
-        return partial(PresentSteps, samples=samples)
-    return partial(LocalSteps, weigh=shares.weight)
+        return partial(PresentSteps, samples=pass_size * shares.passes[replicas.here.start])
+    return LocalSteps if replicas.weights else partial(LocalSteps, weigh=shares.weight)
