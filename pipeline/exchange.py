@@ -6,6 +6,7 @@ Lengths go first, so that no process allocates more than `LARGEST` bytes for ano
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ LARGEST = 1 << 28
 """Most bytes that one process may send at a time."""
 SMALL = 1 << 20
 """Most bytes of a word."""
-_TAG = 1  # the tag of words; clocks are compared in the same group with 0
+_TAG = 1  # the tag of words; in the default group clocks are compared with 0
 _LENGTH = 8  # bytes that say how long the word behind them is
 
 
@@ -55,46 +56,54 @@ class Words:
     Args:
         group: the group; None is the default group.
         to: the process that gets them, by its rank in the default group.
+        what: says in words what goes from a process, by that rank; a PeerError names it.
         timeout: of a wait.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, to: int, timeout: timedelta) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, to: int, what: Callable[[int], str], timeout: timedelta
+    ) -> None:
         group = group or dist.group.WORLD
         assert group is not None, "torch.distributed is initialized"
-        ranks = dist.get_process_group_ranks(group)
-        mine, self._names = dist.get_rank(), {ranks.index(rank): rank for rank in ranks if rank != to}
+        ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
         of_peer: dict[str, Any] = {"group": group, "tag": _TAG, "timeout": timeout}
+        self._what = what
         self._sender = None if mine == to else ProcessGroupSender(SMALL, peer=ranks.index(to), **of_peer)
-        froms = self._names if mine == to else ()
-        self._receivers = {peer: ProcessGroupReceiver(SMALL, peer=peer, **of_peer) for peer in froms}
+        self._receivers = {
+            rank: ProcessGroupReceiver(SMALL, peer=place, **of_peer)
+            for place, rank in enumerate(ranks)
+            if mine == to != rank
+        }
 
-    def expect(self, what: str) -> None:
-        """Make room for the next word of each process. A PeerError names `what`."""
-        for receiver in self._receivers.values():
-            receiver.post(1, what)
+    def expect(self) -> None:
+        """Make room for the next word of each process, in the process that gets them."""
+        for rank, receiver in self._receivers.items():
+            receiver.post(1, self._what(rank))
 
-    def say(self, mine: Any, what: str) -> list[Any] | None:
-        """Send a word, or, in the process that gets them, wait for those of the others: all, in rank order.
+    def say(self, mine: Any) -> None:
+        """Send a word, in the other processes."""
+        if self._sender is None:
+            return
+        body = json.dumps(mine).encode()
+        assert len(body) <= SMALL - _LENGTH, f"a word has at most {SMALL - _LENGTH} bytes, got {len(body)}"
+        self._sender.flush()
+        buffer = self._sender.take()
+        written = torch.frombuffer(bytearray(len(body).to_bytes(_LENGTH, "little") + body), dtype=torch.uint8)
+        buffer[: len(written)] = written
+        self._sender.send(buffer, len(written), self._what(dist.get_rank()))
 
-        None in the other processes. Raises WireError if a process sends something else, and PeerError, which names
-        `what`, if one sends nothing.
+    def hear(self) -> list[Any]:
+        """The oldest word of each process, in the process that gets them; it waits for those that have not arrived.
+
+        Raises WireError if a process sent something else, and PeerError if one sends nothing.
         """
-        if self._sender is not None:
-            body = json.dumps(mine).encode()
-            assert len(body) <= SMALL - _LENGTH, f"a word has at most {SMALL - _LENGTH} bytes, got {len(body)}"
-            self._sender.flush()
-            buffer = self._sender.take()
-            written = torch.frombuffer(bytearray(len(body).to_bytes(_LENGTH, "little") + body), dtype=torch.uint8)
-            buffer[: len(written)] = written
-            self._sender.send(buffer, len(written), what)
-            return None
-        words = {dist.get_rank(): mine}
-        for peer, receiver in self._receivers.items():
-            buffer = receiver.receive(what)
+        words = []
+        for rank, receiver in self._receivers.items():
+            buffer = receiver.receive(self._what(rank))
             length = int.from_bytes(buffer[:_LENGTH].numpy().tobytes(), "little")
-            words[self._names[peer]] = _parsed(self._names[peer], buffer[_LENGTH:], length)
+            words.append(_parsed(rank, buffer[_LENGTH:], length))
             receiver.give(buffer)
-        return [words[rank] for rank in sorted(words)]
+        return words
 
 
 def _announced(mine: Any, what: str, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:

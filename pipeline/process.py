@@ -10,7 +10,7 @@ axes: the processes of a pipeline, or the processes that hold the same stages in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
@@ -151,7 +151,7 @@ class Placement:
         for stage, value in local.items():
             mine[stage] = value
         everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(self.pipeline))]
-        with reaching(f"{_named(local)} waiting for numbers of all stages"):
+        with reaching(f"{were(local)} waiting for numbers of all stages"):
             dist.all_gather(everyone, mine, self.pipeline)
         return [float(everyone[self.place_of(stage)][stage]) for stage in range(self.num_stages)]
 
@@ -220,7 +220,7 @@ class Placement:
 
         None in the other processes.
         """
-        what = f"{_named(local)} reporting to the last stage"
+        what = f"{were(local)} reporting to the last stage"
         everyone = gather_json(list(local.items()), self.last_process, what, self.pipeline)
         if everyone is None:
             return None
@@ -237,7 +237,7 @@ class Placement:
 
     @property
     def _me(self) -> str:
-        return _named(dict.fromkeys(self.stages_of(dist.get_rank())))
+        return were(self.stages_of(dist.get_rank()))
 
 
 def _group(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
@@ -246,6 +246,11 @@ def _group(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
     return created
 
 
-def _named(stages: Mapping[int, Any]) -> str:
-    listed = ", ".join(map(str, sorted(stages)))
-    return f"stage {listed} was" if len(stages) == 1 else f"stages {listed} were"
+def in_words(stages: Collection[int]) -> str:
+    """Stages in words: `stage 1`, `stages 1, 2`."""
+    return f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, sorted(stages)))}"
+
+
+def were(stages: Collection[int]) -> str:
+    """The subject of a sentence on what stages did: `stage 1 was`, `stages 1, 2 were`."""
+    return f"{in_words(stages)} {'was' if len(stages) == 1 else 'were'}"

@@ -36,7 +36,7 @@ from thinwire.pipeline.replicas.local import LocalSteps
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.replicas.shares import Shares, by_pass
-from thinwire.pipeline.replicas.step_exchange import StageExchanged, StepExchange
+from thinwire.pipeline.replicas.step_exchanges import StepExchanged, StepExchanges
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
@@ -73,10 +73,10 @@ class StepRecord:
     """Bytes of the frames that this process's stages sent and received."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
-    exchange: list[StageExchanged] = field(default_factory=list)
-    """What each stage of this replica exchanged with the others. Empty if none did, and where nobody reports."""
     skipped: bool = False
     """Whether no stage stepped, because a gradient of fp16 was not finite."""
+    exchanged: list[StepExchanged] = field(default_factory=list)
+    """What the stages of the first replica exchanged with the others in earlier steps, as far as it was not known."""
 
 
 class Trainer:
@@ -96,6 +96,7 @@ class Trainer:
     Attributes:
         scale: the factor of the loss, alike on all stages.
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
+        exchanges: those with other replicas.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Trainer:
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self.reports = self.has_last and placement.replica == 0
-        self._exchange = StepExchange(self.stages, placement, replicas.count)
+        self.exchanges = StepExchanges(self.stages, placement, replicas.count)
         self.scale = LossScale(active=training.precision == "fp16")
         self._local: LocalSteps | None = None
         self._optimizers: list[Optimizer]
@@ -169,7 +170,7 @@ class Trainer:
         skipped = self.scale.skipped
         meters = [stage.meter for stage in self.stages]
         started, before = time.perf_counter(), spending(meters)
-        self._exchange.begin()
+        self.exchanges.begin()
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
         self.set_mode(trains=True)
@@ -179,7 +180,7 @@ class Trainer:
         self.skip(kind, self._shares.before(self.replicas.here.start))
         losses, grad_norm = self._passes_and_update(step, kind, batch, targets)
         self.done = step + 1 if self._local is None else self._local.step_after(step)
-        exchange = self._exchange.end()
+        exchanged = self.exchanges.end(step)
         seconds, spent = time.perf_counter() - started, spending(meters) - before
         return StepRecord(
             step=step,
@@ -192,8 +193,8 @@ class Trainer:
             sections=spent.sections,
             bytes=spent.bytes,
             uncompressed=spent.uncompressed,
-            exchange=exchange,
             skipped=self.scale.skipped > skipped,
+            exchanged=exchanged,
         )
 
     def _passes_and_update(

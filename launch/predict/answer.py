@@ -27,8 +27,6 @@ class Answer:
     """All answers about one workload."""
 
     workload: Workload
-    codecs: Sequence[CompressionOptions]
-    """Those of the boundaries that are compared; the first one is no compression."""
     predictions: list[Prediction]
     """The chosen schedule at every bandwidth with every codec."""
     needed: dict[str, float]
@@ -73,7 +71,6 @@ def answer(
     schedules = [prediction for row in by_schedule for prediction in row]
     return Answer(
         workload=workload,
-        codecs=codecs,
         predictions=[prediction for row in by_network for prediction in row],
         needed={
             label_of(each, codec): needed_bandwidth(each, schedule, codec, networks[0])

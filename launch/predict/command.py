@@ -17,7 +17,7 @@ from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.overrides import check_overrides
+from thinwire.pipeline.options.overrides import ReplicaCodecs, check_overrides
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     _check_replicas(options, wanted)
     given = [codec_pair(text) for text in options.codec or (() if wanted.replicas.count > 1 else COMPARED_CODECS)]
     own = [] if wanted.compression.automatic else [wanted.compression]
-    codecs = list({label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}.values())
+    compared = {label(codec): codec for codec in (*own, *given)}
+    if all(each.compression == ReplicaCodecs() for each in wanted.replicas.overrides.values()):
+        compared.pop(label(NO_COMPRESSION), None)
+    codecs = [NO_COMPRESSION, *compared.values()]
     _check_codecs(codecs[1:], wanted)
     schedule = options.schedule or wanted.pipeline.schedule
     try:
@@ -306,7 +309,8 @@ def _add_replicas(add: Callable[..., argparse.Action]) -> None:
         action="extend",
         default=[],
         metavar="REPLICA:BANDWIDTH[,LATENCY]",
-        help="replicas with links of their own inside their pipeline: 1:10gbit,0.1ms is in a data centre",
+        help="replicas with links of their own inside their pipeline: 1:10gbit,0.1ms is in a data centre (default of "
+        "LATENCY: --latency)",
     )
     add(
         "--every",

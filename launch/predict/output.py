@@ -25,8 +25,7 @@ from thinwire.launch.timing.prediction import (
     bandwidth_text,
     hides_in_words,
 )
-from thinwire.launch.timing.workload import Workload, label
-from thinwire.pipeline.options import CompressionOptions
+from thinwire.launch.timing.workload import Workload
 from thinwire.pipeline.schedules import SCHEDULES
 
 
@@ -50,8 +49,6 @@ def show(found: Answer, network: Network, max_in_flight: float) -> None:
     )
     if workload.replicas:
         console.print(_replicas_in_words(workload.replicas, found.predictions[0]), highlight=False, soft_wrap=True)
-        for sentence in _single_replicas_in_words(workload.replicas, found.codecs[1:]):
-            console.print(escape(sentence), highlight=False, soft_wrap=True)
     console.print(_throughput_table(found.predictions))
     for codec, bandwidth in found.needed.items():
         console.print(f"{escape(codec)} {hides_in_words(bandwidth, network)}", highlight=False, soft_wrap=True)
@@ -91,15 +88,6 @@ def _replicas_in_words(replicas: ReplicaWork, prediction: Prediction) -> str:
         f"replicas in an exchange. adds: what the drain of the pipeline does not hide. if rarely: samples/s if they "
         f"exchange every {every} steps"
     )
-
-
-def _single_replicas_in_words(replicas: ReplicaWork, codecs: Sequence[CompressionOptions]) -> list[str]:
-    """A sentence for each replica with codecs of its own, which it has beside all of these."""
-    return [
-        f"replica {replica} has codecs of its own: "
-        + "; ".join(f"{label(replicas.codecs_of(replica, each))} beside {label(each)}" for each in codecs)
-        for replica in sorted(replicas.codecs)
-    ]
 
 
 def _throughput_table(predictions: Sequence[Prediction]) -> Table:

@@ -7,6 +7,7 @@ runs/NAME/
   weights/              the newest weights, of all stages after the same step (`weights.py`)
   model/                files that an export needs beside the weights
   evaluations.jsonl     one line for each evaluation
+  exchanges.jsonl       one line for each step in which replicas exchanged
   trace/stage-I.json    the last steps of a stage, if the recipe asks for a trace
   summary.json          the numbers of the tables at the end, and more
   loss.png              the loss curve
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.compress.stores.durable import write_durably
-from thinwire.launch.run.logs.files import FULL
+from thinwire.launch.run.logs.files import FULL, pieces
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
@@ -49,11 +50,14 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def remove_earlier(recipe: Recipe) -> None:
-    """Remove what an earlier run in the folder left and this one does not write: the summary, and other replicas.
+    """Remove files of an earlier run that this one does not replace at once: the summary, exchanges, other replicas.
 
     Folders of replicas go only with --overwrite, and only where this run has no replica of that number.
     """
     (recipe.folder / "summary.json").unlink(missing_ok=True)
+    if recipe.replicas.count == 1:
+        for path in pieces(recipe.folder / "exchanges.jsonl"):
+            path.unlink(missing_ok=True)
     if recipe.checkpoint.resume != "never":
         return
     own = len(recipe.replicas.here) if recipe.replicas.elastic else 1

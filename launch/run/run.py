@@ -114,6 +114,7 @@ class Run:
 
     def _end(self) -> None:
         """Evaluate, save and report after the last step."""
+        self._log_exchanges()
         if self._evaluated != self.recipe.training.steps:
             self._evaluate(self.recipe.training.steps)
         summary = self._save(self.recipe.training.steps)
@@ -190,6 +191,7 @@ class Run:
     def _said(self) -> Said:
         """What the run itself gives a checkpoint."""
         self._keep_folder()
+        self._log_exchanges()
         with writing(self.recipe.folder):
             logged = self._log.written() if self._log is not None else lambda: None
         values = {
@@ -199,6 +201,12 @@ class Run:
             "loss_scale": self.trainer.scale.state_dict(),
         }
         return Said(values, logged)
+
+    def _log_exchanges(self) -> None:
+        """Log all exchanges between replicas so far."""
+        exchanges = self.trainer.exchanges.settle()
+        if self._log is not None:
+            self._log.exchanged(exchanges)
 
     def _show_choices(self) -> None:
         """Print what auto chose, and check the room for its stores."""
@@ -259,7 +267,8 @@ class Run:
         """The log, without lines of what the checkpoint does not hold: that is done again."""
         evaluated = self._resumption.saved.get("evaluated") or 0
         with writing(self.recipe.folder):
-            return MetricsLog(self.recipe.folder, self._resumption.first, self.recipe.rotate_logs, evaluated)
+            first, limit, several = self._resumption.first, self.recipe.rotate_logs, self.recipe.replicas.count > 1
+            return MetricsLog(self.recipe.folder, first, limit, evaluated, replicas=several)
 
     def _evaluate(self, done: int) -> None:
         self._evaluated = done

@@ -78,12 +78,13 @@ class ReplicaWork:
         return self.passes[replica] if self.passes else 1
 
     def codecs_of(self, replica: int, common: CompressionOptions) -> CompressionOptions:
-        """The codecs of a replica's boundaries, if `common` are those of the others; without compression, none.
+        """The codecs of a replica's boundaries, if `common` are those of the others; of NO_COMPRESSION, none.
 
         Raises OptionsError if they cannot work.
         """
         own = self.codecs.get(replica)
-        return common if own is None or common == NO_COMPRESSION else overridden(common, own)
+        # that object alone: a recipe may have no codecs in common, and some in single replicas
+        return common if own is None or common is NO_COMPRESSION else overridden(common, own)
 
     def unlike(self, inside: Mapping[int, Link]) -> list[int]:
         """One of all replicas that are alike, with the links inside their pipelines; the first of each kind."""

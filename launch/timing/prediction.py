@@ -188,8 +188,14 @@ def _of_exchange(workload: Workload, found: Step, every: int) -> ExchangePredict
 
 def label_of(workload: Workload, compression: CompressionOptions) -> str:
     """The codecs of a prediction: of the boundaries, and of the gradients between replicas if there are any."""
-    between = f", replicas {workload.replicas.method}" if workload.replicas else ""
-    return f"{label(compression)}{between}"
+    replicas, common = workload.replicas, label(compression)
+    if replicas is None:
+        return common
+    others: dict[str, list[int]] = {}
+    for replica in sorted(replicas.codecs):
+        others.setdefault(label(replicas.codecs_of(replica, compression)), []).append(replica)
+    single = [f"{codecs} in {named(which)}" for codecs, which in others.items() if codecs != common]
+    return ", ".join([common, *single, f"replicas {replicas.method}"])
 
 
 def needed_bandwidth(
@@ -227,9 +233,10 @@ def hides_in_words(bandwidth: float, network: Network) -> str:
     Names the links of the network that have their own bandwidth.
     """
     hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
+    inside = sorted(replica for replica, link in network.inside.items() if link.bandwidth is not None)
     own = {"--link": _names(network.links)} if network.links else {}
     own |= {} if network.replicas.bandwidth is None else {"--replica-link": "those between replicas"}
-    own |= {"--inside": f"those inside {named(network.inside)}"} if network.inside else {}
+    own |= {"--inside": f"those inside {named(inside)}"} if inside else {}
     options, kept = " and ".join(own), " and ".join(own.values())
     if math.isinf(bandwidth):
         make = "makes" if len(own) == 1 else "make"

@@ -28,11 +28,16 @@ Left = Sequence[Moments]
 """Of each of them, the times between which the stage left it."""
 
 
-def exchange_report(stage: CompressedStage, where: Placement, since: float = -math.inf) -> dict[str, Any]:
-    """The exchange of one stage, as JSON values: seconds by section, the last ones, and the clock of the next stage.
+def exchange_report(stage: CompressedStage, where: Placement) -> dict[str, Any]:
+    """The exchange of one stage, as JSON values: seconds by section, and what `last_exchanges` says."""
+    return {"seconds": dict(stage.meter.exchange), **last_exchanges(stage, where)}
 
-    Of the last ones, those that ended after `since`, a time of this process's clock. They are left out in a
-    simulation, where replicas and stages take turns.
+
+def last_exchanges(stage: CompressedStage, where: Placement, since: float = -math.inf) -> dict[str, Any]:
+    """When the last exchanges of one stage began and ended, and the clock of the next stage, as JSON values.
+
+    Only those that ended after `since`, a time of this process's clock. None in a simulation, where replicas and stages
+    take turns.
     """
     meter, index = stage.meter, stage.stage_index
     apart = where.num_replicas > 1
@@ -40,7 +45,6 @@ def exchange_report(stage: CompressedStage, where: Placement, since: float = -ma
     following = where.process_of.get(index + 1, dist.get_rank())
     same = following == dist.get_rank()
     return {
-        "seconds": dict(meter.exchange),
         "last": [meter.exchanges[place] for place in ended],
         "left": [meter.left[place] for place in ended],
         "next_clock": (1.0, 0.0) if same else stage.wire.clocks.line(following),

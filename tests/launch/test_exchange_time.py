@@ -8,7 +8,7 @@ import pytest
 from support.toy import make_trainer
 from thinwire.launch.timing.exchange import NO_COMPRESSION, ReplicaWork, loads
 from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.prediction import exchange_verdict, predict, predict_each, run, step
+from thinwire.launch.timing.prediction import exchange_verdict, label_of, predict, predict_each, run, step
 from thinwire.launch.timing.workload import codec_pair, uniform
 from thinwire.pipeline.options.overrides import ReplicaCodecs
 from thinwire.pipeline.replicas.layout import TILES
@@ -224,6 +224,17 @@ def test_replicas_have_codecs_and_links_of_their_own():
     assert took == [took[0], step(work, "gpipe", NO_COMPRESSION, slow).course.seconds, took[0]]
     assert took[1] > 5 * took[0]
     assert step(some, "gpipe", NO_COMPRESSION, slow).course.seconds == took[1]
+    assert label_of(some, codec) == "q(4), none in replica 2, replicas none"
+
+
+def test_a_recipe_may_compress_in_single_replicas_alone():
+    """What the recipe has in common is `none` there, too, but not what nobody compresses is compared with."""
+    own = {1: ReplicaCodecs(activations="q(4)", gradients="q(4)")}
+    work = pipeline(2, 4, 0.01, 0.02, replace(pair((512, 512)), codecs=own))
+    network = Network(bandwidth=1e6, inside={0: Link(bandwidth=1e9)}, replicas=Link(bandwidth=1e9))
+    none, some = predict_each(work, "gpipe", [NO_COMPRESSION, codec_pair("none")], network)
+    assert (none.codec, some.codec) == ("none, replicas none", "none, q(4) in replica 1, replicas none")
+    assert none.speedup == pytest.approx(1.0) and some.speedup > 2
 
 
 def test_one_of_all_replicas_that_are_alike_is_simulated():

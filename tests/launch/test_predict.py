@@ -211,3 +211,13 @@ def test_the_published_numbers_are_met_where_the_simulation_claims_to():
     assert all(cell.predicted > cell.published for cell in throughput_numbers())
     compressed = [cell for cell in share_numbers() if cell.method != "fp32"]
     assert all(abs(cell.deviation) < 0.05 for cell in compressed)
+
+
+def test_the_codecs_of_single_replicas_are_compared_with_no_compression_in_any(capsys):
+    own = {"activations": "q(4)", "gradients": "q(8)"}
+    options = [f"--replicas.overrides.1.compression.{name}={codec}" for name, codec in own.items()]
+    options += [f"--compression.{name}=none" for name in own]
+    found = predicted(capsys, *GIVEN, "--replicas.count", "2", *options, "--compression.warmup", "1 epochs")
+    rows = {one["codec"]: one["speedup"] for one in found["predictions"] if one["bandwidth"] == 1e8}
+    assert list(rows) == ["none, replicas none", "none, q(4)/q(8) in replica 1, replicas none"]
+    assert rows["none, replicas none"] == 1.0

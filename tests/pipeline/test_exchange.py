@@ -109,12 +109,17 @@ def test_values_too_deep_are_refused_in_a_sentence():
     assert processes.run(deep, 2)[0].startswith("process 1 must send JSON")
 
 
+def in_words(process):
+    return f"waiting for process {process}"
+
+
 def saying_words(rank, words):
-    to_last = Words(None, 2, timedelta(seconds=60))
-    told = []
+    to_last = Words(None, 2, in_words, timedelta(seconds=60))
+    for _ in words:
+        to_last.expect()
     for word in words:
-        to_last.expect("waiting")
-        told.append(to_last.say([rank, word], "waiting"))
+        to_last.say([rank, word])
+    told = [to_last.hear() for _ in words]
     dist.barrier()
     return told
 
@@ -122,23 +127,21 @@ def saying_words(rank, words):
 def test_words_reach_one_process_in_rank_order():
     """A short one comes whole behind a long one."""
     words = ["a" * 5000, "b"]
-    assert processes.run(saying_words, 3, words) == [
-        [None, None],
-        [None, None],
-        [[[rank, word] for rank in range(3)] for word in words],
-    ]
+    *others, heard = processes.run(saying_words, 3, words)
+    assert others == [[[], []]] * 2
+    assert heard == [[[rank, word] for rank in range(2)] for word in words]
 
 
 def interrupted(rank, body):
-    to_last = Words(None, 1, timedelta(seconds=60))
+    to_last = Words(None, 1, in_words, timedelta(seconds=60))
     if rank == 0:
         sent = torch.frombuffer(bytearray(len(body).to_bytes(8, "little") + body), dtype=torch.uint8)
         dist.send(sent, 1, tag=1)
         dist.barrier()
         return ""
-    to_last.expect("waiting")
+    to_last.expect()
     with pytest.raises(WireError) as caught:
-        to_last.say("mine", "waiting")
+        to_last.hear()
     dist.barrier()
     return str(caught.value)
 
@@ -148,15 +151,15 @@ def test_a_word_that_is_no_json_is_refused_in_a_sentence():
 
 
 def left_without_a_word(rank):
-    to_last = Words(None, 1, timedelta(seconds=60))
+    to_last = Words(None, 1, in_words, timedelta(seconds=60))
     if rank == 0:
         os._exit(0)
     with pytest.raises(PeerError) as caught:
-        to_last.expect("stage 1 was waiting to hear of stage 0")
-        to_last.say("mine", "stage 1 was waiting to hear of stage 0")
+        to_last.expect()
+        to_last.hear()
     return str(caught.value)
 
 
 def test_a_process_that_is_gone_is_told_with_what_was_to_be_heard():
     returned, told = processes.outcomes_of(left_without_a_word, 2)[1]
-    assert returned and told.startswith("stage 1 was waiting to hear of stage 0: "), told
+    assert returned and told.startswith("waiting for process 0: "), told

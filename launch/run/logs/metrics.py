@@ -1,11 +1,11 @@
-"""The log of a run: one line of JSON, and points of TensorBoard's curves, for every step and every evaluation."""
+"""The log of a run: a line of JSON, and points of TensorBoard's curves, for every step, evaluation and exchange."""
 
 from __future__ import annotations
 
 import math
 import shutil
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +14,7 @@ from thinwire.launch.run.logs.curves import Curves
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
+from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.trainer import StepRecord
 
 MEGABYTE = 1_000_000
@@ -31,9 +32,12 @@ class MetricsLog:
         first: the step that the run goes on from; the lines of the steps before it stay.
         limit: megabytes that a file may have before the next one begins; 0 for no limit.
         evaluated: the step of the last evaluation whose line stays; 0 if there is none.
+        replicas: whether the run has several, whose exchanges have lines of their own.
     """
 
-    def __init__(self, folder: Path, first: int = 0, limit: float = 0.0, evaluated: int = 0) -> None:
+    def __init__(
+        self, folder: Path, first: int = 0, limit: float = 0.0, evaluated: int = 0, *, replicas: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not first:
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
@@ -42,8 +46,14 @@ class MetricsLog:
         evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= evaluated)
         self._lines = LogFile(folder / "metrics.jsonl", nbytes, number)
         self._evaluation_lines = LogFile(folder / "evaluations.jsonl", nbytes, number)
+        self._exchange_lines: LogFile | None = None
+        if replicas:
+            keep_lines(folder / "exchanges.jsonl", lambda line: line["step"] < first)
+            self._exchange_lines = LogFile(folder / "exchanges.jsonl", nbytes, number)
         self._curves = Curves(folder / "tensorboard", nbytes, first)
-        self._files = (self._lines, self._evaluation_lines, self._curves.file)
+        of_lines = (self._lines, self._evaluation_lines, self._exchange_lines)
+        self._logs = [log for log in of_lines if log is not None]
+        self._files = (*self._logs, self._curves.file)
         self._waited = False
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
         self._growth: str | None = None
@@ -99,6 +109,7 @@ class MetricsLog:
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
         values = asdict(record)
+        values.pop("exchanged")
         self._lines.add(_line(values))
         points = {f"train/{name}": values[name] for name in ("loss", "lr", "grad_norm") if values[name] is not None}
         points |= {
@@ -109,19 +120,28 @@ class MetricsLog:
         }
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
-        for each in record.exchange:
-            points |= {
-                f"bytes/to and from replicas, stage {each.stage}": each.bytes,
-                f"seconds/exchange between replicas, stage {each.stage}": each.seconds,
-            }
-            if each.hidden is not None:
-                points |= {f"share/hidden of the exchange, stage {each.stage}": each.hidden}
         self._curves.add(record.step, points)
+        self.exchanged(record.exchanged)
         if record.loss is not None:
             self._steps.append(record.step)
             self._losses.append(record.loss)
         if record.grad_norm:
             self._compare(record.step, record.grad_norm)
+
+    def exchanged(self, exchanges: Iterable[StepExchanged]) -> None:
+        """Log what all stages exchanged with other replicas; of a step it is known later than the rest."""
+        for each in exchanges:
+            assert self._exchange_lines is not None, "there are replicas"
+            self._exchange_lines.add(_line(asdict(each)))
+            points: dict[str, float] = {}
+            for of in each.stages:
+                points |= {
+                    f"bytes/to and from replicas, stage {of.stage}": of.bytes,
+                    f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
+                }
+                if of.hidden is not None:
+                    points[f"share/hidden of the exchange, stage {of.stage}"] = of.hidden
+            self._curves.add(each.step, points)
 
     def _compare(self, step: int, norm: float) -> None:
         """Compare the norm of all gradients with that of the first step."""
@@ -152,7 +172,7 @@ class MetricsLog:
         Raises:
             OSError: there is no room.
         """
-        waits = self._lines.written(), self._evaluation_lines.written()
+        waits = [log.written() for log in self._logs]
         self._curves.file.write()
 
         def wait() -> None:

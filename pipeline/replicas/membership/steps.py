@@ -167,7 +167,8 @@ class PresentSteps(LocalSteps):
             return
         self._send(0, done, progress)
         samples = (done - self._held) * self._samples
-        with self._waiting("waiting for the exchange with the other replicas"):
+        what = "waiting for the exchange with the other replicas"
+        with self._stages[0].meter.beside_exchange(), self._waiting(what):
             answer = self._attendance.exchange(done, samples, self._mail.collect(), last=last)
         if isinstance(answer, Taken):
             self._mail.discard()

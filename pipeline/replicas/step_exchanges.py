@@ -1,0 +1,117 @@
+"""What each stage of a pipeline spent on the exchange between replicas in a step, in the process that reports.
+
+The others send it a word when their step is over, and go on. It hears the words of a step when the next one is over,
+so that nobody waits for them: a process that waited could not make room for the frames of its next step meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.pipeline.exchange import Words
+from thinwire.pipeline.process import Placement, in_words, were
+from thinwire.pipeline.replicas.drain import hidden_shares, last_exchanges
+from thinwire.pipeline.stage import CompressedStage
+
+
+@dataclass(frozen=True)
+class StageExchanged:
+    """What one stage exchanged in a step."""
+
+    stage: int
+    bytes: int
+    """Bytes of the frames that it sent to other replicas and got from them."""
+    seconds: float
+    """Seconds of the step that the exchange took."""
+    hidden: float | None
+    """The share hidden of the exchanges that ended in this step; None if none did, or if it is not known."""
+
+
+@dataclass(frozen=True)
+class StepExchanged:
+    """What all stages of a pipeline exchanged in a step; at least one of them did."""
+
+    step: int
+    stages: list[StageExchanged]
+
+
+class StepExchanges:
+    """The exchanges of a pipeline, step by step.
+
+    Args:
+        stages: the stages of this process.
+        where: where all stages live.
+        num_replicas: replicas of the whole run. With one, nothing is told.
+    """
+
+    def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
+        self._stages, self._where = stages, where
+        self._tells = num_replicas > 1 and where.replica == 0
+        self._words: Words | None = None
+        if self._tells and where.num_processes > 1:
+            timeout = timedelta(seconds=stages[0].wire.options.timeout)
+            self._words = Words(where.pipeline, where.last_process, self._in_words, timeout)
+        self._began, self._before = 0.0, [(0, 0.0)] * len(stages)
+        self._untold: deque[tuple[int, list[Any]]] = deque()
+
+    def begin(self) -> None:
+        """Say that a step begins."""
+        self._began, self._before = time.perf_counter(), self._spent()
+        if self._words is not None:
+            self._words.expect()
+
+    def end(self, step: int) -> list[StepExchanged]:
+        """Say that a step is over: what was exchanged in the steps before it, and has not been returned yet.
+
+        Nothing except in the process of the last stage of the first replica. PeerError if a process is gone or silent.
+        """
+        if not self._tells:
+            return []
+        mine = [
+            {"stage": stage.stage_index, "bytes": nbytes - bytes_before, "seconds": seconds - seconds_before}
+            | last_exchanges(stage, self._where, self._began)
+            for stage, (nbytes, seconds), (bytes_before, seconds_before) in zip(
+                self._stages, self._spent(), self._before, strict=True
+            )
+        ]
+        if self._words is not None:
+            self._words.say(mine)
+        if dist.get_rank() != self._where.last_process:
+            return []
+        self._untold.append((step, mine))
+        return self._hear(all_but=1)
+
+    def settle(self) -> list[StepExchanged]:
+        """What was exchanged in all steps so far, and has not been returned yet. It waits for the last words."""
+        return self._hear(all_but=0)
+
+    def _hear(self, *, all_but: int) -> list[StepExchanged]:
+        found = []
+        while len(self._untold) > all_but:
+            step, mine = self._untold.popleft()
+            everyone = [mine] if self._words is None else [mine, *self._words.hear()]
+            reports = sorted((each for reports in everyone for each in reports), key=lambda each: each["stage"])
+            if any(report["bytes"] or report["seconds"] for report in reports):
+                stages = [
+                    StageExchanged(report["stage"], report["bytes"], report["seconds"], share)
+                    for report, share in zip(reports, hidden_shares(reports), strict=True)
+                ]
+                found.append(StepExchanged(step, stages))
+        return found
+
+    def _spent(self) -> list[tuple[int, float]]:
+        """Bytes and seconds of the exchanges of each stage here so far."""
+        return [(stage.meter.exchanged, sum(stage.meter.exchange.values())) for stage in self._stages]
+
+    def _in_words(self, process: int) -> str:
+        mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(process)
+        if process == dist.get_rank():
+            return f"{were(mine)} telling the last stage of the exchange between replicas"
+        return f"{were(mine)} waiting to hear of the exchange of the replicas of {in_words(theirs)}"
