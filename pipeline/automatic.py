@@ -221,6 +221,8 @@ class Automatic:
             for end in stage.ends
             if compression.is_automatic(end.outgoing.channel.boundary, end.outgoing.channel.name)
         }
+        for stage in self._stages:
+            stage.keeps_codecs = False
         self._sent: dict[ChannelKey, list[Tensor | None]] = {}
         self._frame_bytes()  # a candidate that cannot carry the tensors is refused before the first step
         if any(parse(codec).codec.varies for codec in compression.candidates):

@@ -253,12 +253,21 @@ class Receiver(ChannelEnd):
         super().__init__(channel, decoders, meter, copies)
         self._decoders, self._way, self._options = tuple(decoders), way, options
         self._local_time = local_time
+        self._ahead = 0  # micro-batches of the next pass for whose frames there is room
 
     def post(self, count: int) -> None:
-        """Expect `count` more micro-batches; their frames may arrive from now on."""
+        """Expect the `count` micro-batches of a pass; their frames may arrive from now on."""
+        self._make_room(count - self._ahead)
+        self._ahead = 0
+
+    def post_ahead(self, count: int) -> None:
+        """Expect the `count` micro-batches of the next pass before it begins."""
+        self._make_room(count - self._ahead)
+        self._ahead = count
+
+    def _make_room(self, count: int) -> None:
         channel = self.channel
-        what = f"{channel.receiver} was making room for {channel.name} from {channel.sender}"
-        self._way.post(count, what)
+        self._way.post(count, f"{channel.receiver} was making room for {channel.name} from {channel.sender}")
 
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors, or into `room` if there is any.

@@ -52,6 +52,7 @@ class CompressedStage(PipelineStage):
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of a batch of
             logits, if you need only the loss.
+        keeps_codecs: whether its ends keep their codecs from one step to the next, as they do but for auto.
 
     Raises:
         OptionsError: input_args or output_args are missing, or a codec's weights.
@@ -88,6 +89,7 @@ class CompressedStage(PipelineStage):
         self.wire = wire
         self.meter = Meter()
         self.keep_outputs = True
+        self.keeps_codecs = True
         self._first_layer = first_layer
         self._gradients = GradientsApart(submodule.parameters())
         self._examples = (_examples(input_args), _examples(output_args))
@@ -152,6 +154,14 @@ class CompressedStage(PipelineStage):
     def flush(self) -> None:
         """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
         self.all_ends.flush()
+
+    def post_ahead(self) -> None:
+        """Make room for the activations of the next pass: over a slow link they need not wait until it begins here.
+
+        Nothing if the codecs may change before it. Between cards neither: there a receive holds up all that follows.
+        """
+        if self.ends.upstream is not None and self.keeps_codecs and not self.wire.cards.groups:
+            self.ends.upstream.incoming.post_ahead(self._num_microbatches)
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""

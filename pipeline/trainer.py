@@ -10,7 +10,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +27,7 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.devices.device import put_all
+from thinwire.pipeline.exchange import Words
 from thinwire.pipeline.meters import Section, spending
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
@@ -39,6 +42,7 @@ from thinwire.pipeline.replicas.shares import Shares, by_pass
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged, StepExchanges
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stage_numbers import StageNumbers
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
 from thinwire.pipeline.tracing.spans import Work
 from thinwire.pipeline.tracing.tracer import Tracer
@@ -123,7 +127,12 @@ class Trainer:
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self.reports = self.has_last and placement.replica == 0
+        timeout = timedelta(seconds=self.stages[0].wire.options.timeout)
         self.exchanges = StepExchanges(self.stages, placement, replicas.count)
+        self._squares = StageNumbers(placement, "the gradient norm", timeout)
+        self._losses: Words | None = None
+        if self.has_last and placement.num_replicas > 1 and not replicas.options.step_alone:
+            self._losses = Words(placement.across, placement.reporter, self._losses_in_words, timeout)
         self.scale = LossScale(active=training.precision == "fp16")
         self._local: LocalSteps | None = None
         self._optimizers: list[Optimizer]
@@ -170,7 +179,7 @@ class Trainer:
         skipped = self.scale.skipped
         meters = [stage.meter for stage in self.stages]
         started, before = time.perf_counter(), spending(meters)
-        self.exchanges.begin()
+        self._expect()
         batch = self.sampler.batch(step)
         targets = self.samples.targets(batch.ids) if self.has_last else None
         self.set_mode(trains=True)
@@ -197,6 +206,25 @@ class Trainer:
             exchanged=exchanged,
         )
 
+    def _expect(self) -> None:
+        """Make room for what other processes tell this one in the step that begins: it arrives while this one works."""
+        self.exchanges.begin()
+        if self._takes_norm:
+            self._squares.expect()
+        if self._losses is not None:
+            self._losses.expect()
+
+    @property
+    def _takes_norm(self) -> bool:
+        """Whether a step takes the norm of the gradients of all stages."""
+        return self._options.max_grad_norm is not None or self.scale.active
+
+    def _losses_in_words(self, process: int) -> str:
+        mine, theirs = self.placement.replica, self.placement.replica_of(process)
+        if mine == theirs:
+            return f"replica {mine} was telling replica 0 its losses"
+        return f"replica {mine} was waiting for the losses of replica {theirs}"
+
     def _passes_and_update(
         self, step: int, kind: PassKind, batch: Any, targets: Tensor | None
     ) -> tuple[list[float], float | None]:
@@ -213,10 +241,12 @@ class Trainer:
             self._to_momentum()
             self.replicas.submit(replica, self.progress)
         self.skip(kind, self._shares.behind(self.replicas.here.stop))
+        if self._losses is not None:
+            self._losses.say([float(loss) for loss in losses])
         self.replicas.finish(self.progress)
         norm = self._update(step, self._optimizers)
-        told = self._shares.padded([float(loss) for loss in losses], self.replicas.here)
-        return (self.placement.gather_across(told) if self.has_last else []), norm
+        of_others = self._losses.hear() if self._losses is not None else []
+        return [*(float(loss) for loss in losses), *chain(*of_others)], norm
 
     def _step_alone(
         self, local: LocalSteps, step: int, kind: PassKind, batch: Any, targets: Tensor | None
@@ -369,7 +399,7 @@ class Trainer:
         for stage in self.stages:
             self.scale.undo_gradients(stage.submod.parameters())
         most = self._options.max_grad_norm
-        norm = self._norm() if most is not None or self.scale.active else None
+        norm = self._norm() if self._takes_norm else None
         steps = not self.scale.active or self.scale.allows(norm or 0.0)
         if most is not None and norm is not None and steps:
             for stage in self.stages:
@@ -390,7 +420,11 @@ class Trainer:
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
         what = "waiting for the gradient norm of all stages"
         with self.stages[0].meter.section("neighbour", what, Work("norm")):
-            return math.sqrt(sum(self.placement.gather_numbers(squares)))
+            self._squares.tell(squares)
+            if self.done + 1 < self._training.steps:
+                for stage in self.stages:
+                    stage.post_ahead()
+            return math.sqrt(sum(self._squares.hear()))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""

@@ -37,11 +37,6 @@ class Shares:
         size, first = len(whole) // self.total, self.before(replica)
         return whole[first * size : (first + self.passes[replica]) * size]
 
-    def padded(self, losses: list[float], here: range) -> list[float]:
-        """The losses of the replicas here, and zeros, so that every process has as many numbers to tell."""
-        own = sum(self.passes[replica] for replica in here)
-        return losses + [0.0] * (len(losses) // own * (max(self.passes) - own))
-
     def weight(self, replica: int) -> float:
         """What a replica counts in a mean over all samples; 1 on average, and exactly 1 if all have as many."""
         return self.passes[replica] * len(self.passes) / self.total
