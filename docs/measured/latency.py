@@ -111,7 +111,8 @@ def step_of(folder: Path, options: list[str], steps: int, port: int) -> float:
         environment = os.environ | {name: str(value) for name, value in of_rank.items()}
         command = ["ip", "netns", "exec", host, sys.executable, "-m", "thinwire.launch.train", *given]
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-    if any({process.wait() for process in running}):
+    statuses = [process.wait() for process in running]
+    if any(statuses):
         sys.exit(f"the run in {folder} failed")
     lines = (folder / "metrics.jsonl").read_text().splitlines()[WARM_UP:]
     return statistics.median(json.loads(line)["seconds"] for line in lines)
