@@ -50,9 +50,7 @@ class CompressedStage(PipelineStage):
         ends: the ends of its boundaries that the next pass uses; empty until the stage is connected.
         all_ends: these, and those that passes of other replicas use.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
-        keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of a batch of
-            logits, if you need only the loss.
-        keeps_codecs: whether its ends keep their codecs from one step to the next, as they do but for auto.
+        keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of their batch.
 
     Raises:
         OptionsError: input_args or output_args are missing, or a codec's weights.
@@ -88,8 +86,7 @@ class CompressedStage(PipelineStage):
         )
         self.wire = wire
         self.meter = Meter()
-        self.keep_outputs = True
-        self.keeps_codecs = True
+        self.keep_outputs = self.keeps_codecs = True
         self._first_layer = first_layer
         self._gradients = GradientsApart(submodule.parameters())
         self._examples = (_examples(input_args), _examples(output_args))
@@ -156,12 +153,9 @@ class CompressedStage(PipelineStage):
         self.all_ends.flush()
 
     def post_ahead(self) -> None:
-        """Make room for the activations of the next pass: over a slow link they need not wait until it begins here.
-
-        Nothing if the codecs may change before it. Between cards neither: there a receive holds up all that follows.
-        """
-        if self.ends.upstream is not None and self.keeps_codecs and not self.wire.cards.groups:
-            self.ends.upstream.incoming.post_ahead(self._num_microbatches)
+        """Make room for the next pass's activations, unless codecs may change, or a card would wait for them."""
+        if (end := self.ends.upstream) and self.keeps_codecs and not self.wire.cards.groups:
+            end.incoming.post_ahead(self._num_microbatches)
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
@@ -195,8 +189,7 @@ class CompressedStage(PipelineStage):
         """Index of the current or last pass through the schedule in the current phase."""
         return self.passes[phase_of(self._pass.kind)]
 
-    # --- hooks of PipelineStage ---------------------------------------------------------------------------------
-
+    # --- hooks of PipelineStage
     def clear_runtime_states(self) -> None:
         """Called by every schedule at the start of a step."""
         super().clear_runtime_states()

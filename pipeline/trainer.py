@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -28,7 +27,7 @@ from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.exchange import Words
-from thinwire.pipeline.meters import Section, spending
+from thinwire.pipeline.meters import spending
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.passes import Pass
@@ -39,11 +38,12 @@ from thinwire.pipeline.replicas.local import LocalSteps
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.replicas.shares import Shares, by_pass
-from thinwire.pipeline.replicas.step_exchanges import StepExchanged, StepExchanges
+from thinwire.pipeline.replicas.stage_numbers import StageNumbers
+from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.stage_numbers import StageNumbers
 from thinwire.pipeline.state import collect, restore, restore_model, stores_of
+from thinwire.pipeline.tracing.record import StepRecord
 from thinwire.pipeline.tracing.spans import Work
 from thinwire.pipeline.tracing.tracer import Tracer
 
@@ -57,30 +57,6 @@ class Batches(Protocol):
 
     def batch(self, step: int) -> Any:
         """The batch of a step: `ids` int64 [B], `valid` bool [B]."""
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """The record of one optimizer step. `loss` is None except in the process that reports."""
-
-    step: int
-    epoch: int
-    loss: float | None
-    """If replicas step alone, that of the first one, as is the norm."""
-    lr: float
-    grad_norm: float | None
-    seconds: float
-    samples: int
-    """Samples of all replicas."""
-    sections: dict[Section, float]
-    bytes: int
-    """Bytes of the frames that this process's stages sent and received."""
-    uncompressed: int
-    """Bytes of the tensors in those frames, uncompressed."""
-    skipped: bool = False
-    """Whether no stage stepped, because a gradient of fp16 was not finite."""
-    exchanged: list[StepExchanged] = field(default_factory=list)
-    """What the stages of the first replica exchanged with the others in earlier steps, as far as it was not known."""
 
 
 class Trainer:
@@ -100,7 +76,6 @@ class Trainer:
     Attributes:
         scale: the factor of the loss, alike on all stages.
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
-        exchanges: those with other replicas.
     """
 
     def __init__(
@@ -127,12 +102,14 @@ class Trainer:
         self.has_first = any(stage.is_first for stage in stages)
         self.has_last = any(stage.is_last for stage in stages)
         self.reports = self.has_last and placement.replica == 0
-        timeout = timedelta(seconds=self.stages[0].wire.options.timeout)
+        timeout = timedelta(seconds=stages[0].wire.options.timeout)
         self.exchanges = StepExchanges(self.stages, placement, replicas.count)
         self._squares = StageNumbers(placement, "the gradient norm", timeout)
         self._losses: Words | None = None
         if self.has_last and placement.num_replicas > 1 and not replicas.options.step_alone:
-            self._losses = Words(placement.across, placement.reporter, self._losses_in_words, timeout)
+            self._losses = Words(
+                placement.across, placement.reporter, lambda _: "waiting for the losses of all replicas", timeout
+            )
         self.scale = LossScale(active=training.precision == "fp16")
         self._local: LocalSteps | None = None
         self._optimizers: list[Optimizer]
@@ -207,7 +184,6 @@ class Trainer:
         )
 
     def _expect(self) -> None:
-        """Make room for what other processes tell this one in the step that begins: it arrives while this one works."""
         self.exchanges.begin()
         if self._takes_norm:
             self._squares.expect()
@@ -216,14 +192,7 @@ class Trainer:
 
     @property
     def _takes_norm(self) -> bool:
-        """Whether a step takes the norm of the gradients of all stages."""
         return self._options.max_grad_norm is not None or self.scale.active
-
-    def _losses_in_words(self, process: int) -> str:
-        mine, theirs = self.placement.replica, self.placement.replica_of(process)
-        if mine == theirs:
-            return f"replica {mine} was telling replica 0 its losses"
-        return f"replica {mine} was waiting for the losses of replica {theirs}"
 
     def _passes_and_update(
         self, step: int, kind: PassKind, batch: Any, targets: Tensor | None
@@ -245,8 +214,7 @@ class Trainer:
             self._losses.say([float(loss) for loss in losses])
         self.replicas.finish(self.progress)
         norm = self._update(step, self._optimizers)
-        of_others = self._losses.hear() if self._losses is not None else []
-        return [*(float(loss) for loss in losses), *chain(*of_others)], norm
+        return [*map(float, losses), *chain(*(self._losses.hear() if self._losses is not None else []))], norm
 
     def _step_alone(
         self, local: LocalSteps, step: int, kind: PassKind, batch: Any, targets: Tensor | None
@@ -418,12 +386,10 @@ class Trainer:
     def _norm(self) -> float:
         """The norm of the gradients of all stages. Collective."""
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
-        what = "waiting for the gradient norm of all stages"
-        with self.stages[0].meter.section("neighbour", what, Work("norm")):
+        with self.stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages", Work("norm")):
             self._squares.tell(squares)
-            if self.done + 1 < self._training.steps:
-                for stage in self.stages:
-                    stage.post_ahead()
+            for stage in self.stages if self.done + 1 < self._training.steps else ():
+                stage.post_ahead()
             return math.sqrt(sum(self._squares.hear()))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:

@@ -19,7 +19,7 @@ from thinwire.compress.stores.space import in_words
 from thinwire.launch.shared.tables import size_text, ways_between_replicas
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import SECTIONS, WAITS
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.tracing.record import StepRecord
 
 UNEVEN_STAGES = 2.0
 """If the slowest stage computes so many times as long as the fastest, the run suggests a better cut."""

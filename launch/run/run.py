@@ -49,8 +49,8 @@ from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.drain import exchange_report
 from thinwire.pipeline.replicas.membership.attendance import Attendance
+from thinwire.pipeline.tracing.record import StepRecord
 from thinwire.pipeline.tracing.traces import StageTrace
-from thinwire.pipeline.trainer import StepRecord
 
 
 class Run:

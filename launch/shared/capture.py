@@ -19,7 +19,7 @@ from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.tracing.record import StepRecord
 
 
 @dataclass(frozen=True, order=True)

@@ -11,7 +11,7 @@ from support.processes import outcomes_of, run
 from support.toy import make_trainer
 from thinwire.pipeline.errors import PeerError
 from thinwire.pipeline.process import Placement
-from thinwire.pipeline.stage_numbers import StageNumbers
+from thinwire.pipeline.replicas.stage_numbers import StageNumbers
 
 pytestmark = pytest.mark.processes
 
