@@ -51,6 +51,7 @@ class CompressedStage(PipelineStage):
         all_ends: these, and those that passes of other replicas use.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of their batch.
+        keeps_codecs: whether its ends keep their codecs from step to step, as they do but for auto.
 
     Raises:
         OptionsError: input_args or output_args are missing, or a codec's weights.
@@ -86,7 +87,7 @@ class CompressedStage(PipelineStage):
         )
         self.wire = wire
         self.meter = Meter()
-        self.keep_outputs = self.keeps_codecs = True
+        self.keep_outputs, self.keeps_codecs = True, True
         self._first_layer = first_layer
         self._gradients = GradientsApart(submodule.parameters())
         self._examples = (_examples(input_args), _examples(output_args))
@@ -124,10 +125,7 @@ class CompressedStage(PipelineStage):
         self.passes[phase_of(kind)] += count
 
     def connect(self) -> None:
-        """Set up both boundaries and compare them with the neighbours. The first step does it, if nothing did before.
-
-        Build the schedule first: it decides where each stage lives.
-        """
+        """Set up both boundaries and compare them with peers, after the schedule is built; else the first step does it."""
         if self._connected:
             return
         for wire, ends in self.all_ends:
@@ -189,7 +187,8 @@ class CompressedStage(PipelineStage):
         """Index of the current or last pass through the schedule in the current phase."""
         return self.passes[phase_of(self._pass.kind)]
 
-    # --- hooks of PipelineStage
+    # --- hooks of PipelineStage ---------------------------------------------------------------------------------
+
     def clear_runtime_states(self) -> None:
         """Called by every schedule at the start of a step."""
         super().clear_runtime_states()

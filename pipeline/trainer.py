@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,19 +25,18 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.devices.device import put_all
-from thinwire.pipeline.exchange import Words
 from thinwire.pipeline.meters import spending
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions, TrainingOptions
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.precision.loss_scale import LossScale
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.process import Placement, StageNumbers
 from thinwire.pipeline.replicas.exchange import ALONE, Replicas
 from thinwire.pipeline.replicas.local import LocalSteps
+from thinwire.pipeline.replicas.losses import LossesOfOthers
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.replicas.shares import Shares, by_pass
-from thinwire.pipeline.replicas.stage_numbers import StageNumbers
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
@@ -76,6 +74,7 @@ class Trainer:
     Attributes:
         scale: the factor of the loss, alike on all stages.
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
+        exchanges: those with other replicas.
     """
 
     def __init__(
@@ -105,11 +104,8 @@ class Trainer:
         timeout = timedelta(seconds=stages[0].wire.options.timeout)
         self.exchanges = StepExchanges(self.stages, placement, replicas.count)
         self._squares = StageNumbers(placement, "the gradient norm", timeout)
-        self._losses: Words | None = None
-        if self.has_last and placement.num_replicas > 1 and not replicas.options.step_alone:
-            self._losses = Words(
-                placement.across, placement.reporter, lambda _: "waiting for the losses of all replicas", timeout
-            )
+        travels = self.has_last and placement.num_replicas > 1 and not replicas.options.step_alone
+        self._losses = LossesOfOthers(placement, timeout, travels=travels)
         self.scale = LossScale(active=training.precision == "fp16")
         self._local: LocalSteps | None = None
         self._optimizers: list[Optimizer]
@@ -184,14 +180,15 @@ class Trainer:
         )
 
     def _expect(self) -> None:
+        """Make room for what other processes tell this one in the step that begins: it arrives while this one works."""
         self.exchanges.begin()
         if self._takes_norm:
             self._squares.expect()
-        if self._losses is not None:
-            self._losses.expect()
+        self._losses.expect()
 
     @property
     def _takes_norm(self) -> bool:
+        """Whether a step takes the norm of the gradients of all stages."""
         return self._options.max_grad_norm is not None or self.scale.active
 
     def _passes_and_update(
@@ -210,11 +207,10 @@ class Trainer:
             self._to_momentum()
             self.replicas.submit(replica, self.progress)
         self.skip(kind, self._shares.behind(self.replicas.here.stop))
-        if self._losses is not None:
-            self._losses.say([float(loss) for loss in losses])
+        self._losses.tell(losses)
         self.replicas.finish(self.progress)
         norm = self._update(step, self._optimizers)
-        return [*map(float, losses), *chain(*(self._losses.hear() if self._losses is not None else []))], norm
+        return [*map(float, losses), *self._losses.hear()], norm
 
     def _step_alone(
         self, local: LocalSteps, step: int, kind: PassKind, batch: Any, targets: Tensor | None

@@ -37,8 +37,9 @@ def energy_of(cell: Cell, percent: float, prog: str) -> dict[Signal, Measures]:
     path, digest = cell.folder / "energy.json", weights_digest(cell.folder)
     kept = read_json(path)
     if (kept.get("weights"), kept.get("percent")) != (digest, percent):
-        base = str(cell.base)
-        first = recipe.parse(list(cell.starting(base)), prog=prog)
+        # as the cell ran: options of the command line, such as the data, are in its recipe alone
+        weights = ["--model.weights", str(cell.base)] if cell.base else []
+        first = recipe.parse([str(cell.folder / "recipe.yaml"), *weights], prog=prog)
         last = replace(first, model=replace(first.model, weights=str(cell.folder)))
         signals = {
             f"{channel} at the {when}": measures

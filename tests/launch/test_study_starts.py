@@ -161,12 +161,30 @@ def test_energy_that_cannot_be_kept_is_reported_all_the_same(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
     monkeypatch.setattr(energy, "write_durably", full)
     monkeypatch.setattr(energy, "_measured", lambda *_: {"activations": {"energy": 50.0}})
     (cell, _) = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
+    cell.folder.mkdir(parents=True)
+    write_recipe(tmp_path)
+    Path("tiny.yaml").rename(cell.folder / "recipe.yaml")
     assert energy_of(cell, 10, "thinwire study")["activations at the end"] == {"energy": 50.0}
     assert "energy.json cannot be written, so the next report measures again: No space" in capsys.readouterr().err
+
+
+def test_the_energy_is_that_of_the_recipe_which_the_cell_ran(tmp_path, monkeypatch):
+    """A report did not know the data that the command line of the study had named."""
+    monkeypatch.chdir(tmp_path)
+    wanted = []
+    monkeypatch.setattr(energy, "_measured", lambda recipe, percent: wanted.append(recipe) or {})
+    first, second = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
+    write_recipe(tmp_path)
+    text = Path("tiny.yaml").read_text()
+    for cell in (first, second):
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "recipe.yaml").write_text(f"{text}name: as it ran\n")
+        energy_of(cell, 10, "thinwire study report")
+    assert [each.name for each in wanted] == ["as it ran"] * 4
+    assert [each.model.weights for each in wanted[2:]] == [str(first.folder), str(second.folder)]
 
 
 def test_known_tensors_have_known_energy():

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from support.processes import outcomes_of, run
 from support.toy import make_trainer
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.process import Placement
-from thinwire.pipeline.replicas.stage_numbers import StageNumbers
+from thinwire.pipeline.process import Placement, StageNumbers
 
 pytestmark = pytest.mark.processes
 
