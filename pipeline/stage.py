@@ -125,7 +125,7 @@ class CompressedStage(PipelineStage):
         self.passes[phase_of(kind)] += count
 
     def connect(self) -> None:
-        """Set up both boundaries and compare them with peers, after the schedule is built; else the first step does it."""
+        """Set up both boundaries, after the schedule is built, and compare them with peers; or the first step does."""
         if self._connected:
             return
         for wire, ends in self.all_ends:
