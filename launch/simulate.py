@@ -44,17 +44,13 @@ def make_parser() -> Parser:
 
 def simulate(prepared: Prepared) -> None:
     """Train all stages in this process, which must not have a default process group."""
-    import torch.distributed as dist
-
     from thinwire.launch.run.assembly import simulated_placement
     from thinwire.launch.run.run import Run
+    from thinwire.launch.shared.interfaces import alone
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         run = Run(prepared, simulated_placement(prepared.recipe))
         try:
             run.go()
         finally:
             run.discard_stores()
-    finally:
-        dist.destroy_process_group()

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch.distributed as dist
 from safetensors.torch import save_file
 
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, assemble, simulated_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.saved import chosen_codecs, find_checkpoint, read_summary, weights_of
+from thinwire.launch.shared.interfaces import alone
 from thinwire.launch.shared.tables import Table
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
@@ -36,19 +36,15 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
     pipeline = prepared.recipe.pipeline
     size, count = pipeline.num_microbatches * pipeline.microbatch_size, len(held_out)
     chosen = prepared.recipe.compression.store_folder
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with _temporary_folder(chosen) as stores:
-            passing = _with_stores_in(stores, prepared)
-            trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
-            trainer.done = passing.recipe.training.steps  # codecs that change are those of the end
-            scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
-            for stage in trainer.stages:
-                stage.close()
-            for wire, _ in trainer.stages[0].all_ends:
-                wire.discard_stores()
-    finally:
-        dist.destroy_process_group()
+    with alone(), _temporary_folder(chosen) as stores:
+        passing = _with_stores_in(stores, prepared)
+        trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
+        trainer.done = passing.recipe.training.steps  # codecs that change are those of the end
+        scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+        for stage in trainer.stages:
+            stage.close()
+        for wire, _ in trainer.stages[0].all_ends:
+            wire.discard_stores()
     assert scores is not None, "the last stage lives here"
     return scores
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Protocol
 from thinwire.launch.run import failures, parent
 from thinwire.launch.run.heartbeat.pulse import VARIABLE
 from thinwire.launch.run.heartbeat.silence import Hearing
+from thinwire.launch.shared.interfaces import loopback
 from thinwire.pipeline.errors import CheckpointError
 
 MEETING_VARIABLE = "THINWIRE_MEETING"
@@ -57,7 +57,7 @@ class End:
 def environments(num_processes: int, threads: int, folder: Path) -> list[dict[str, str]]:
     """The environment of each stage process, by rank; `folder` is private to this run."""
     common = {
-        **_loopback(),
+        **loopback(),  # unless the user names another interface
         **os.environ,
         parent.VARIABLE: str(os.getpid()),
         failures.FOLDER_VARIABLE: str(folder),
@@ -210,12 +210,6 @@ def _signal(process: Process, number: signal.Signals) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-
-
-def _loopback() -> dict[str, str]:
-    """The interface that gloo uses if the user names none."""
-    known = {name for _, name in socket.if_nameindex()}
-    return next(({"GLOO_SOCKET_IFNAME": name} for name in ("lo", "lo0") if name in known), {})
 
 
 class FileWords:

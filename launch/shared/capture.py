@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import Microbatch
 from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.interfaces import alone
 from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
@@ -65,15 +65,12 @@ def snapshots(wanted: Recipe, after: Sequence[int]) -> dict[int, dict[Passage, T
         if record.step + 1 in after:
             found[record.step + 1] = dict(sorted(passages.items()))
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         where = simulated_placement(prepared.recipe)
         trainer = assemble(prepared, where, rank=0, observer=recording(passages)).trainer
         trainer.train(keep)
         for stage in trainer.stages:
             stage.close()
-    finally:
-        dist.destroy_process_group()
     return found
 
 

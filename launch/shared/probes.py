@@ -6,19 +6,17 @@ start.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import re
 import resource
 import shutil
-import socket
-import struct
 import subprocess
-from contextlib import suppress
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from thinwire.launch.shared.interfaces import host_address, interface_addresses
 
 Verdict = Literal["ok", "limited", "missing"]
 
@@ -174,32 +172,6 @@ def probe_docker() -> Finding:
     if status != 0:
         return Finding(f"client only: {answer}", "missing", "start the engine, or use namespaces")
     return Finding(f"engine {answer}")
-
-
-def interface_addresses() -> dict[str, list[str]]:
-    """The addresses of every network interface that has one, IPv4 first, in the order of gloo's search (Linux)."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    siocgifaddr = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name, addresses in found.items():
-            with suppress(OSError):  # no IPv4 address
-                answer = fcntl.ioctl(any_socket.fileno(), siocgifaddr, struct.pack("256s", name.encode()))
-                addresses.append(socket.inet_ntoa(answer[20:24]))
-    with suppress(OSError):  # no IPv6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, *_, name = line.split()
-            found.setdefault(name, []).append(str(IPv6Address(int(digits, 16))))
-    return {name: addresses for name, addresses in found.items() if addresses}
-
-
-def host_address() -> str:
-    """The default address of gloo: the first address of the host name that can be bound, else loopback."""
-    with suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
-                trial.bind(address)
-                return str(address[0]).partition("%")[0]
-    return "127.0.0.1"
 
 
 def probe_interface() -> Finding:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from thinwire.launch.run.crews.remote.settings import check_host
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.interfaces import check_interface
 from thinwire.pipeline.backends import check_keys
 
 
 def check_way(recipe: Recipe) -> None:
-    """Raise OptionsError if the file of keys cannot be used, or the host of the meeting place is not found."""
+    """Raise OptionsError if the file of keys, the host of the meeting place or an interface cannot be used."""
     meeting = recipe.replicas.meeting
+    if recipe.wire.transport != "zmq":  # which takes addresses, too, and says so itself
+        check_interface()
     check_keys(recipe.wire, meets=meeting is not None)
     if meeting is not None:
         check_host(meeting)

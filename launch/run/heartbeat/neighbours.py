@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from thinwire.launch.run.heartbeat.pulse import Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
-from thinwire.launch.shared.probes import host_address, interface_addresses
+from thinwire.launch.shared.interfaces import host_address, interface_addresses
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching

@@ -1,0 +1,81 @@
+"""The network interfaces of this host: which there are, and which one gloo takes.
+
+gloo takes those that GLOO_SOCKET_IFNAME names. It fails with a line of its source code if there are none of this name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from ipaddress import IPv6Address
+from pathlib import Path
+
+from thinwire.pipeline.errors import OptionsError
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """The addresses of every network interface that has one, IPv4 first, in the order of gloo's search (Linux)."""
+    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    siocgifaddr = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for name, addresses in found.items():
+            with suppress(OSError):  # no IPv4 address
+                answer = fcntl.ioctl(any_socket.fileno(), siocgifaddr, struct.pack("256s", name.encode()))
+                addresses.append(socket.inet_ntoa(answer[20:24]))
+    with suppress(OSError):  # no IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            found.setdefault(name, []).append(str(IPv6Address(int(digits, 16))))
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def host_address() -> str:
+    """The default address of gloo: the first address of the host name that can be bound, else loopback."""
+    with suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind(address)
+                return str(address[0]).partition("%")[0]
+    return "127.0.0.1"
+
+
+def loopback() -> dict[str, str]:
+    """The variable that has gloo stay on this host; none if there is no such interface."""
+    known = {name for _, name in socket.if_nameindex()}
+    return next(({VARIABLE: name} for name in ("lo", "lo0") if name in known), {})
+
+
+def check_interface() -> None:
+    """Raise OptionsError if gloo is asked to take an interface that this host does not have."""
+    asked = os.environ.get(VARIABLE, "")
+    known = list(interface_addresses()) or [name for _, name in socket.if_nameindex()]
+    if len(asked) > 1 and not set(asked.split(",")) <= set(known):  # torch ignores a single letter
+        raise OptionsError(
+            f"{VARIABLE} must name network interfaces of this host with an address, {', '.join(known)}; got {asked}"
+        )
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A default process group of this process alone. It needs no network, so it stays on loopback."""
+    import torch.distributed as dist
+
+    before = os.environ.get(VARIABLE)
+    os.environ.update(loopback())
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
