@@ -313,12 +313,13 @@ class Trainer:
                 self._local.load_flight(stage.stage_index, saved)
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
-        """Go on from a checkpoint of any cut, with weights and optimizer state. Feedback starts with empty buffers."""
+        """Go on from a checkpoint of any cut: weights, optimizer, errors between replicas. Boundaries begin anew."""
         self.done = manifest.step
         model = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
         everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, model)
+            self.replicas.load_recut(stage, everything, self._shared)
             if self._local is not None:
                 self._local.load_state_dict(stage.stage_index, everything)
 

@@ -119,7 +119,7 @@ class Resumption:
         anew = (
             ""
             if self.same_parts
-            else "; the cut or the processes of the replicas have changed, so the buffers of feedback start empty"
+            else "; the cut or the processes of the replicas have changed, so the buffers of boundaries start empty"
         )
         return [
             *self._passed_over,
@@ -254,7 +254,8 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
     """The newest checkpoint that every process can restore, and a sentence for each newer one. Collective.
 
     None if there is none. A process needs the parts of its own stages, and of older checkpoints the rows of its stores.
-    If the checkpoint has other parts, it needs those of the whole model; if replicas step alone, the parts of all.
+    If the checkpoint has other parts, it needs those of the whole model; those of all replicas if they step alone, or
+    keep errors.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
@@ -317,7 +318,12 @@ def _needed(manifest: Manifest, prepared: Prepared, where: Placement, stages: li
     """The parts of a checkpoint that a process needs, which has these stages."""
     if same_parts(manifest, prepared, where):
         return stages
-    return manifest.parts if prepared.recipe.replicas.step_alone else manifest.model_parts
+    replicas = prepared.recipe.replicas
+    return (
+        manifest.parts
+        if replicas.count > 1 and (replicas.step_alone or replicas.keeps_errors)
+        else manifest.model_parts
+    )
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from thinwire.compress import Method, Progress, parse
 from thinwire.models.batch_norm import running_statistics
+from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.ends import StageEnds
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.handshake import differences
@@ -44,10 +45,13 @@ from thinwire.pipeline.replicas.member import (
 )
 from thinwire.pipeline.replicas.powersgd import PowerExchange
 from thinwire.pipeline.replicas.protocol import Exchange
+from thinwire.pipeline.replicas.recut import read_for
 from thinwire.pipeline.replicas.shares import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
+from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.state import parameters_of
 
 IN_FULL = parse("none")
 
@@ -95,6 +99,15 @@ class Replicas:
         for prefix, exchange in zip(_prefixes(exchanges), exchanges, strict=True):
             own = {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)}
             exchange.load_state_dict(own)
+
+    def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
+        """Take the errors of a stage from all parts of a checkpoint of another cut; `shared` are weights of several."""
+        if not self.exchanges or not self.options.keeps_errors:
+            return
+        held = {} if shared is None else parameters_of(stage.submod)
+        holders = {name: shared.copies_of(parameter) for name, parameter in held.items()} if shared else {}
+        wanted = self.state_dict(stage.stage_index)
+        self.load_state_dict(stage.stage_index, read_for(wanted, parts, None if self.options.step_alone else holders))
 
     def submit(self, replica: int, progress: Progress, group: int = 0) -> None:
         """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""

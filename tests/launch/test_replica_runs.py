@@ -83,6 +83,21 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("gradients", ["ef(q(2))", "powersgd(1)"])
+def test_errors_between_replicas_go_from_a_simulation_to_processes_and_back(folder, gradients):
+    """A checkpoint of processes has other parts. Feedback between replicas began anew where the parts were others."""
+    options = [*TWO[:3], gradients, *TWO[4:], "--codec", "q(4)/q(8)", "--training.evaluate_every", "0 steps"]
+    whole = simulate("tiny.yaml", folder / "whole", *options, "--training.steps", "9")
+    first = simulate("tiny.yaml", folder / "first", *options, "--training.steps", "3", "--checkpoint.every", "3 steps")
+    for command, steps in (("train", "6"), ("simulate", "9")):
+        again = completed([*THINWIRE, command, "--resume", "first", "--training.steps", steps], folder)
+        assert again.status == 0, again.stderr
+        assert "so the buffers of boundaries start empty" in again.stdout
+    assert losses(first) == losses(whole)
+    assert summary(first)["weights_digest"] == summary(whole)["weights_digest"]
+
+
+@pytest.mark.processes
 def test_torchrun_on_two_hosts_and_an_evaluation_have_the_numbers_of_a_simulation(folder, capsys):
     """Each host has one replica: neighbours of a pipeline have neighbouring ranks."""
     options = [*TWO, "--training.steps", "3", "--data.held_out", "0.2"]

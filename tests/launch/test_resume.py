@@ -118,7 +118,7 @@ def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts
     goes_on()
     assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
     assert cli.main(again) == 0
-    assert "the buffers of feedback start empty" in capsys.readouterr().out
+    assert "the buffers of boundaries start empty" in capsys.readouterr().out
     assert len(losses(stopped_run)) == 7 and checkpoints(stopped_run) == ["step-00000006", "step-00000007"]
     parts = [part.name for part in stopped_run.glob("checkpoints/step-*/stage-*")]
     assert sorted(parts) == ["stage-0"] * 2 + ["stage-1"] * 2

@@ -1,0 +1,105 @@
+"""What the exchanges of a stage remember, from a checkpoint of another cut.
+
+Errors are named by parameters, and by the first of some elements of a parameter. So they fit the stages of any cut, and
+any owners: what messages have lost still goes with later ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire.pipeline.checkpoint_folder import SavedStage
+
+PREFIX = "replicas/"
+_GROUP = re.compile(r"^groups/\d+/")
+_PIECE = re.compile(r"^(worker/\d+|owner)/(?P<name>.+)/(?P<first>\d+)$")
+_WHOLE = re.compile(r"^start/(?P<name>.+)$")
+
+
+def read_for(
+    wanted: Mapping[str, Tensor], parts: Sequence[SavedStage], holders: Mapping[str, int] | None
+) -> dict[str, Tensor]:
+    """What the parts of a checkpoint hold of `wanted`, which has the names and shapes of a stage of another cut.
+
+    What no part holds is zero: the last rows are filled with other zeros in each cut. Nothing is taken of a checkpoint
+    with an exchange under way, since another cut leaves that out: errors say what its messages lost.
+
+    Args:
+        wanted: the state of the stage's exchanges.
+        parts: all parts of the checkpoint.
+        holders: the stages that hold each parameter, if their gradients are added up; None if they take the mean.
+    """
+    names = {_parameter_of(name) for name in wanted} - {None}
+    saved: list[tuple[str, Tensor]] = []
+    for part in parts:
+        there = part.names(PREFIX)
+        if "sent" in there:
+            return recut(wanted, [], holders)
+        needed = [name for name in there if _is_used(name) or _parameter_of(name) in names]
+        saved += part.tensors(PREFIX, needed).items()
+    return recut(wanted, saved, holders)
+
+
+def recut(
+    wanted: Mapping[str, Tensor], saved: Sequence[tuple[str, Tensor]], holders: Mapping[str, int] | None
+) -> dict[str, Tensor]:
+    """`wanted` with the values that are saved under names of another cut, and zeros elsewhere.
+
+    Weights that several stages hold have an error in each: what is added up is divided anew, of what is averaged each
+    holder has the mean. Whether a parameter was used is saved by its place in a stage. So a stage takes all its
+    parameters as used if all were in every stage, and else learns it anew.
+    """
+    pieces: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+    for name, values in saved:
+        key, first = _key_of(name)
+        pieces[key].append((first, values))
+    found: dict[str, Tensor] = {}
+    for name, like in wanted.items():
+        key, first = _key_of(name)
+        there = pieces[key]
+        if _is_used(name):
+            found[name] = torch.full_like(like, bool(there) and all(bool(values.all()) for _, values in there))
+        elif (piece := _PIECE.match(_bare(name))) is None:  # the same in all replicas, and in all cuts
+            found[name] = there[0][1] if there else like
+        else:
+            total, count = _sum(there, first, like)
+            found[name] = total / (count.clamp(min=1) if holders is None else holders.get(piece["name"], 1))
+    return found
+
+
+def _sum(pieces: Sequence[tuple[int, Tensor]], first: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of what pieces have of the elements from `first` on, and how many have each element."""
+    total, count = torch.zeros_like(like), torch.zeros_like(like)
+    for start, values in pieces:
+        begin, end = max(first, start), min(first + len(like), start + len(values))
+        if begin < end:
+            total[begin - first : end - first] += values[begin - start : end - start]
+            count[begin - first : end - first] += 1
+    return total, count
+
+
+def _bare(name: str) -> str:
+    """A name without the group of layers, which each cut makes its own."""
+    return _GROUP.sub("", name)
+
+
+def _key_of(name: str) -> tuple[str, int]:
+    """What a name says in every cut, and its first element."""
+    piece = _PIECE.match(_bare(name))
+    return (f"{piece[1]}/{piece['name']}", int(piece["first"])) if piece else (_bare(name), 0)
+
+
+def _parameter_of(name: str) -> str | None:
+    """The parameter that a name is about; None if it is about none, or about the zeros behind the last one."""
+    found = _PIECE.match(_bare(name)) or _WHOLE.match(_bare(name))
+    return None if found is None or found["name"] == "padding" else found["name"]
+
+
+def _is_used(name: str) -> bool:
+    """Whether a name says which parameters were used."""
+    return _bare(name) in ("used", "all/used", "P/used", "Q/used")
