@@ -42,6 +42,8 @@ class ReplicaWork:
     """The weights that each process of a pipeline trains."""
     shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """The shapes of their parameters, for PowerSGD, which sends a matrix as two thin ones."""
+    statistics: tuple[int, ...] = ()
+    """The running statistics of batch norms of each process, which travel ahead of the gradients, to all."""
     layout: Layout = FLAT
     """The rows of an exchange."""
     to_all: bool = False
@@ -108,6 +110,15 @@ class ReplicaWork:
                 for count in thin_elements(method, self.shapes[process])
             ]
         return [loads(self.elements[process], self.count, self.gradients, self.layout, self.to_all)]
+
+    def ahead(self, process: int) -> tuple[BucketLoad, ...]:
+        """The loads of a process that travel ahead of its gradients, to all and uncompressed."""
+        statistics = self.statistics[process] if self.statistics else 0
+        return loads(statistics, self.count, UNCOMPRESSED, to_all=True)
+
+    def sent(self, process: int) -> int:
+        """Bytes that a process sends to other replicas in an exchange."""
+        return sum(load.both for loads in (self.ahead(process), *self.rounds(process)) for load in loads)
 
     def travelling(self, process: int) -> int:
         """The elements that a process sends in an exchange."""
@@ -210,7 +221,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     return ExchangeTime(
         begins=tuple(begins),
         ends=tuple(ends),
-        nbytes=max(sum(load.both for loads in work.rounds(process) for load in loads) for process in processes),
+        nbytes=max(map(work.sent, processes)),
         adds=max(0.0, period - course.seconds),
     )
 
@@ -227,6 +238,7 @@ def _left(course: Course) -> Seconds:
 
 def _end_of_rounds(work: ReplicaWork, process: int, network: Network, begin: float, wire: float) -> float:
     """When a process has all sums of all rounds."""
+    wire = max(wire, begin) + sum(_on_wire(load, network) for load in work.ahead(process))
     for buckets in work.rounds(process):
         begin = _end(work, buckets, network, begin, wire)
     return begin

@@ -20,8 +20,9 @@ from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
+from thinwire.models.batch_norm import running_statistics
 from thinwire.models.data.clients import some_ids
-from thinwire.models.layers import build_layers, build_stage
+from thinwire.models.layers import Stage, build_layers, build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
@@ -154,15 +155,15 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
     if recipe.replicas.count == 1:
         return None
     layers = build_layers(prepared.blueprint)
-    stages = [
-        [each for layer in trained_by_layer(layers[cut.start : cut.stop]) for each in layer.values()]
-        for cut in prepared.cuts
-    ]
+    parts = [layers[cut.start : cut.stop] for cut in prepared.cuts]
+    stages = [[each for layer in trained_by_layer(part) for each in layer.values()] for part in parts]
+    kept = [running_statistics(Stage(part, shared=prepared.blueprint.shared)).values() for part in parts]
     return ReplicaWork(
         count=recipe.replicas.count,
         gradients=recipe.replicas.gradients,
         elements=tuple(sum(each.numel() for each in stage) for stage in stages),
         shapes=tuple(tuple(tuple(each.shape) for each in stage) for stage in stages),
+        statistics=tuple(sum(each.numel() for each in stage) for stage in kept),
         layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
         to_all=recipe.replicas.sync.every > 1 and recipe.replicas.sync.sums == "all",
         passes=recipe.replicas.passes(recipe.pipeline.accumulation),

@@ -5,10 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from support.recipe_runs import simulate
+from support.run_files import summary
 from support.toy import make_trainer
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import prepare
 from thinwire.launch.timing.exchange import NO_COMPRESSION, ReplicaWork, loads
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import exchange_verdict, label_of, predict, predict_each, run, step
+from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.workload import codec_pair, uniform
 from thinwire.pipeline.options.overrides import ReplicaCodecs
 from thinwire.pipeline.replicas.layout import TILES
@@ -116,6 +121,30 @@ def test_who_adds_up_for_himself_sends_everything_to_all_and_no_sums():
     found = step(pipeline(2, 1, replicas=work), "gpipe", NO_COMPRESSION, network)
     assert found.exchange.longest == pytest.approx(1 + 0.25)
     assert found.exchange.nbytes == load.nbytes
+
+
+def test_statistics_of_batch_norms_travel_ahead_of_the_gradients():
+    """Those of three replicas take a row of 512 elements to each of the two others."""
+    [load] = loads(7 * 512, 3, "none")
+    work = ReplicaWork(count=3, gradients="none", elements=(7 * 512, 0), statistics=(10, 0))
+    network = Network(wires="host", replicas=Link(bandwidth=8 * load.nbytes))
+    found = step(pipeline(2, 1, replicas=work), "gpipe", NO_COMPRESSION, network).exchange
+    assert found.longest == pytest.approx(2 + 2 * (64 + 2048) / load.nbytes)
+    assert found.nbytes == load.both + 2 * (64 + 2048)
+
+
+@pytest.mark.slow
+def test_a_run_sends_the_bytes_that_were_predicted(tmp_path):
+    """A ResNet has statistics besides. Each of two replicas owns half of each bucket."""
+    options = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--training.steps", "1"]
+    rows = summary(simulate("resnet-tiny", tmp_path / "run", *options))["replicas"]
+    work = replica_work(prepare(recipe.parse(["resnet-tiny", *options])))
+    assert all(work.statistics)
+    for stage in range(4):
+        sent = sum(row["bytes"] for row in rows if row["stage"] == stage)
+        assert sent == pytest.approx(2 * work.sent(stage), rel=1e-3), (
+            "a bucket may have one row more for one of the two"
+        )
 
 
 def test_codecs_cost_what_they_were_measured_to():

@@ -85,10 +85,11 @@ def network_of(prepared: Prepared, links: Mapping[tuple[int, int], LinkSpeed]) -
 
 
 def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:
-    """The same with the weights of each process of a pipeline, from those of each stage."""
-    elements = [0] * recipe.pipeline.num_processes
+    """The same with what each process of a pipeline has, from that of each stage."""
+    elements, statistics = [0] * recipe.pipeline.num_processes, [0] * recipe.pipeline.num_processes
     shapes: list[tuple[tuple[int, ...], ...]] = [()] * recipe.pipeline.num_processes
     for stage, process in real_placement(recipe).process_of.items():
         elements[process] += work.elements[stage]
+        statistics[process] += work.statistics[stage] if work.statistics else 0
         shapes[process] += work.shapes[stage] if work.shapes else ()
-    return replace(work, elements=tuple(elements), shapes=tuple(shapes))
+    return replace(work, elements=tuple(elements), statistics=tuple(statistics), shapes=tuple(shapes))
