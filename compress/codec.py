@@ -125,8 +125,6 @@ class Codec(Described):
 
     takes_feedback: ClassVar[bool] = True
     """Whether feedback can go around it."""
-    shares_indices: ClassVar[bool] = False
-    """Whether it sends values at some indices only, so that `reuse` can send the gradient's values at the same ones."""
     takes_indices: ClassVar[bool] = False
     """Whether it can send values at given indices, so that efmixed can choose them."""
     reuses_indices: ClassVar[bool] = False

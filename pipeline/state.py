@@ -18,8 +18,8 @@
     replicas/held                         the steps after which weights/ were exchanged, if a replica may be lost
 
 A CODER is named by boundary, channel and tensor, and in a simulation by the replica, if that has codecs of its own.
-Nothing is named by a rank, so any cut can read weights, optimizer and errors between replicas, and any placement of the
-same cut the rest. No generator is kept: a key gives every random number.
+Nothing is named by a rank. So any cut can read what belongs to weights, which is all of replicas but an exchange under
+way, and any placement of the same cut the rest. No generator is kept: a key gives every random number.
 """
 
 from __future__ import annotations

@@ -80,8 +80,6 @@ _VALUES: Mapping[Values, Codec] = MappingProxyType(
 class Sparse(Codec):
     """A codec that sends some elements of each sample: the part that `topk` and `randk` share."""
 
-    shares_indices: ClassVar[bool] = True
-
     fraction: float
     """The share of each sample's elements that is sent, above 0 and at most 1."""
     values: Values = field(default="fp32", kw_only=True)

@@ -189,8 +189,9 @@ def probe_interface() -> Finding:
         loopback = "lo" if ip_address(address).is_loopback else "interface unknown"
         chosen = {next((name for name, addresses in known.items() if address in addresses), loopback): address}
     found = ", ".join(f"{name} {address}" for name, address in chosen.items())
+    others = [name for name, addresses in known.items() if not ip_address(addresses[0]).is_loopback]
     if any(ip_address(address).is_loopback for address in chosen.values()):
-        others = [name for name, addresses in known.items() if not ip_address(addresses[0]).is_loopback]
         advice = f"on every host set GLOO_SOCKET_IFNAME, here to {' or '.join(others)}" if others else "join a network"
         return Finding(f"{found}: this host only", "limited", advice)
-    return Finding(found, advice="to use another one, set GLOO_SOCKET_IFNAME")
+    unused = " or ".join(name for name in others if name not in chosen)
+    return Finding(found, advice=f"to use {unused}, set GLOO_SOCKET_IFNAME" if unused else "")

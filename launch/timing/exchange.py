@@ -121,7 +121,7 @@ class ReplicaWork:
         return sum(load.both for loads in (self.ahead(process), *self.rounds(process)) for load in loads)
 
     def travelling(self, process: int) -> int:
-        """The elements that a process sends in an exchange."""
+        """The elements that a process sends through the codec in an exchange."""
         method = self.method
         if isinstance(method, PowerSGD):
             return sum(thin_elements(method, self.shapes[process]))

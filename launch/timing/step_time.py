@@ -20,7 +20,7 @@ can be faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,20 +65,6 @@ class ChannelTiming:
     """Seconds of the receiving stage for a frame."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """One event with its start and end in seconds: its kind, process, stage and micro-batch."""
-
-    process: int
-    stage: int
-    microbatch: int
-    kind: str
-    """One of ACTION_KINDS, `decode`, `encode`, or `wire`: from the first byte sent to the last byte
-    received."""
-    start: float
-    end: float
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Course:
     """The times of all events: seconds from the start of the step, arrays of [actions] or [processes]."""
@@ -106,20 +92,6 @@ class Course:
     """[processes]: idle seconds while the needed frame was on the wire or in its queue."""
     bubble: Seconds
     """[processes]: other idle seconds: before the first action, while the neighbour computed, or after the last."""
-
-    def intervals(self) -> Iterator[Interval]:
-        """All intervals, action by action."""
-        table = self.table
-        for i in range(len(self.start)):
-            where = int(table.process[i]), int(table.stage[i]), int(table.microbatch[i])
-            marks = (self.start[i], self.start[i] + self.decode[i], self.end[i] - self.encode[i], self.end[i])
-            for kind, begin, finish in zip(
-                ("decode", ACTION_KINDS[table.kind[i]], "encode"), marks[:-1], marks[1:], strict=True
-            ):
-                if finish > begin:
-                    yield Interval(*where, kind, float(begin), float(finish))
-            if self.arrival[i] > self.departure[i]:
-                yield Interval(*where, "wire", float(self.departure[i]), float(self.arrival[i]))
 
 
 def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> Course:

@@ -218,11 +218,6 @@ class LocalSteps:
         """The outer optimizer of each stage."""
         return [copies.outer for copies in self._copies.values()]
 
-    @property
-    def under_way(self) -> bool:
-        """Whether an exchange has begun, and its sums do not count yet."""
-        return self._flight is not None
-
     def optimizers(self, replica: int) -> list[Optimizer]:
         """The optimizers of a replica, one for each stage."""
         return [copies.optimizers[replica] for copies in self._copies.values()]

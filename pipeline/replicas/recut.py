@@ -26,8 +26,8 @@ def read_for(
 ) -> dict[str, Tensor]:
     """What the parts of a checkpoint hold of `wanted`, which has the names and shapes of a stage of another cut.
 
-    What no part holds is zero: the last rows are filled with other zeros in each cut. Nothing is taken of a checkpoint
-    with an exchange under way, since another cut leaves that out: errors say what its messages lost.
+    An error that no part holds is zero: the last rows are filled with other zeros in each cut. Nothing is taken of a
+    checkpoint with an exchange under way, since another cut leaves that out: errors say what its messages lost.
 
     Args:
         wanted: the state of the stage's exchanges.
@@ -48,7 +48,7 @@ def read_for(
 def recut(
     wanted: Mapping[str, Tensor], saved: Sequence[tuple[str, Tensor]], holders: Mapping[str, int] | None
 ) -> dict[str, Tensor]:
-    """`wanted` with the values that are saved under names of another cut, and zeros elsewhere.
+    """`wanted` with the values that are saved under names of another cut; other errors are zero.
 
     Weights that several stages hold have an error in each: what is added up is divided anew, of what is averaged each
     holder has the mean. Whether a parameter was used is saved by its place in a stage. So a stage takes all its

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
-from thinwire.launch.timing.timetable import alternating_timetable, compile_order, timetable
+from thinwire.launch.timing.timetable import ACTION_KINDS, alternating_timetable, compile_order, timetable
 from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
 
 FREE = ChannelTiming(nbytes=0)
@@ -200,13 +201,38 @@ def test_timetables_made_without_objects_are_those_of_the_orders(name):
         np.testing.assert_array_equal(getattr(direct, field), getattr(compiled, field), err_msg=field)
 
 
+class Interval(NamedTuple):
+    """One event with its start and end in seconds."""
+
+    process: int
+    microbatch: int
+    kind: str
+    start: float
+    end: float
+
+
+def intervals_of(course):
+    """All that takes time: each action with its codecs, and its frame from the first byte sent to the last received."""
+    table = course.table
+    for i in range(len(course.start)):
+        where = int(table.process[i]), int(table.microbatch[i])
+        marks = (course.start[i], course.start[i] + course.decode[i], course.end[i] - course.encode[i], course.end[i])
+        for kind, (begin, finish) in zip(
+            ("decode", ACTION_KINDS[table.kind[i]], "encode"), pairwise(marks), strict=True
+        ):
+            if finish > begin:
+                yield Interval(*where, kind, float(begin), float(finish))
+        if course.arrival[i] > course.departure[i]:
+            yield Interval(*where, "wire", float(course.departure[i]), float(course.arrival[i]))
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "zbv-zero-bubble"])
 def test_spans_fill_the_busy_time_and_never_overlap_on_a_process(schedule):
     costs = {"encode": 0.25, "decode": 0.5}
     found = time_step(
         timetable(schedule, 4, 4), Compute(forward=1.0, backward=2.0), wire(3.0, 1.0, **costs), wire(2.0, **costs)
     )
-    intervals = list(found.intervals())
+    intervals = list(intervals_of(found))
     for process in range(found.table.num_processes):
         own = sorted(
             (interval.start, interval.end)
@@ -228,7 +254,7 @@ def test_both_directions_of_a_link_are_used_at_once():
     )
     wires = {
         (interval.process, interval.microbatch): (interval.start, interval.end)
-        for interval in found.intervals()
+        for interval in intervals_of(found)
         if interval.kind == "wire"
     }
     assert wires == {(0, 0): (1.0, 11.0), (0, 1): (11.0, 21.0), (1, 0): (13.0, 28.0), (1, 1): (23.0, 38.0)}

@@ -71,7 +71,7 @@ def rounds_in_turn(rank, folder):
     found = {codec: [] for codec in contenders}
     for codec, contender in [*contenders.items(), *contenders.items()]:
         frames = contender.step(torch.arange(prepared.recipe.batch_size)).frames
-        found[codec].append((frames, contender._trainer._local.under_way))
+        found[codec].append((frames, contender._trainer._local._flight is not None))
     return found
 
 
