@@ -151,7 +151,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
                 raise StoppedError(failures.tell_stopped(came[0], reports.values()))
             told = failures.tell(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
-                raise FailedError(told)
+                raise failures.failure(reports.values(), told)
             if gone := folders.departed(wanted, descriptor):
                 raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)

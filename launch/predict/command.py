@@ -198,6 +198,9 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if (options.forward_ms is None) != (options.backward_ms is None):
         parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     options.link = {pair: link for group in options.link for pair, link in group.items()}
+    for name, given in (("--replica-speed", options.replica_speed), ("--inside", options.inside)):
+        if len(dict(given)) < len(given):
+            parser.error(f"{name} must name each replica once, got {', '.join(str(replica) for replica, _ in given)}")
     options.replica_speed, options.inside = dict(options.replica_speed), dict(options.inside)
     return options, overrides
 

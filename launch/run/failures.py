@@ -24,7 +24,7 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.run.heartbeat.silence import sentence
 from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.parent import STOPPED
-from thinwire.launch.shared.exit_codes import StoppedError, ended
+from thinwire.launch.shared.exit_codes import FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
@@ -57,6 +57,8 @@ class Report:
     """Whether the process would fail again in the same way if the run went on from its newest checkpoint."""
     of_all: bool = False
     """Whether other replicas would fail in the same way."""
+    mistake: bool = False
+    """Whether it is the user's, found before any work began."""
 
     def save(self) -> None:
         """Write the report for the launcher. Print it if there is no launcher, or if its folder is gone or full."""
@@ -92,7 +94,17 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "own")
     lasting, of_all = isinstance(error, _LASTING), isinstance(error, _OF_ALL)
-    return Report(rank=rank, stages=list(stages), replica=replica, kind=kind, text=text, lasting=lasting, of_all=of_all)
+    mistake = isinstance(error, OptionsError)
+    return Report(
+        rank=rank,
+        stages=list(stages),
+        replica=replica,
+        kind=kind,
+        text=text,
+        lasting=lasting,
+        of_all=of_all,
+        mistake=mistake,
+    )
 
 
 def read_reports(folder: Path) -> dict[int, Report]:
@@ -137,6 +149,13 @@ def tell(
         causes = [next(iter(reports.values()))]
     others = [f"  {report.line()}" for report in told if report not in causes]
     return "\n".join(killed + [report.line() for report in _merged(causes)] + others + [f"  {it}" for it in hanging])
+
+
+def failure(reports: Iterable[Report], told: str) -> ThinwireError:
+    """The error that ends a run: the mistake of the user that all processes found, or else all that `tell` told."""
+    found = {(report.mistake, report.text) for report in reports if report.kind == "own"}
+    mistake, text = found.pop() if len(found) == 1 else (False, "")
+    return OptionsError(text) if mistake else FailedError(told)
 
 
 def silences(

@@ -177,7 +177,8 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "fields with values, such as {name: 4}"
     if get_origin(kind) is list:
-        return "a list of numbers, such as [1, 2]" if get_args(kind) == (int,) else "a list of words, such as [a, b]"
+        numbers = get_args(kind) in ((int,), (float,))
+        return "a list of numbers, such as [1, 2]" if numbers else "a list of words, such as [a, b]"
     if get_origin(kind) is tuple:
         return f"a list of {len(get_args(kind))} numbers"
     said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}

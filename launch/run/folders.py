@@ -43,6 +43,8 @@ def check_folders(recipe: Recipe) -> None:
     folders = {"output": recipe.folder}
     if recipe.compression.store_folder:
         folders["compression.store_folder"] = Path(recipe.compression.store_folder)
+    if recipe.checkpoint.wanted and recipe.checkpoint.folder:
+        folders["checkpoint.folder"] = Path(recipe.checkpoint.folder)
     OptionsError.require(
         *(
             (reason is None, f"{field} must name a folder that can be written, got {folder}: {reason}")

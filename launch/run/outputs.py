@@ -45,7 +45,7 @@ def writing(folder: Path) -> Iterator[None]:
             raise
         raise OutputError(
             f"{folder} must have room for the files of the run, but its disk does not: {error.strerror}; free some "
-            f"space, or name another --output; the newest whole set of weights is still there"
+            f"space, or name another --output; what was saved before is still there"
         ) from error
 
 

@@ -337,6 +337,9 @@ def _resuming(run: str) -> list[str]:
     recipe = Path(run, "recipe.yaml")
     if not recipe.is_file():
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
+    whole = Path(run).absolute().parent
+    if re.fullmatch(r"replica-\d+", Path(run).absolute().name) and (whole / "recipe.yaml").is_file():
+        raise OptionsError(f"--resume must name the folder of the whole run, {whole}, got that of a replica, {run}")
     return [str(recipe), "--output", run, "--checkpoint.resume", "always"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.crews.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
@@ -83,7 +84,7 @@ class Resumption:
 
     def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer) -> None:
         recipe = prepared.recipe
-        self._options, self._trainer, self._folder = recipe.checkpoint, trainer, recipe.folder
+        self._recipe, self._options, self._trainer = recipe, recipe.checkpoint, trainer
         self._last_saved: int | None = None
         self._asked_to_stop = False
         self._checkpoints = Checkpoints(
@@ -172,7 +173,7 @@ class Resumption:
         self.finish(done, said())
         where.meet("waiting for the last checkpoint of all stages")
         raise StoppedError(
-            f"after step {done}, and a checkpoint holds it; thinwire train --resume {self._folder} goes on"
+            f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
         )
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
@@ -300,8 +301,13 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
             [
                 f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "
                 f"another --output, or --overwrite to start again from step 0. They differ in:",
-                *(f"  {name}: {old!r} there, {new!r} here" for name, (old, new) in differing.items()),
+                *(f"  {name}: {old} there, {new} here" for name, (old, new) in differing.items()),
             ]
+        )
+    if prepared.recipe.training.steps < newest.step:
+        raise OptionsError(
+            f"training.steps must be at least {newest.step}, because the checkpoint in {folder} is of that step, got "
+            f"{prepared.recipe.training.steps}; raise it, give another --output, or --overwrite to start from step 0"
         )
     told = passed_over({step: said for step, said in troubles.items() if step > newest.step})
     kept = [f"what is passed over is kept as {folder}/passed-over-STEP until somebody removes it"] if told else []
@@ -326,10 +332,15 @@ def _needed(manifest: Manifest, prepared: Prepared, where: Placement, stages: li
     )
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields that differ but must not: name -> (value in the checkpoint, value in the recipe)."""
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The fields that differ but must not: name -> (value in the checkpoint, value in the recipe), in words."""
     return {
-        name: (saved.get(name), wanted.get(name))
+        name: (_shown(saved, name), _shown(wanted, name))
         for name in sorted(saved.keys() | wanted.keys())
         if saved.get(name) != wanted.get(name) and not is_among(name, _MAY_CHANGE)
     }
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    """A value in words; fields that change nothing in their run are not there."""
+    return repr(fields[name]) if name in fields else "no such field"

@@ -34,9 +34,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping of a node."""
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {', '.join(twice)} must stand only once")
+        names: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in names:
+                    raise yaml.YAMLError(f"line {key.start_mark.line + 1}: {key.value} must stand only once")
+                names.add(key.value)
         return super().construct_mapping(node, deep)
 
 

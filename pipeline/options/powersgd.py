@@ -30,7 +30,7 @@ class PowerSGD:
         if type(self.rank) is not int or not 1 <= self.rank <= MOST_RANK:
             mistakes.append(f"{NAME}'s rank must be an integer from 1 to {MOST_RANK}, got {self.rank!r}")
         if type(self.rate) not in (int, float) or not 0 < self.rate < math.inf:
-            mistakes.append(f"{NAME}'s rate must be a number above 0, got {self.rate!r}")
+            mistakes.append(f"{NAME}'s rate must be a finite number above 0, got {self.rate!r}")
         if type(self.start) is not int or self.start < 0:
             mistakes.append(f"{NAME}'s start must be a number of steps, 0 or more, got {self.start!r}")
         if mistakes:
@@ -61,16 +61,23 @@ def read_powersgd(expression: str) -> PowerSGD | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     function = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(function, ast.Name) or function.id != NAME:
-        return None
     usage = f"write {NAME}(4), or {NAME}(4, rate=2.0, start=1000)"
+    if not isinstance(function, ast.Name) or function.id != NAME:
+        if any(isinstance(part, ast.Name) and part.id.lower() == NAME for part in ast.walk(node)):
+            raise OptionsError(
+                f"{NAME} must stand alone, in small letters: it keeps errors by itself; {usage}; got {expression}"
+            )
+        return None
     if not isinstance(node, ast.Call):
         raise OptionsError(f"{NAME} must have a rank; {usage}")
     try:
-        given = [ast.literal_eval(value) for value in node.args]
-        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        try:
+            given = [ast.literal_eval(value) for value in node.args]
+            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+        except ValueError:
+            raise TypeError("all arguments must be numbers") from None
         if len(named) < len(node.keywords):
-            raise TypeError("an argument stands twice")
+            raise TypeError("an argument stands twice, or has no name")
         bound = inspect.signature(PowerSGD).bind(*given, **named)
     except (ValueError, TypeError) as error:
         raise OptionsError(f"{expression!r}: {error}; {usage}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from thinwire.pipeline.options.changes import changed, listed
 from thinwire.pipeline.options.compression import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
-from thinwire.pipeline.options.training import MOST_STEPS
+from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
 
 MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
@@ -47,7 +46,7 @@ class SyncOptions:
     def __post_init__(self) -> None:
         rules = [
             (1 <= self.every <= MOST_STEPS, f"replicas.sync.every must be from 1 to {MOST_STEPS}, got {self.every}"),
-            (0 < self.lr < math.inf, f"replicas.sync.lr must be above 0 and finite, got {self.lr}"),
+            (0 < self.lr <= MOST_LR, f"replicas.sync.lr must be above 0 and at most {MOST_LR:g}, got {self.lr}"),
             (0 <= self.momentum < 1, f"replicas.sync.momentum must be at least 0 and below 1, got {self.momentum}"),
             (
                 1 <= self.groups <= max(1, self.every),
@@ -254,7 +253,6 @@ def _mistakes_of(method: compress.Method | PowerSGD) -> list[str]:
     """What keeps a method from carrying gradients between replicas, a sentence each."""
     if isinstance(method, PowerSGD):
         return []
-    method.check_channel("gradients")
     feedback = method.feedback
     rules = [
         (
@@ -282,7 +280,10 @@ def _mistakes_of(method: compress.Method | PowerSGD) -> list[str]:
                 f"{method} must keep errors in 32 or 16 bits between replicas, got store_bits={feedback.store_bits}",
             ),
         ]
-    return [sentence for holds, sentence in rules if not holds]
+    if mistakes := [sentence for holds, sentence in rules if not holds]:
+        return mistakes
+    method.check_channel("gradients")
+    return []
 
 
 def _is_place(text: str | None) -> bool:

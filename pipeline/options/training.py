@@ -12,6 +12,8 @@ from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_
 
 MOST_STEPS = 10**9
 """The most steps and epochs of a run: more than anyone waits for."""
+MOST_LR = 1e30
+"""The largest learning rate: what an optimizer makes of it is still a float32."""
 MOST_THREADS = 1024
 """The most threads of a stage process: as many as the largest machines have cores."""
 
@@ -56,6 +58,8 @@ class OptimizerOptions:
             )
             if value < 0 or not math.isfinite(value)
         ]
+        if math.isfinite(self.lr) and self.lr > MOST_LR:
+            mistakes.append(f"optimizer.lr must be at most {MOST_LR:g}, got {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
             mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas)}")
         mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()

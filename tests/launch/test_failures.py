@@ -11,6 +11,7 @@ from support.commands import started
 from thinwire.compress import CodecError
 from thinwire.launch.run import failures
 from thinwire.launch.run.failures import FOLDER_VARIABLE, STOPPED, Report, once, read_reports, report_of, tell
+from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import (
     MismatchError,
@@ -31,6 +32,18 @@ def report(rank, kind, text="something", stages=None):
 def told(*reports, exit_codes, stages_of=lambda rank: [rank], hung=()):
     """What is told of reports that were left in this order."""
     return tell({report.rank: report for report in reports}, exit_codes, stages_of, hung).splitlines()
+
+
+def test_a_mistake_that_all_replicas_found_is_one_sentence():
+    """The sentence came once for each replica, and the command ended as if its work had failed."""
+    mistake = OptionsError("replicas.count must stay, got 3")
+    alike = [report_of(mistake, rank, [rank], replica=rank // 2) for rank in range(4)]
+    found = failures.failure([*alike, report(4, "peer")], "all that was told")
+    assert isinstance(found, OptionsError) and str(found) == "replicas.count must stay, got 3"
+    for others in ([report(5, "own")], [report_of(OptionsError("another"), 5, [5])]):
+        found = failures.failure([*alike, *others], "all that was told")
+        assert isinstance(found, FailedError) and str(found) == "all that was told"
+    assert isinstance(failures.failure([], "killed"), FailedError)
 
 
 def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from thinwire.launch.run.room import Room
 from thinwire.launch.run.weights import newest
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.options import CheckpointOptions, CompressionOptions
 
 pytestmark = pytest.mark.slow
 
@@ -167,6 +167,9 @@ def test_a_folder_of_stores_that_takes_nothing_is_told_before_training(tmp_path)
         with pytest.raises(OptionsError, match=r"^output must name") as caught:
             check_folders(replace(wanted, output=str(disk / "run")))
         assert len(caught.value.mistakes) == 2
+        saving = CheckpointOptions(every="2 steps", folder=str(disk / "checkpoints"))
+        with pytest.raises(OptionsError, match=r"^checkpoint\.folder must name a folder that can be written"):
+            check_folders(Recipe(output=str(tmp_path / "run"), checkpoint=saving))
 
 
 @needs_root

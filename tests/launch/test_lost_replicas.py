@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -14,11 +15,14 @@ from support.commands import THINWIRE, TIMEOUT, completed, started
 from support.recipe_runs import simulate
 from support.run_files import digest, losses, metrics, summary
 from thinwire.launch import cli
-from thinwire.launch.run import recipe
-from thinwire.launch.run.crews import crews
+from thinwire.launch.run import recipe, room
+from thinwire.launch.run.crews import crews, own
 from thinwire.launch.run.crews.place import MeetingPlace
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.room import Room
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas.membership.messages import HEAD
 
 ALONE = ["--replicas.count", "2", "--replicas.sync.every", "3", "--replicas.sync.sums", "all"]
@@ -81,6 +85,9 @@ def test_a_lost_replica_is_taken_in_again(folder):
         assert command.wait() == 130, command.stderr
     stopped = int(re.search(r"stopped by SIGINT after step (\d+), and a checkpoint holds it", command.stderr)[1])
     assert stopped % 3 == 0, "they stop after an exchange"
+    assert "thinwire train --resume run goes on" in command.stderr, "whichever replica says it"
+    part = completed([*THINWIRE, "train", "--resume", "run/replica-1"], folder)
+    assert part.status == 2 and "--resume must name the folder of the whole run" in part.stderr
     assert "goes on from the checkpoint of step" in (folder / "run/replica-1/output.txt").read_text()
     resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", stopped + 4], folder)
     assert resumed.status == 0, resumed.stderr
@@ -274,3 +281,15 @@ def test_a_run_that_was_told_to_stop_does_not_start_again(folder, monkeypatch, c
     with pytest.raises(StoppedError, match="stopped by SIGINT"):
         crews.Crews(prepared, None, [signal.SIGINT]).run()
     assert capsys.readouterr().err == "the meeting place is lost\n"
+
+
+def test_the_room_of_all_replicas_is_checked_but_for_those_who_have_taken_theirs(tmp_path, monkeypatch):
+    """Each asked for its own room alone, and both died at a checkpoint for which the disk had none."""
+    options = ReplicaOptions(count=3, membership="elastic", sync=SyncOptions(every=2, sums="all"))
+    wanted = Recipe(output=str(tmp_path), replicas=options)
+    assert Room(wanted, None, None, 1)._alike() == 3
+    assert Room(replace(wanted, replicas=ReplicaOptions(count=3)), None, None, 1)._alike() == 1
+    monkeypatch.setattr(room, "manifests", lambda folder: folder == tmp_path / "replica-2/checkpoints")
+    assert Room(wanted, None, None, 1)._alike() == 2
+    monkeypatch.setenv(own.REPLICA_VARIABLE, "2")  # it comes back, while the others are still before their first
+    assert Room(replace(wanted, output=str(tmp_path / "replica-2")), None, None, 1)._alike() == 3

@@ -187,6 +187,10 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--schedule", "gpip"], "got gpip (did you mean gpipe?)\n"),
         ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
         ([*GIVEN, "--every", "9"], "--every needs replicas; add --replicas.count, such as 2"),
+        (
+            [*GIVEN, "--replicas.count", "2", "--inside", "1:1gbit", "1:2gbit"],
+            "--inside must name each replica once, got 1, 1",
+        ),
         ([*GIVEN, "--inside", "0:1gbit"], "--inside needs replicas; add --replicas.count, such as 2"),
         (["quickstart", "--forward-ms", "45"], "give --forward-ms and --backward-ms together"),
     ],

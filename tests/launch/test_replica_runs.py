@@ -264,6 +264,11 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
             "replicas.overrides: pipeline.accumulation must be a whole number or null, got x",
         ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
+        (["--replicas.gradients", "aqsgd(q(4))"], "replicas keep errors at the sender; use ef"),
+        (["--replicas.gradients", "ef(powersgd(4))"], "powersgd must stand alone, in small letters: it keeps errors"),
+        (["--replicas.gradients", "PowerSGD(4)"], "powersgd must stand alone, in small letters: it keeps errors"),
+        (["--replicas.gradients", "powersgd(rank)"], "all arguments must be numbers; write powersgd(4)"),
+        (["--replicas.gradients", "powersgd(4, **{'rate': 3})"], "an argument stands twice, or has no name; write"),
         (
             ["--replicas.sync.sums", "all"],
             "replicas.sync.every must be above 1 for replicas.sync.sums all: with 1, the owner of each part adds up",

@@ -148,6 +148,15 @@ def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path, 
     assert losses(tmp_path / "stopped") == pytest.approx(losses(whole), abs=1e-4)
 
 
+def test_fewer_steps_than_the_checkpoint_has_done_are_refused(stopped_run, capsys):
+    """The weights of step 4 were saved as those of step 3, and in place of what was there."""
+    before = sorted(path.relative_to(stopped_run) for path in stopped_run.rglob("*") if path.is_file())
+    assert cli.main(["simulate", "--resume", str(stopped_run), "--training.steps", "3"]) == 2
+    assert "training.steps must be at least 4, because the checkpoint in" in capsys.readouterr().err
+    assert sorted(path.relative_to(stopped_run) for path in stopped_run.rglob("*") if path.is_file()) == before
+    assert cli.main(["simulate", "--resume", str(stopped_run), "--training.steps", "4"]) == 0
+
+
 def test_resume_never_starts_anew(stopped_run):
     assert cli.main(["simulate", *TINY, "--output", str(stopped_run), "--checkpoint.resume", "never"]) == 0
     assert checkpoints(stopped_run) == []

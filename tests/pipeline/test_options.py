@@ -9,6 +9,7 @@ from thinwire.pipeline.options import (
     CompressionOptions,
     OptimizerOptions,
     PipelineOptions,
+    SyncOptions,
     TrainingOptions,
     WireOptions,
 )
@@ -161,6 +162,8 @@ def test_an_activation_by_aqsgd_may_be_chosen():
             lambda: OptimizerOptions(lr=-1.0, weight_decay=float("nan")),
             ["optimizer.lr must be finite and not negative, got -1.0", "optimizer.weight_decay"],
         ),
+        (lambda: OptimizerOptions(lr=1e38), ["optimizer.lr must be at most 1e+30, got 1e+38"]),
+        (lambda: SyncOptions(every=2, lr=1e39), ["replicas.sync.lr must be above 0 and at most 1e+30, got 1e+39"]),
         (
             lambda: TrainingOptions(steps=-1, threads=0),
             ["training.steps must be at least 0, got -1", "training.threads must be at least 1, got 0"],

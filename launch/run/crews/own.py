@@ -51,6 +51,12 @@ def of_replica(prepared: Prepared, replica: int) -> Prepared:
     return replace(prepared, recipe=own)
 
 
+def run_folder(recipe: Recipe) -> Path:
+    """The folder of the whole run; `recipe` is that of the run as this process has it."""
+    replica = int(os.environ.get(REPLICA_VARIABLE, recipe.replicas.here[0]))
+    return recipe.folder if replica == recipe.replicas.here[0] else recipe.folder.parent
+
+
 def enter(prepared: Prepared, replica: int) -> Prepared:
     """Become a process of a replica: the run as it has it. What this process prints goes to its folder.
 
