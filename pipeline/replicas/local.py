@@ -154,7 +154,10 @@ class StageCopies:
             for part in saved:
                 weights |= part.tensors(f"replicas/own/{replica}/", self._places)
             if missing := [name for name in self._places if name not in weights]:
-                raise CheckpointError(f"the checkpoint has no weights of replica {replica}: {missing[0]}")
+                raise CheckpointError(
+                    f"the checkpoint has no weights of replica {replica}: {missing[0]}; one of thinwire train with "
+                    f"replicas.membership elastic is of one replica, so go on with thinwire train"
+                )
             kept: dict[str, dict[str, Tensor]] = {}
             for path, value in self._inner(saved, f"replicas/inner/{replica}/"):
                 name, _, key = path.rpartition("/")

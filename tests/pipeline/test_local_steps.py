@@ -236,7 +236,7 @@ def test_weights_of_another_replica_that_cannot_be_used_are_named_and_none_is_ta
     ("options", "said"),
     [
         ({"every": 0}, "replicas.sync.every must be from 1 to 1000000000, got 0"),
-        ({"lr": 0.0}, "replicas.sync.lr must be above 0 and finite, got 0.0"),
+        ({"lr": 0.0}, "replicas.sync.lr must be above 0 and at most 1e+30, got 0.0"),
         ({"momentum": 1.0}, "replicas.sync.momentum must be at least 0 and below 1, got 1.0"),
         (
             {"every": 1, "lr": 1.0, "momentum": 0.0, "alpha": 0.5},

@@ -194,7 +194,10 @@ class PresentSteps(LocalSteps):
         super().load_state_dict(stage, saved)
         found = [each for part in saved for each in part.tensors("replicas/", {"held"}).values()]
         if not found:
-            raise CheckpointError("the checkpoint does not say which exchange its common weights are from")
+            raise CheckpointError(
+                "the checkpoint does not say which exchange its common weights are from; one of a simulation goes on "
+                "as a simulation"
+            )
         self._held = int(found[0])
 
     def _take(self, taken: Taken, steps: int) -> None:
