@@ -307,9 +307,10 @@ class Trainer:
             saved = SavedStage(checkpoints.folder, manifest.step, part)
             checkpoints.resume(manifest, part, stores_of(stage, saved))
             restore(stage, optimizer, saved)
-            self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
             if self._local is not None:
                 self._local.load_state_dict(stage.stage_index, [saved])
+            self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
+            if self._local is not None:
                 self._local.load_flight(stage.stage_index, saved)
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:

@@ -337,9 +337,12 @@ def _resuming(run: str) -> list[str]:
     recipe = Path(run, "recipe.yaml")
     if not recipe.is_file():
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
-    whole = Path(run).absolute().parent
-    if re.fullmatch(r"replica-\d+", Path(run).absolute().name) and (whole / "recipe.yaml").is_file():
-        raise OptionsError(f"--resume must name the folder of the whole run, {whole}, got that of a replica, {run}")
+    folder = Path(run).absolute()
+    if re.fullmatch(r"replica-\d+", folder.name) and (folder.parent / "recipe.yaml").is_file():
+        replicas = dict(_load(str(recipe)).get("replicas") or {})
+        # a replica on a host of its own has the whole run of this host, under any name
+        if replicas.get("membership") == "elastic" and replicas.get("number") is None:
+            raise OptionsError(f"--resume must name the folder of the whole run, {folder.parent}, got {run}")
     return [str(recipe), "--output", run, "--checkpoint.resume", "always"]
 
 

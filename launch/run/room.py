@@ -16,7 +16,7 @@ from pathlib import Path
 
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages, space_needs
 from thinwire.compress.stores.store import StoreLayout
-from thinwire.launch.run.crews.own import run_folder
+from thinwire.launch.run.crews.own import beginning
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.summary import module_of
@@ -104,8 +104,10 @@ class Room:
 
     def check(self) -> None:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
-        mine = [*self._stores(), *self._weights(self._sets()), *self._checkpoints()]
-        check_space(self._everyone([replace(need, nbytes=need.nbytes * self._alike()) for need in mine]))
+        together = beginning(self._recipe)
+        mine = [*self._weights(self._sets()), *self._checkpoints()]
+        of_all = [replace(need, nbytes=need.nbytes * together) for need in mine]
+        check_space(self._everyone([*self._stores(), *of_all]))
 
     def check_stores(self) -> None:
         """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""
@@ -137,17 +139,6 @@ class Room:
             if not shortages(self._everyone([*metrics, *self._weights(1)])):
                 return True
         return False
-
-    def _alike(self) -> int:
-        """Runs on this disk that begin with as many files: of replicas that may be lost, each is one.
-
-        Those that have a checkpoint have taken their room already.
-        """
-        recipe, folder = self._recipe, run_folder(self._recipe)
-        if not recipe.replicas.elastic:
-            return 1
-        of_all = {folder, *(folder / f"replica-{replica}" for replica in recipe.replicas.here[1:])}
-        return 1 + sum(not manifests(other / "checkpoints") for other in of_all - {recipe.folder})
 
     def _everyone(self, mine: Sequence[SpaceNeed]) -> list[list[SpaceNeed]]:
         everyone = self._where.everyone([need.to_json() for need in mine])

@@ -55,7 +55,8 @@ def check_interface() -> None:
     """Raise OptionsError if gloo is asked to take an interface that this host does not have."""
     asked = os.environ.get(VARIABLE, "")
     known = list(interface_addresses()) or [name for _, name in socket.if_nameindex()]
-    if len(asked) > 1 and not set(asked.split(",")) <= set(known):  # torch ignores a single letter
+    names = {name.partition(":")[0] for name in asked.removesuffix(",").split(",")}  # eth0:1 is an address of eth0
+    if len(asked) > 1 and not names <= set(known):  # torch ignores a single letter
         raise OptionsError(
             f"{VARIABLE} must name network interfaces of this host with an address, {', '.join(known)}; got {asked}"
         )

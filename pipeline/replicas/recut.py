@@ -26,8 +26,8 @@ def read_for(
 ) -> dict[str, Tensor]:
     """What the parts of a checkpoint hold of `wanted`, which has the names and shapes of a stage of another cut.
 
-    An error that no part holds is zero: the last rows are filled with other zeros in each cut. Nothing is taken of a
-    checkpoint with an exchange under way, since another cut leaves that out: errors say what its messages lost.
+    An error that no part holds is zero: the last rows are filled with other zeros in each cut. Of an exchange under way
+    no errors are taken, since another cut leaves it out: they say what its messages lost.
 
     Args:
         wanted: the state of the stage's exchanges.
@@ -37,11 +37,17 @@ def read_for(
     names = {_parameter_of(name) for name in wanted} - {None}
     saved: list[tuple[str, Tensor]] = []
     for part in parts:
-        there = part.names(PREFIX)
-        if "sent" in there:
-            return recut(wanted, [], holders)
-        needed = [name for name in there if _is_used(name) or _parameter_of(name) in names]
-        saved += part.tensors(PREFIX, needed).items()
+        there, gone = part.names(PREFIX), part.tensors(PREFIX, {"sent"}).get("sent")
+        # of several groups one is under way, else all there is
+        grouped = any(map(_GROUP.match, there))
+        left_out = None if gone is None else f"groups/{int(gone[0])}/" if grouped else ""
+        needed = {name for name in there if _is_used(name) or _parameter_of(name) in names}
+        found = part.tensors(PREFIX, needed)
+        saved += [
+            (name, values)
+            for name, values in found.items()
+            if _is_used(name) or left_out is None or not name.startswith(left_out)
+        ]
     return recut(wanted, saved, holders)
 
 

@@ -43,7 +43,7 @@ def test_a_mistake_that_all_replicas_found_is_one_sentence():
     for others in ([report(5, "own")], [report_of(OptionsError("another"), 5, [5])]):
         found = failures.failure([*alike, *others], "all that was told")
         assert isinstance(found, FailedError) and str(found) == "all that was told"
-    assert isinstance(failures.failure([], "killed"), FailedError)
+    assert isinstance(failures.failure([], "killed"), FailedError), "nobody knows why"
 
 
 def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):

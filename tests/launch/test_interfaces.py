@@ -23,7 +23,7 @@ def test_what_runs_alone_needs_no_interface(monkeypatch):
 
 
 def test_the_sentence_names_those_of_this_host(monkeypatch):
-    for usable in ("lo", "lo,lo", "x", ""):  # torch ignores a single letter
+    for usable in ("lo", "lo,lo", "lo,", "lo:1", "x", ""):  # torch ignores a single letter
         monkeypatch.setenv(VARIABLE, usable)
         check_interface()
     monkeypatch.setenv(VARIABLE, "lo,nosuch0")

@@ -15,11 +15,10 @@ from support.commands import THINWIRE, TIMEOUT, completed, started
 from support.recipe_runs import simulate
 from support.run_files import digest, losses, metrics, summary
 from thinwire.launch import cli
-from thinwire.launch.run import recipe, room
+from thinwire.launch.run import recipe
 from thinwire.launch.run.crews import crews, own
 from thinwire.launch.run.crews.place import MeetingPlace
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.room import Room
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
@@ -283,13 +282,13 @@ def test_a_run_that_was_told_to_stop_does_not_start_again(folder, monkeypatch, c
     assert capsys.readouterr().err == "the meeting place is lost\n"
 
 
-def test_the_room_of_all_replicas_is_checked_but_for_those_who_have_taken_theirs(tmp_path, monkeypatch):
+def test_replicas_that_begin_together_need_room_together(monkeypatch):
     """Each asked for its own room alone, and both died at a checkpoint for which the disk had none."""
     options = ReplicaOptions(count=3, membership="elastic", sync=SyncOptions(every=2, sums="all"))
-    wanted = Recipe(output=str(tmp_path), replicas=options)
-    assert Room(wanted, None, None, 1)._alike() == 3
-    assert Room(replace(wanted, replicas=ReplicaOptions(count=3)), None, None, 1)._alike() == 1
-    monkeypatch.setattr(room, "manifests", lambda folder: folder == tmp_path / "replica-2/checkpoints")
-    assert Room(wanted, None, None, 1)._alike() == 2
-    monkeypatch.setenv(own.REPLICA_VARIABLE, "2")  # it comes back, while the others are still before their first
-    assert Room(replace(wanted, output=str(tmp_path / "replica-2")), None, None, 1)._alike() == 3
+    wanted = Recipe(replicas=options)
+    assert own.beginning(wanted) == 1, "a simulation is one run"
+    monkeypatch.setenv(own.REPLICA_VARIABLE, "1")
+    assert own.beginning(wanted) == 3
+    assert own.beginning(replace(wanted, replicas=ReplicaOptions(count=3))) == 1
+    monkeypatch.setenv(own.AGAIN_VARIABLE, "1")  # the others have taken their room
+    assert own.beginning(wanted) == 1

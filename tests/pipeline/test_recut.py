@@ -79,14 +79,23 @@ def test_a_parameter_that_some_stage_never_used_is_learnt_anew():
     assert recut(like, [], {})["used"].tolist() == [False] * 3
 
 
-@pytest.mark.parametrize("under_way", [False, True])
-def test_errors_of_an_exchange_under_way_are_left_out_with_it(under_way):
-    held = {"worker/0/w/0": torch.ones(2), "worker/0/other/0": torch.ones(2), "owner/w/0": torch.ones(2)}
-    held |= {"sent": torch.tensor([0, 3])} if under_way else {}
+@pytest.mark.parametrize("under_way", [None, 0, 1])
+@pytest.mark.parametrize("group", ["", "groups/0/"])
+def test_errors_of_an_exchange_under_way_are_left_out_with_it(group, under_way):
+    """Of several groups one travels; without groups there is but one."""
+    held = {
+        f"{group}worker/0/w/0": torch.ones(2),
+        "worker/0/other/0": torch.ones(2),
+        f"{group}owner/w/0": torch.ones(2),
+    }
+    held |= {} if under_way is None else {"sent": torch.tensor([under_way, 3])}
     part = SimpleNamespace(
-        names=lambda prefix: list(held), tensors=lambda prefix, wanted: {name: held[name] for name in wanted}
+        names=lambda prefix: list(held),
+        tensors=lambda prefix, wanted: {name: values for name, values in held.items() if name in wanted},
     )
     wanted = {"worker/0/w/0": torch.zeros(2), "owner/w/0": torch.zeros(2), "owner/padding/0": torch.zeros(3)}
     found = read_for(wanted, [part], {})
     assert found.keys() == wanted.keys() and not found["owner/padding/0"].any()
-    assert found["worker/0/w/0"].any() == found["owner/w/0"].any() == (not under_way)
+    assert (
+        found["worker/0/w/0"].any() == found["owner/w/0"].any() == (under_way is None or bool(group and under_way == 1))
+    )

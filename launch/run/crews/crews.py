@@ -16,7 +16,7 @@ from pathlib import Path
 
 from thinwire.launch.run import failures, forks, host_data, local
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.crews.own import REPLICA_VARIABLE, of_replica
+from thinwire.launch.run.crews.own import AGAIN_VARIABLE, REPLICA_VARIABLE, of_replica
 from thinwire.launch.run.crews.place import MeetingPlace
 from thinwire.launch.run.crews.remote.agreement import agreed_with_data
 from thinwire.launch.run.folders import check_folders
@@ -128,11 +128,12 @@ class Crews:
         crew = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat)))
         self._running[replica] = _Running(crew, folder, resources, again)
         given = local.environments(wanted.group_processes, wanted.training.threads, folder)
+        marked = {AGAIN_VARIABLE: "1"} if again else {}
         with place.coming(replica) as connections:
             crew.start(
                 self._make_start(again),
                 [
-                    {**each, REPLICA_VARIABLE: str(replica), local.CONNECTION_VARIABLE: str(connection)}
+                    {**each, **marked, REPLICA_VARIABLE: str(replica), local.CONNECTION_VARIABLE: str(connection)}
                     for each, connection in zip(given, connections, strict=True)
                 ],
             )
@@ -167,7 +168,8 @@ class Crews:
         # NaN, a full disk or damaged checkpoints are of one replica: it may come back, and the others go on
         if not running.again and any(report.of_all for report in reports.values()):
             place.loses(replica, for_good=True)
-            raise failures.failure(reports.values(), told)
+            unexplained = [*end.failed.keys() - reports.keys(), *end.hung]
+            raise failures.failure([] if unexplained else reports.values(), told)
         place.loses(replica, for_good=not self._left)
         if self._left:
             self._spend_restart(f"{told}\nreplica {replica} is lost, and the others go on")

@@ -17,6 +17,8 @@ from thinwire.pipeline.replicas.membership.attendance import Attendance
 
 REPLICA_VARIABLE = "THINWIRE_REPLICA"
 """The replica of a process that `thinwire train` starts."""
+AGAIN_VARIABLE = "THINWIRE_AGAIN"
+"""Is set for a replica that is started again."""
 
 
 def check_launcher(recipe: Recipe) -> None:
@@ -55,6 +57,12 @@ def run_folder(recipe: Recipe) -> Path:
     """The folder of the whole run; `recipe` is that of the run as this process has it."""
     replica = int(os.environ.get(REPLICA_VARIABLE, recipe.replicas.here[0]))
     return recipe.folder if replica == recipe.replicas.here[0] else recipe.folder.parent
+
+
+def beginning(recipe: Recipe) -> int:
+    """Runs that begin together on this host: of replicas that may be lost each is one, but those that come back."""
+    several = recipe.replicas.elastic and REPLICA_VARIABLE in os.environ and AGAIN_VARIABLE not in os.environ
+    return len(recipe.replicas.here) if several else 1
 
 
 def enter(prepared: Prepared, replica: int) -> Prepared:

@@ -11,7 +11,8 @@ from thinwire.pipeline.backends import check_keys
 def check_way(recipe: Recipe) -> None:
     """Raise OptionsError if the file of keys, the host of the meeting place or an interface cannot be used."""
     meeting = recipe.replicas.meeting
-    if recipe.wire.transport != "zmq":  # which takes addresses, too, and says so itself
+    # zmq takes addresses, too, and says so itself
+    if recipe.wire.transport != "zmq" or recipe.group_processes == 1:
         check_interface()
     check_keys(recipe.wire, meets=meeting is not None)
     if meeting is not None:
