@@ -209,7 +209,7 @@ def test_four_bits_are_four_bits():
         ("reuse", "reuse needs the indices of an activation"),
         ('ef(q(4), slot="sample")', "keeps a buffer for each sample, and a gradient is the sum over many; drop slot"),
         ("ef21(q(4))", "keeps a buffer at both ends, and replicas keep errors at the sender; use ef"),
-        ("aqsgd(q(4))", "aqsgd is for activations only"),
+        ("aqsgd(q(4))", "aqsgd(q(4)) keeps a buffer at both ends, and replicas keep errors at the sender; use ef"),
         ("lowrank(4)", "starts each message from the last one, which replicas do not keep; use q or topk"),
         ('ef(q(4), store="disk")', "must keep its buffers in memory between replicas; drop store"),
         ("ef(q(4), store_bits=8)", "must keep errors in 32 or 16 bits between replicas, got store_bits=8"),
@@ -218,9 +218,12 @@ def test_four_bits_are_four_bits():
         ("powersgd(0)", "powersgd's rank must be an integer from 1 to 512, got 0"),
         ("powersgd(4, rate=0, start=-1)", "powersgd's start must be a number of steps, 0 or more, got -1"),
         ("powersgd(4, many=2)", "'powersgd(4, many=2)': got an unexpected keyword argument 'many'; write powersgd(4)"),
-        ("powersgd(4, rate=2, rate=3)", "'powersgd(4, rate=2, rate=3)': an argument stands twice; write powersgd(4)"),
+        (
+            "powersgd(4, rate=2, rate=3)",
+            "'powersgd(4, rate=2, rate=3)': an argument stands twice, or has no name; write",
+        ),
         ("powersgd(rank)", "write powersgd(4)"),
-        ("ef(powersgd(4))", "unknown codec 'powersgd'"),
+        ("ef(powersgd(4))", "powersgd must stand alone, in small letters"),
     ],
 )
 def test_what_cannot_carry_gradients_is_refused(expression, said):
