@@ -1,6 +1,5 @@
 """What processes tell each other: JSON, whatever a peer sends."""
 
-import os
 import pickle
 from datetime import timedelta
 from pathlib import Path
@@ -152,8 +151,7 @@ def test_a_word_that_is_no_json_is_refused_in_a_sentence():
 
 def left_without_a_word(rank):
     to_last = Words(None, 1, in_words, timedelta(seconds=60))
-    if rank == 0:
-        os._exit(0)
+    processes.left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         to_last.expect()
         to_last.hear()

@@ -1,13 +1,12 @@
 """Where stages live: rank arithmetic without a process group, and what is gathered from all stages with one."""
 
 import math
-import os
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from support.processes import outcomes_of, run
+from support.processes import left_by_the_first, outcomes_of, run
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.process import Placement
 
@@ -102,8 +101,7 @@ def test_replicas_with_other_weights_are_named(monkeypatch):
 
 
 def left_alone(rank):
-    if rank == 0:
-        os._exit(0)
+    left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         Placement({0: 0, 1: 1}).gather_numbers({1: 1.0})
     return str(caught.value)

@@ -1,13 +1,12 @@
 """A number of every stage in all processes, for which room is made when a step begins."""
 
 import math
-import os
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from support.processes import outcomes_of, run
+from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import make_trainer
 from thinwire.pipeline.errors import PeerError
 from thinwire.pipeline.process import Placement, StageNumbers
@@ -55,8 +54,7 @@ def test_the_last_process_to_come_waits_for_nobody():
 
 def left_alone(rank):
     numbers = numbers_of(Placement({0: 0, 1: 1}))
-    if rank == 0:
-        os._exit(0)
+    left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         numbers.expect()
         numbers.tell({1: 1.0})
