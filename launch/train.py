@@ -151,9 +151,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
                 raise StoppedError(failures.tell_stopped(came[0], reports.values()))
             told = failures.tell(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
-                unexplained = [*end.failed.keys() - reports.keys(), *end.hung]
-                first = left == wanted.checkpoint.restarts
-                raise failures.failure(reports.values() if first and not unexplained else [], told)
+                began = left < wanted.checkpoint.restarts
+                raise FailedError(told) if began else failures.failure(reports, end.failed, end.hung, told)
             if gone := folders.departed(wanted, descriptor):
                 raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)

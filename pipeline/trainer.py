@@ -309,12 +309,11 @@ class Trainer:
             restore(stage, optimizer, saved)
             if self._local is not None:
                 self._local.load_state_dict(stage.stage_index, [saved])
-            self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
-            if self._local is not None:
                 self._local.load_flight(stage.stage_index, saved)
+            self.replicas.load_state_dict(stage.stage_index, saved.tensors("replicas/"))
 
     def resume_model(self, folder: Path, manifest: Manifest) -> None:
-        """Go on from a checkpoint of any cut: weights, optimizer, errors between replicas. Boundaries begin anew."""
+        """Go on from a checkpoint of any cut: weights, optimizer, errors between replicas. Boundaries start empty."""
         self.done = manifest.step
         model = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
         everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]

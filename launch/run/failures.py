@@ -151,10 +151,16 @@ def tell(
     return "\n".join(killed + [report.line() for report in _merged(causes)] + others + [f"  {it}" for it in hanging])
 
 
-def failure(reports: Iterable[Report], told: str) -> ThinwireError:
-    """The error that ends a run: the mistake of the user that all processes found, or else all that `tell` told."""
-    found = {(report.mistake, report.text) for report in reports if report.kind == "own"}
-    mistake, text = found.pop() if len(found) == 1 else (False, "")
+def failure(
+    reports: Mapping[int, Report], exit_codes: Mapping[int, int | None], hung: Iterable[int], told: str
+) -> ThinwireError:
+    """The error that ends a run at its first start: the mistake of the user, if all that failed say the same.
+
+    Else what `tell` told of the same reports, exit codes and processes that hang.
+    """
+    unexplained = (exit_codes.keys() - reports.keys()) | {*hung}
+    found = {(report.mistake, report.text) for report in reports.values() if report.kind == "own"}
+    mistake, text = found.pop() if len(found) == 1 and not unexplained else (False, "")
     return OptionsError(text) if mistake else FailedError(told)
 
 

@@ -296,6 +296,15 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
                 ]
             )
         return None
+    _check_agrees(newest, prepared, where)
+    told = passed_over({step: said for step, said in troubles.items() if step > newest.step})
+    kept = [f"what is passed over is kept as {folder}/passed-over-STEP until somebody removes it"] if told else []
+    return newest, [*told, *kept]
+
+
+def _check_agrees(newest: Manifest, prepared: Prepared, where: Placement) -> None:
+    """Raise OptionsError if the recipe is not that of the checkpoint, or ends before it."""
+    folder = checkpoint_folder(prepared.recipe)
     if differing := differences(newest.header.get("fields", {}), header(prepared, where)["fields"]):
         raise OptionsError(
             [
@@ -309,9 +318,6 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
             f"training.steps must be at least {newest.step}, because the checkpoint in {folder} is of that step, got "
             f"{prepared.recipe.training.steps}; raise it, give another --output, or --overwrite to start from step 0"
         )
-    told = passed_over({step: said for step, said in troubles.items() if step > newest.step})
-    kept = [f"what is passed over is kept as {folder}/passed-over-STEP until somebody removes it"] if told else []
-    return newest, [*told, *kept]
 
 
 def _trouble(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> str | None:
@@ -342,5 +348,5 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:
-    """A value in words; fields that change nothing in their run are not there."""
-    return repr(fields[name]) if name in fields else "no such field"
+    """A value in words; a manifest leaves out fields that change nothing."""
+    return repr(fields[name]) if name in fields else "not set"

@@ -6,6 +6,7 @@ import ast
 import inspect
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from thinwire.pipeline.errors import OptionsError
 
@@ -71,14 +72,19 @@ def read_powersgd(expression: str) -> PowerSGD | None:
     if not isinstance(node, ast.Call):
         raise OptionsError(f"{NAME} must have a rank; {usage}")
     try:
-        try:
-            given = [ast.literal_eval(value) for value in node.args]
-            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        except ValueError:
-            raise TypeError("all arguments must be numbers") from None
+        given = [_number(value) for value in node.args]
+        named = {keyword.arg: _number(keyword.value) for keyword in node.keywords if keyword.arg}
         if len(named) < len(node.keywords):
             raise TypeError("an argument stands twice, or has no name")
         bound = inspect.signature(PowerSGD).bind(*given, **named)
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
         raise OptionsError(f"{expression!r}: {error}; {usage}") from None
     return PowerSGD(*bound.args, **bound.kwargs)
+
+
+def _number(node: ast.expr) -> Any:
+    """The value of a literal. TypeError if it is none; PowerSGD checks which values are numbers."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise TypeError("all arguments must be numbers") from None

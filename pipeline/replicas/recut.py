@@ -26,8 +26,8 @@ def read_for(
 ) -> dict[str, Tensor]:
     """What the parts of a checkpoint hold of `wanted`, which has the names and shapes of a stage of another cut.
 
-    An error that no part holds is zero: the last rows are filled with other zeros in each cut. Of an exchange under way
-    no errors are taken, since another cut leaves it out: they say what its messages lost.
+    An error that no part holds is zero, such as that of the zeros that fill the last row. Another cut leaves out an
+    exchange under way, and so its errors, which say what its messages lost.
 
     Args:
         wanted: the state of the stage's exchanges.
@@ -56,9 +56,11 @@ def recut(
 ) -> dict[str, Tensor]:
     """`wanted` with the values that are saved under names of another cut; other errors are zero.
 
-    Weights that several stages hold have an error in each: what is added up is divided anew, of what is averaged each
-    holder has the mean. Whether a parameter was used is saved by its place in a stage. So a stage takes all its
-    parameters as used if all were in every stage, and else learns it anew.
+    Several stages may hold the same weights, each with an error of its own. If their gradients are added up, the new
+    holders share the sum of the errors; if they are averaged, each gets the mean.
+
+    `used` has no names of parameters, only their places in a stage. So a stage takes all its parameters as used if each
+    saved one was used; else it learns them anew.
     """
     pieces: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     for name, values in saved:

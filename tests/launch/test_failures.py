@@ -37,13 +37,18 @@ def told(*reports, exit_codes, stages_of=lambda rank: [rank], hung=()):
 def test_a_mistake_that_all_replicas_found_is_one_sentence():
     """The sentence came once for each replica, and the command ended as if its work had failed."""
     mistake = OptionsError("replicas.count must stay, got 3")
-    alike = [report_of(mistake, rank, [rank], replica=rank // 2) for rank in range(4)]
-    found = failures.failure([*alike, report(4, "peer")], "all that was told")
+    alike = {rank: report_of(mistake, rank, [rank], replica=rank // 2) for rank in range(4)}
+
+    def ends(more=(), exit_codes=(), hung=()):
+        reports = alike | {report.rank: report for report in more}
+        return failures.failure(reports, dict.fromkeys([*reports, *exit_codes], 1), hung, "all that was told")
+
+    found = ends([report(4, "peer")])
     assert isinstance(found, OptionsError) and str(found) == "replicas.count must stay, got 3"
-    for others in ([report(5, "own")], [report_of(OptionsError("another"), 5, [5])]):
-        found = failures.failure([*alike, *others], "all that was told")
-        assert isinstance(found, FailedError) and str(found) == "all that was told"
-    assert isinstance(failures.failure([], "killed"), FailedError), "nobody knows why"
+    others = [{"more": [report(5, "own")]}, {"more": [report_of(OptionsError("another"), 5, [5])]}]
+    for other in [*others, {"exit_codes": [5]}, {"hung": [5]}]:
+        found = ends(**other)
+        assert isinstance(found, FailedError) and str(found) == "all that was told", other
 
 
 def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):

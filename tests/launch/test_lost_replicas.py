@@ -292,3 +292,12 @@ def test_replicas_that_begin_together_need_room_together(monkeypatch):
     assert own.beginning(replace(wanted, replicas=ReplicaOptions(count=3))) == 1
     monkeypatch.setenv(own.AGAIN_VARIABLE, "1")  # the others have taken their room
     assert own.beginning(wanted) == 1
+
+
+@pytest.mark.parametrize(("replica", "folder"), [(None, "run"), ("0", "run"), ("2", "run/replica-2")])
+def test_every_replica_knows_the_folder_of_the_run(monkeypatch, replica, folder):
+    """The one that spoke first named its own folder, from which nobody can go on."""
+    if replica is not None:
+        monkeypatch.setenv(own.REPLICA_VARIABLE, replica)
+    options = ReplicaOptions(count=3, membership="elastic", sync=SyncOptions(every=2, sums="all"))
+    assert own.run_folder(Recipe(output=folder, replicas=options)) == Path("run")

@@ -168,8 +168,7 @@ class Crews:
         # NaN, a full disk or damaged checkpoints are of one replica: it may come back, and the others go on
         if not running.again and any(report.of_all for report in reports.values()):
             place.loses(replica, for_good=True)
-            unexplained = [*end.failed.keys() - reports.keys(), *end.hung]
-            raise failures.failure([] if unexplained else reports.values(), told)
+            raise failures.failure(reports, end.failed, end.hung, told)
         place.loses(replica, for_good=not self._left)
         if self._left:
             self._spend_restart(f"{told}\nreplica {replica} is lost, and the others go on")

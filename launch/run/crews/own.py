@@ -18,7 +18,7 @@ from thinwire.pipeline.replicas.membership.attendance import Attendance
 REPLICA_VARIABLE = "THINWIRE_REPLICA"
 """The replica of a process that `thinwire train` starts."""
 AGAIN_VARIABLE = "THINWIRE_AGAIN"
-"""Is set for a replica that is started again."""
+"""Set for a replica that is started again."""
 
 
 def check_launcher(recipe: Recipe) -> None:
@@ -60,7 +60,7 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 def beginning(recipe: Recipe) -> int:
-    """Runs that begin together on this host: of replicas that may be lost each is one, but those that come back."""
+    """How many runs begin together on this host: all replicas if they may be lost; else, or on a comeback, this one."""
     several = recipe.replicas.elastic and REPLICA_VARIABLE in os.environ and AGAIN_VARIABLE not in os.environ
     return len(recipe.replicas.here) if several else 1
 
