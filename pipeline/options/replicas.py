@@ -271,7 +271,7 @@ def _mistakes_of(method: compress.Method | PowerSGD) -> list[str]:
                 f"{method} keeps a buffer at both ends, and replicas keep errors at the sender; use ef",
             ),
             (
-                feedback.slot == "position",
+                feedback.slot == "position" or feedback.receiver_keeps,
                 f"{method} keeps a buffer for each sample, and a gradient is the sum over many; drop slot",
             ),
             (feedback.store == "memory", f"{method} must keep its buffers in memory between replicas; drop store"),
