@@ -24,7 +24,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import misfits, sentence
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.run.yaml_text import check_inline, load_yaml
 from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -218,6 +218,7 @@ def parse(
     """
     parser = make_parser(prog)
     arguments = [_underscored(argument) for argument in _spelled_out(argv)]
+    check_inline(arguments)
     try:
         named = parser.parse_args(arguments).recipe  # it may stand anywhere among the options
         base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})

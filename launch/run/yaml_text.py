@@ -5,6 +5,7 @@ Nothing is built before the length of the text, its depth and its number of valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -14,6 +15,9 @@ from thinwire.pipeline.errors import OptionsError
 MOST_CHARACTERS = 200_000
 MOST_LEVELS = 20
 MOST_VALUES = 20_000
+
+_MERGE = "tag:yaml.org,2002:merge"
+"""The tag of the key `<<`."""
 
 
 def load_yaml(text: str, where: str) -> Any:
@@ -29,18 +33,67 @@ def load_yaml(text: str, where: str) -> Any:
         raise OptionsError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader for which a field may stand only once. YAML's own takes the last without a word."""
+def check_inline(arguments: Sequence[str]) -> None:
+    """OptionsError if a field stands twice in a value in braces. The parser of the options tells what else is wrong."""
+    option = ""
+    for argument in arguments:
+        value = argument
+        if argument.startswith("--"):
+            option, _, value = argument.partition("=")
+        try:
+            if value.startswith("{"):
+                yaml.load(value, _Loader)
+        except _StandsTwice as error:
+            raise OptionsError(f"{option}: {error.field} must stand only once, got {value[:200]}") from error
+        except (yaml.YAMLError, ValueError, RecursionError):
+            continue
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node."""
-        names: set[str] = set()
+
+class _StandsTwice(yaml.YAMLError):
+    """A field that stands twice in its group."""
+
+    def __init__(self, key: yaml.ScalarNode) -> None:
+        super().__init__(f"line {key.start_mark.line + 1}: {key.value} must stand only once")
+        self.field = key.value
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader for which a field may stand only once, and `<<` means what YAML says.
+
+    YAML's own takes the last of equal fields without a word. Of merged ones (PyYAML 6.0.4), it takes now the first, now
+    the last.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The node of a mapping, before what it merges is added to it."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in names:
-                    raise yaml.YAMLError(f"line {key.start_mark.line + 1}: {key.value} must stand only once")
-                names.add(key.value)
-        return super().construct_mapping(node, deep)
+            if _name(key) in names and key.tag != _MERGE:
+                raise _StandsTwice(key)
+            names.add(_name(key))
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what `<<` merges in its place: own fields count before merged ones, earlier groups before later ones."""
+        own, merged = [], []
+        for key, value in node.value:
+            if key.tag != _MERGE:
+                own.append((key, value))
+                continue
+            for group in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(group, yaml.MappingNode):
+                    raise yaml.YAMLError(f"line {group.start_mark.line + 1}: << must be followed by groups of fields")
+                self.flatten_mapping(group)
+                merged += group.value
+        first = {_name(key): (key, value) for key, value in reversed(merged)}
+        taken = {_name(key) for key, _ in own}
+        node.value = [pair for name, pair in reversed(first.items()) if name not in taken] + own
+
+
+def _name(key: yaml.Node) -> Any:
+    """What tells a field of a group from the others."""
+    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
 
 
 def _measure(text: str, where: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, MOST_LEVELS, load_yaml
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, MOST_LEVELS, check_inline, load_yaml
 from thinwire.pipeline.errors import OptionsError
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(
@@ -23,6 +23,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ("a: " + "9" * 10_000, "is not valid YAML"),
         ("a: *nowhere", "is not valid YAML"),
         ("b: 1\na: {c: 1, d: 2, c: 3}", "line 2: c must stand only once"),
+        ("a: {<<: 3}", "line 1: << must be followed by groups of fields"),
         ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
     ],
     ids=[
@@ -36,6 +37,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         "digits",
         "alias",
         "twice",
+        "merged",
         "tag",
     ],
 )
@@ -53,3 +55,27 @@ def test_aliases_in_measure_are_followed():
         "c": "text",
         "d": "text",
     }
+
+
+def test_what_is_merged_may_be_merged_again():
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2, z: 2}\nc: {<<: *b, z: 3}\nd: *b\ne: {<<: [{x: 4}, *b]}\n"
+    text += "f: {<<: [{steps: 4}, {steps: 5}], x: 6}\ng: {<<: *b, <<: {y: 7, w: 8}}"
+    assert load_yaml(text, "mine.yaml") == {
+        "a": {"x": 1, "y": 1},
+        "b": {"x": 1, "y": 2, "z": 2},
+        "c": {"x": 1, "y": 2, "z": 3},
+        "d": {"x": 1, "y": 2, "z": 2},
+        "e": {"x": 4, "y": 2, "z": 2},
+        "f": {"steps": 4, "x": 6},
+        "g": {"x": 1, "y": 2, "z": 2, "w": 8},
+    }
+
+
+@pytest.mark.parametrize("arguments", [["r", "--compression", "{a: 1, b: 2, a: 3}"], ["--compression={a: 1, a: 3}"]])
+def test_an_option_names_each_field_once(arguments):
+    with pytest.raises(OptionsError, match=r"--compression: a must stand only once, got \{a: 1, .*a: 3\}"):
+        check_inline(arguments)
+
+
+def test_other_values_are_left_to_the_parser_of_the_options():
+    check_inline(["gpt2", "--a", "{b: 1, c: {b: 2}}", "--a", "{b: 1", "--codec", "q(4)/q(8)", "--a={{{", "{}"])

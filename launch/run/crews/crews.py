@@ -143,7 +143,8 @@ class Crews:
         if self._came and self._recipe.checkpoint.wanted and not self._asked:
             self._asked = True
             print(
-                "the run stops after the next exchange and a checkpoint; a second signal stops it at once",
+                "the run stops after the next exchange and a checkpoint, or at once if no step is done; a second "
+                "signal stops it at once",
                 file=sys.stderr,
             )
             place.stop()
