@@ -1,36 +1,24 @@
-"""All cells of a study checked before any of them starts: recipes read, data loaded, models cut.
-
-What a cell's numbers depend on is its origin: fields of its recipe, a digest of its data, a digest of the code. A
-finished cell is not run again while its origin is the same.
-"""
+"""All cells of a study checked before any of them starts: recipes read, data loaded, models cut."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.run import forks, recipe
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import FailedError, ended
 from thinwire.launch.study.cells import Cell
+from thinwire.launch.study.origin import file_digest, origin_of
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from thinwire.models.data.samples import Data
-
-_CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
-"""The packages whose code decides a cell's numbers."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -42,7 +30,7 @@ class Checked:
 
     cell: Cell
     origin: Mapping[str, Any]
-    """What its numbers depend on, as JSON values: fields of the recipe by dotted name, `data` and `code`."""
+    """What its numbers depend on, as JSON values by dotted name."""
     steps: int
     """Optimizer steps of the whole run."""
     processes: int
@@ -78,10 +66,11 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
         ],
     )
     steps: list[int] = _each(cells, list(zip(recipes, data, strict=True)), cut)
+    digest = _Once(file_digest, str)
     origins: dict[Path | None, dict[str, Any]] = {None: {}}
     for cell, wanted, found in zip(cells, recipes, data, strict=True):  # a base stands before those that start with it
         base = {f"starts_with.{name}": value for name, value in origins[cell.base].items() if name != "code"}
-        origins[cell.folder] = {**_origin(wanted, found), **base}
+        origins[cell.folder] = {**origin_of(wanted, found, digest), **base}
     return [
         Checked(cell, origins[cell.folder], count, wanted.num_processes, wanted.training.threads)
         for cell, wanted, count in zip(cells, recipes, steps, strict=True)
@@ -128,25 +117,6 @@ def _answer(to: Connection, cells: Sequence[Cell], prog: str, score: str) -> Non
             to.send(check(cells, prog, score))
         except ThinwireError as error:
             to.send(OptionsError(error.mistakes))
-
-
-@cache
-def code_digest() -> str:
-    """SHA-256 of the code that decides a cell's numbers, the first 12 characters."""
-    hashed = hashlib.sha256()
-    for package in _CODE:
-        root = files(package)
-        for path in sorted(root.rglob("*.py"), key=lambda path: str(path.relative_to(root))):  # type: ignore[attr-defined]
-            hashed.update(f"{package}/{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return hashed.hexdigest()[:12]
-
-
-def _origin(wanted: Recipe, data: Data) -> dict[str, Any]:
-    kept = {name: value for name, value in values_of(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
-    held_out = data.held_out.digest if data.held_out is not None else None
-    origin = {**kept, "data": [data.training.digest, held_out], "code": code_digest()}
-    values: dict[str, Any] = json.loads(json.dumps(origin))
-    return values
 
 
 class _Once:
