@@ -8,7 +8,6 @@ FOLDER/curves.png                the learning curves
 from __future__ import annotations
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
 from thinwire.launch.study.cells import Cell, cells_of, rows_of
+from thinwire.launch.study.circumstances import circumstances
 from thinwire.launch.study.curves import draw
 from thinwire.launch.study.definition import Row, Scale, Signal, Study, read_study
 from thinwire.launch.study.energy import Measures, energy_of
@@ -104,7 +104,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     tables += [missing_table(missing)] if missing else []
     words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
     words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")
-    words += [*_circumstances(results), *unmeasured]
+    words += [*circumstances(study, scale, results), *unmeasured]
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
     return StudyReport(
         f"{study.name}, {scale_name}",
@@ -168,24 +168,6 @@ def _parser() -> Parser:
 
 def _missing_words(count: int) -> str:
     return f" {count} are missing: the last table names them." if count else ""
-
-
-def _circumstances(results: Sequence[Result]) -> list[str]:
-    """On what machine and with what code the cells were made, a sentence each."""
-    if not results:
-        return []
-    hours = sum(result.seconds for result in results) / 3600
-    made = [result.made for result in results]
-    machines = {f"{one['machine']['cpu']}, {one['machine']['cores']} cores" for one in made if "machine" in one}
-    versions = {f"torch {one['torch']}" for one in made if "torch" in one}
-    said = [f"The finished cells took {hours:.1f} hours, on {'; '.join(sorted(machines | versions))}."]
-    codes = {str(one["origin"]["code"]) for one in made if "origin" in one}
-    if len(codes) > 1:
-        said.append(f"They were made by {len(codes)} versions of the code: {', '.join(sorted(codes))}.")
-    data = {json.dumps(one["origin"]["data"]) for one in made if "origin" in one}
-    if len(data) > 1:
-        said.append("They were trained on different data, so their scores must not be compared.")
-    return said
 
 
 def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:

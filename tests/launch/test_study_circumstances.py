@@ -1,0 +1,66 @@
+"""What a report says of cells that cannot be compared: other data, other code, options of another command line."""
+
+from pathlib import Path
+
+from thinwire.launch.study.cells import cells_of
+from thinwire.launch.study.circumstances import circumstances
+from thinwire.launch.study.definition import Scale, parse_study
+from thinwire.launch.study.results import Result
+
+STUDY = parse_study(
+    """
+recipe: tiny.yaml
+seeds: [0, 1]
+rows:
+  first: {options: {codec: none}}
+  none: {options: {codec: none, optimizer.lr: 0.1}, starts_with: first}
+  two bits: {options: {codec: q(2), training.steps: 5}, starts_with: first}
+""",
+    "study.yaml",
+    "s",
+)
+
+
+def said(by_row):
+    """What is said of two cells of each row, whose origins have these values beside common ones."""
+    results = []
+    for cell in cells_of(STUDY, Scale(), Path("f")):
+        origin = {
+            "code": "c",
+            "data": ["a", None],
+            "training.seed": cell.seed,
+            "optimizer.lr": 0.2,
+            "model.weights": "w",
+        }
+        origin |= by_row(cell)
+        results.append(Result(cell, {}, {}, 0.0, 1800.0, "", {"origin": origin, "torch": "2.14"}))
+    return circumstances(STUDY, Scale(), results)
+
+
+def test_what_rows_and_seeds_set_may_differ():
+    def origin(cell):
+        codec = {"compression.activations": cell.row, "compression.gradients": cell.row}
+        steps = {"training.steps": 5, "training.epochs": None} if cell.row == "two bits" else {"training.epochs": 1}
+        start = {"model.weights": "fresh", "starts_with.data": cell.seed} if cell.base else {}
+        return codec | steps | start | ({"optimizer.lr": 0.1} if cell.row == "none" else {})
+
+    assert said(origin) == ["The finished cells took 3.0 hours, on torch 2.14."]
+
+
+def test_options_of_another_command_line_are_told():
+    def origin(cell):
+        return {"optimizer.lr": 0.3} if (cell.row, cell.seed) == ("first", 1) else {}
+
+    assert said(origin)[1:] == [
+        "The cells differ in options that no row sets, so do not compare their scores: optimizer.lr (0.2, 0.3)."
+    ]
+
+
+def test_rows_with_the_same_data_are_named_together():
+    assert said(lambda cell: {"data": ["b", None]} if cell.row == "first" else {})[1:] == [
+        "There are 2 sets of data; compare only rows that have the same: first | none; two bits."
+    ]
+
+
+def test_versions_of_the_code_are_named():
+    assert said(lambda cell: {"code": f"c{cell.seed}"})[1:] == ["They were made by 2 versions of the code: c0, c1."]
