@@ -5,6 +5,7 @@ Nothing is trained and nothing is kept: all cells together take seconds, so the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,13 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.schedules import SCHEDULES
+
+MOST_STAGES = 10_000
+"""Stages of a pipeline."""
+MOST_PASSES = 10**7
+"""Forward passes of a step in all stages: what takes about half a minute to predict."""
+MOST_ELEMENTS = 10**12
+"""Elements of a stage's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +117,24 @@ def _workload(pipeline: PredictedPipeline) -> Workload:
     """A pipeline as the simulation takes it. OptionsError where its parts do not fit together."""
     count, weights = pipeline.num_stages, pipeline.weights
     OptionsError.require(
-        (count >= 2, f"prediction.num_stages must be at least 2, because a prediction needs links; got {count}"),
         (
-            len(pipeline.shape) > 0 and min(pipeline.shape) > 0,
-            f"prediction.shape must be that of a stage's output, samples first; got {pipeline.shape}",
+            2 <= count <= MOST_STAGES,
+            f"prediction.num_stages must be at least 2, because a prediction needs links, and at most {MOST_STAGES:,}; "
+            f"got {count}",
         ),
         (
-            min(pipeline.forward_ms, pipeline.backward_ms) > 0,
-            f"prediction.forward_ms and backward_ms must be above 0, got {pipeline.forward_ms} and "
+            count * pipeline.num_microbatches <= MOST_PASSES,
+            f"prediction.num_stages times num_microbatches must be at most {MOST_PASSES:,}, got {count} and "
+            f"{pipeline.num_microbatches}",
+        ),
+        (
+            len(pipeline.shape) > 0 and min(pipeline.shape) > 0 and math.prod(pipeline.shape) <= MOST_ELEMENTS,
+            f"prediction.shape must be that of a stage's output, samples first, of at most {MOST_ELEMENTS:,} elements; "
+            f"got {pipeline.shape}",
+        ),
+        (
+            all(0 < time < math.inf for time in (pipeline.forward_ms, pipeline.backward_ms)),
+            f"prediction.forward_ms and backward_ms must be above 0 and finite, got {pipeline.forward_ms} and "
             f"{pipeline.backward_ms}",
         ),
         (pipeline.replicas >= 1, f"prediction.replicas must be at least 1, got {pipeline.replicas}"),
