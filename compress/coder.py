@@ -67,7 +67,7 @@ class Coder:
         activation: Coder | None = None,
     ) -> None:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
-        bound = method.bound_to(activation.method.codec if activation else Uncompressed())
+        bound = method.bound_to(activation.method.inner if activation else Uncompressed())
         self._feedback, self._codec = bound.feedback, bound.inner
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
         self._opening = self._feedback.opening if self._feedback else None

@@ -174,5 +174,5 @@ def _gaussian_payload(method: Method, activations: Method, shape: tuple[int, ...
 def _payload(
     method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None
 ) -> int:
-    codec, coded = method.codec.bound_to(activations.codec), torch.float32 if method.feedback else dtype
+    codec, coded = method.codec.bound_to(activations.inner), torch.float32 if method.feedback else dtype
     return round(sent_share(codec, shape, coded, like) * size_of(codec, shape, coded))

@@ -72,7 +72,9 @@ def test_reuse_without_indices_is_our_own_error():
 
 
 @pytest.mark.parametrize(
-    "activations", ["topk(0.25)", "randk(0.25)", "ef(topk(0.25))", "ef21(topk(0.25))", "aqsgd(topk(0.25))"]
+    "activations",
+    ["topk(0.25)", "randk(0.25)"]
+    + [f"{rule}({codec}(0.25))" for rule in ("ef", "ef21", "aqsgd") for codec in ("topk", "randk")],
 )
 def test_reuse_sends_the_gradients_values_at_the_activations_indices(activations):
     forward = Pair(activations)
