@@ -29,7 +29,7 @@ class SlotCounts:
     samples: int = 0
     """Samples to train on."""
     evaluation_samples: int = 0
-    """Samples held out."""
+    """Samples that an evaluation scores; with those that only fill up its passes, if they have ids of their own."""
 
 
 class Buffers:

@@ -50,7 +50,7 @@ def evaluate(
     Args:
         trainer: gives stages and schedule. Its training state and the seconds of its meters do not change.
         samples: the held-out samples.
-        batches: makes the batches, each of the shape of training; `valid` marks padding.
+        batches: makes the batches, each of the shape of training and alike each time; `valid` marks padding.
         mask: takes padding out of targets: (targets, valid) -> targets.
     """
     with ExitStack() as stack:
@@ -85,10 +85,11 @@ def _score(
             inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
             targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
-            # so slots by position are those of the replica, in a simulation as in its own process
-            first = trainer.first_pass(replica)
-            coming = Pass(kind=kind, accumulation=first, sample_ids=batch.ids, progress=trainer.progress)
-            losses = trainer.run(coming, samples, inputs, targets)
+            # so slots by position are those of the replica, in a simulation as in its own process; and rows that only
+            # fill up a batch have slots of their own: they are samples of another batch, maybe of another replica
+            first, slots = trainer.first_pass(replica), torch.arange(len(batch.ids)) + index * len(batch.ids)
+            coming = Pass(kind=kind, accumulation=first, sample_ids=slots, progress=trainer.progress)
+            losses = trainer.run(coming, samples.side(batch.ids), inputs, targets)
             sums += [float(loss) for loss in losses]
     if not trainer.has_last:
         return Score(math.nan, 0, {})

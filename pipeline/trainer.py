@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -254,16 +254,17 @@ class Trainer:
         for stage in self.stages:
             stage.skip(kind, count)
 
-    def run(self, coming: Pass, samples: Samples, inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
+    def run(
+        self, coming: Pass, side: Mapping[str, Tensor], inputs: Tensor | None, targets: Tensor | None
+    ) -> list[Tensor]:
         """One pass through the schedule: the micro-batches' losses on the last stage.
 
         Args:
             coming: which pass, with the ids of its samples.
-            samples: where side inputs come from.
+            side: its side inputs.
             inputs: None except in the process of the first stage.
             targets: None except in the process of the last stage.
         """
-        assert coming.sample_ids is not None, "a trainer knows its samples"
         losses: list[Tensor] = []
         # all stages before the schedule: it may run any of them first
         for stage in self.stages:
@@ -272,7 +273,7 @@ class Trainer:
         args = () if inputs is None else (put(inputs, device),)
         kwargs = {} if targets is None else {"target": put(targets, device), "losses": losses}
         act = self.schedule.step if coming.trains else self.schedule.eval
-        act(*args, **kwargs, **put_all(samples.side(coming.sample_ids), device))
+        act(*args, **kwargs, **put_all(side, device))
         # wait for sends only now: they ran while the stages computed
         for stage in self.stages:
             stage.flush()
@@ -341,7 +342,7 @@ class Trainer:
         parts = zip(ids.chunk(count), by_pass(inputs, count), by_pass(own_targets, count), strict=True)
         for index, (part_ids, part_inputs, part_targets) in enumerate(parts):
             coming = Pass(kind=kind, accumulation=first + index, sample_ids=part_ids, progress=self.progress)
-            losses += self.run(coming, self.samples, part_inputs, part_targets)
+            losses += self.run(coming, self.samples.side(part_ids), part_inputs, part_targets)
         return self.scale.undo(losses)
 
     def _parts(self, parameter: Parameter) -> int:

@@ -68,7 +68,7 @@ def evaluations_around_training(rank):
         values = []
         for kind in ("eval-on", "eval-off"):
             with torch.no_grad():
-                losses = trainer.run(Pass(kind=kind, sample_ids=ids), samples, inputs, targets)
+                losses = trainer.run(Pass(kind=kind, sample_ids=ids), samples.side(ids), inputs, targets)
                 values.append(sum(float(loss) for loss in losses))
         return values
 

@@ -44,12 +44,10 @@ def of_replica(prepared: Prepared, replica: int) -> Prepared:
     if replica == recipe.replicas.here[0]:
         return prepared
     folder = f"replica-{replica}"
-    checkpoint, compression = recipe.checkpoint, recipe.compression
+    checkpoint = recipe.checkpoint
     if checkpoint.folder:
         checkpoint = replace(checkpoint, folder=str(Path(checkpoint.folder, folder)))
-    if compression.store_folder:
-        compression = replace(compression, store_folder=str(Path(compression.store_folder, folder)))
-    own = replace(recipe, output=str(recipe.folder / folder), checkpoint=checkpoint, compression=compression)
+    own = replace(recipe, output=str(recipe.folder / folder), checkpoint=checkpoint)
     return replace(prepared, recipe=own)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,21 +41,25 @@ def make_wire(
         observer, group: as for `Wire`.
     """
     compression = recipe.replicas.codecs(replica, recipe.compression)
+    # the rows that fill up the last pass of an evaluation have slots, too
+    rows = recipe.pipeline.num_microbatches * recipe.pipeline.microbatch_size
+    scored = math.ceil(len(data.held_out or ()) / rows) * rows
     return Wire(
-        replace(compression.before_choice(), store_folder=_store_folder(recipe)),
+        replace(compression.before_choice(), store_folder=_store_folder(recipe, replica)),
         recipe.wire,
         seed=recipe.training.seed,
         agreement=agreement,
-        slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=len(data.held_out or ())),
+        slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=scored),
         observer=observer,
         group=group,
     )
 
 
-def _store_folder(recipe: Recipe) -> str:
-    """The folder for the stores of this run. No other run shares it."""
+def _store_folder(recipe: Recipe, replica: int | None) -> str:
+    """The folder for the stores of this run, or of this replica. No other run or replica shares it."""
     chosen = recipe.compression.store_folder
-    return str(Path(chosen, recipe.name) if chosen else recipe.folder / "stores")
+    folder = Path(chosen, recipe.name) if chosen else recipe.folder / "stores"
+    return str(folder if replica is None else folder / f"replica-{replica}")
 
 
 def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
