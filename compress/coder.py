@@ -89,6 +89,11 @@ class Coder:
             warmup_fill=warmup_fill,
         )
 
+    @property
+    def codec(self) -> Codec:
+        """The codec of this channel: beside an autoencoder, for the first features alone."""
+        return self._codec
+
     def traced(self) -> Traces:
         """Record the indices of this activation's values in training from now on, for `reuse`."""
         self._traces = Traces()

@@ -378,12 +378,12 @@ class _FirstGradients:
         if microbatch.kind != "train":
             return
         self.sender.observers = [observer for observer in self.sender.observers if observer is not self]
-        for method, tensor in zip(channel.methods, tensors, strict=True):
-            if tensor is None or method.feedback is not None:
+        for coder, tensor in zip(self.sender.coders, tensors, strict=True):
+            if tensor is None or coder.method.feedback is not None or coder.method.codec.reuses_indices:
                 continue
-            if (share := swamped(method.inner.variants[0], tensor)) > _MOST_SWAMPED:
+            if (share := swamped(coder.codec.variants[0], tensor)) > _MOST_SWAMPED:
                 warnings.warn(
-                    f"{method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more than "
+                    f"{coder.method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more than "
                     f"their own size, so training may stand still; take more bits, a scale over fewer values, or a "
                     f'grid that holds zero, such as q(8, per="channel", grid="midtread")',
                     ThinwireWarning,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from support.commands import THINWIRE, completed
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
 from support.run_files import losses, summary, weights_of
-from support.tiny_run import prepared
+from support.tiny_run import prepared, ran
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import with_codecs
 from thinwire.models.errors import ModelError
@@ -83,6 +83,14 @@ def test_while_nothing_is_compressed_the_model_trains_as_without_it(folder):
 def test_a_rank_that_narrows_nothing_is_refused_before_a_process_starts(folder):
     with pytest.raises(ModelError, match="must be less than the features that it narrows, and 16 cross boundary 0"):
         prepared("--compression.activations", "autoencoder(16)")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("codec", ["autoencoder(1)/q(8)", "topk(0.1)/reuse"])
+def test_gradients_that_do_not_cross_are_not_measured(codec, recwarn):
+    """15 of 16 features have no gradient behind an autoencoder of rank 1, and `q(8)` has no zero."""
+    ran("--codec", codec)
+    assert not [warning for warning in recwarn if "stand still" in str(warning.message)]
 
 
 @pytest.mark.parametrize(("freeze_after", "moves"), [("24 steps", False), ("25 steps", True)])
