@@ -49,9 +49,9 @@ class Key:
     phase: str
     """`train`, or the kind of evaluation."""
     step: int
-    """The optimizer step."""
+    """Index of the pass, counted from 0 in each phase."""
     microbatch: int
-    """The micro-batch within the step."""
+    """The micro-batch within the pass."""
     tensor: int = 0
     """The place in the tuple that crosses the boundary."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, int64
 
 from thinwire.compress import Microbatch, PassKind, Progress
 from thinwire.pipeline.errors import PipelineError
@@ -56,10 +56,14 @@ def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) ->
             f"stage {stage} was told that a pass of kind {coming.kind} comes, but the schedule {runs}; "
             f"begin a training pass before schedule.step, an evaluation before schedule.eval"
         )
-    if coming.sample_ids is not None and not isinstance(coming.sample_ids, Tensor):
-        raise PipelineError(f"sample_ids must be a tensor of int64, got {type(coming.sample_ids).__name__}")
-    if coming.sample_ids is not None and len(coming.sample_ids) != samples:
+    ids = coming.sample_ids
+    if ids is None:
+        return
+    if not isinstance(ids, Tensor):
+        raise PipelineError(f"sample_ids must be a tensor of int64, got {type(ids).__name__}")
+    if ids.dtype != int64 or ids.dim() != 1:
+        raise PipelineError(f"sample_ids must be int64 [samples], got {ids.dtype} {list(ids.shape)}")
+    if len(ids) != samples:
         raise PipelineError(
-            f"sample_ids must name each of the {samples} samples of a pass, got {len(coming.sample_ids)} on stage "
-            f"{stage}"
+            f"sample_ids must name each of the {samples} samples of a pass, got {len(ids)} on stage {stage}"
         )

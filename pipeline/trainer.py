@@ -320,6 +320,7 @@ class Trainer:
         everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             restore_model(stage, optimizer, model)
+            stage.passes = dict(model[0].values["passes"])  # alike in all stages; random numbers follow from them
             self.replicas.load_recut(stage, everything, self._shared)
             if self._local is not None:
                 self._local.load_state_dict(stage.stage_index, everything)

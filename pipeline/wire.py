@@ -383,9 +383,9 @@ class _FirstGradients:
                 continue
             if (share := swamped(coder.codec.variants[0], tensor)) > _MOST_SWAMPED:
                 warnings.warn(
-                    f"{coder.method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more than "
-                    f"their own size, so training may stand still; take more bits, a scale over fewer values, or a "
-                    f'grid that holds zero, such as q(8, per="channel", grid="midtread")',
+                    f"{coder.method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more "
+                    f"than their own size, so training may stand still; take more bits, a scale over fewer values, or "
+                    f'a grid that holds zero, such as q(8, per="channel", grid="midtread")',
                     ThinwireWarning,
                     stacklevel=2,
                 )

@@ -103,10 +103,14 @@ class Cast(HighBytes):
         return self.size(prod(shape), self.wire.itemsize)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Half a unit in the last place of the wire format and of the tensor's dtype, and what saturation cuts off."""
+        """Half a unit in the last place of the wire format and of the tensor's dtype, and what saturation cuts off.
+
+        Infinity where bf16 may be.
+        """
         magnitude = x.detach().float().abs()
         excess = (magnitude - torch.finfo(self.wire).max).clamp(min=0)
-        return excess + rounding_bound(magnitude, self.wire) + rounding_bound(magnitude, x.dtype)
+        bound = excess + rounding_bound(magnitude, self.wire) + rounding_bound(magnitude, x.dtype)
+        return infinite_beyond(bound, magnitude, self.wire)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(x.shape, dtype=self.wire, device=x.device)

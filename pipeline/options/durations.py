@@ -2,13 +2,15 @@
 
 import re
 
-_DURATION = re.compile(r"\d+ (epochs?|steps?)")
+_DURATION = re.compile(r"[0-9]{1,12} (epochs?|steps?)")
 
 
 def misspelt(name: str, duration: str) -> list[str]:
     """A list with the mistake in a duration; empty if it is right. `name` is the dotted name of the field."""
     return (
-        [] if _DURATION.fullmatch(duration) else [f'{name} must be like "20 epochs" or "500 steps", got {duration!r}']
+        []
+        if _DURATION.fullmatch(duration)
+        else [f'{name} must be like "20 epochs" or "500 steps", got {duration[:60]!r}']
     )
 
 

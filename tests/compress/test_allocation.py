@@ -39,6 +39,15 @@ def test_contract(codec, shape, dtype, offset):
         assert codec.nbytes(shape, dtype) == plain.nbytes(shape, dtype)
 
 
+def test_a_group_may_be_larger_than_what_is_measured_at_a_time():
+    """A group of more than 2^20 elements was measured in parts, which gave more scales than groups."""
+    x = torch.cat([gaussian(1 << 21), 100 * gaussian(1 << 21, seed=1)])
+    y = roundtrip('q(4, group=2097152, allocate="scale")', x)
+    assert snr_db(x, y) > snr_db(x, roundtrip("q(4, group=2097152)", x)) > 14
+    alone = roundtrip('q(4, group=4194304, allocate="scale")', x[: 1 << 21])
+    assert_identical(alone, roundtrip("q(4, group=4194304)", x[: 1 << 21]))
+
+
 @pytest.mark.parametrize(
     ("scales", "bits", "expected"),
     [

@@ -56,6 +56,12 @@ def test_bf16_keeps_the_range_of_float32():
     torch.testing.assert_close(roundtrip("bf16", x), x, rtol=2**-8, atol=0)
 
 
+def test_the_bound_of_bf16_says_where_it_may_become_infinite():
+    x = torch.tensor([3.4e38, 3.3e38, -3.4e38])
+    assert roundtrip("bf16", x).isinf().tolist() == [True, False, True]
+    assert parse("bf16").error_bound(x).isinf().tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("expression", ["fp16", "bf16", "q(8)", "dither(4)", "lowrank(2)"])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
 def test_integers_and_8_bit_floats_are_refused(expression, dtype):

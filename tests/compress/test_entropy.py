@@ -9,6 +9,7 @@ import torch
 from support.codec_contract import assert_contract, documented
 from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip
 from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.coding.lengths import put_length
 from thinwire.compress.codecs.indices import indices_size
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.sparse import TopK
@@ -122,6 +123,15 @@ def test_damage_is_a_sentence(expression, seed):
             codec.decode(damaged, out, KEY)
         except CodecError as error:
             assert "payload" in str(error)
+
+
+@pytest.mark.parametrize("expression", ['topk(1.0, code="entropy")', 'topk(0.9, per="row", code="entropy")'])
+def test_indices_of_all_elements_are_not_coded(expression):
+    codec = parse(expression)
+    payload = encode(codec, gaussian(5, 4))
+    put_length(len(payload) - 1, payload)
+    with pytest.raises(CodecError, match="a payload must not code the indices of all 20 elements"):
+        codec.decode(payload, torch.empty(5, 4), KEY)
 
 
 def test_a_length_beyond_the_payload_is_refused():

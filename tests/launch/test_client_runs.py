@@ -100,6 +100,10 @@ def test_a_checkpoint_of_before_there_were_clients_agrees():
         ),
         (["--clients.turn", "soon"], """clients.turn must be like "20 epochs" or "500 steps", got 'soon'"""),
         (
+            ["--clients.turn", f"{'9' * 5000} steps"],
+            f"""clients.turn must be like "20 epochs" or "500 steps", got '{"9" * 60}'""",
+        ),
+        (
             ["--clients.count", "2", "--replicas.count", "2"],
             "clients that train in turn need one pipeline, and replicas.count is 2; lower it to 1, or clients.count "
             "to 1",

@@ -11,7 +11,7 @@ from support.run_files import losses, summary
 from thinwire.launch import cli
 from thinwire.launch.run import resume
 from thinwire.launch.run.run import Run
-from thinwire.pipeline.checkpoint_folder import Manifest
+from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
@@ -146,6 +146,9 @@ def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path, 
         == 0
     )
     assert losses(tmp_path / "stopped") == pytest.approx(losses(whole), abs=1e-4)
+    # they began again at 0, and so did the random numbers that follow from them
+    there, here = (SavedStage(run / "checkpoints", 7, 0).values for run in (whole, tmp_path / "stopped"))
+    assert there["passes"] == here["passes"]
 
 
 def test_fewer_steps_than_the_checkpoint_has_done_are_refused(stopped_run, capsys):

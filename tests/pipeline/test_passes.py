@@ -98,6 +98,8 @@ def test_feedback_by_sample_works_in_a_loop_of_ones_own(alone):
         (Pass(kind="eval-on"), "step", "a pass of kind eval-on comes, but the schedule trains, with a loss function"),
         (Pass(kind="warmup"), "eval", "a pass of kind warmup comes, but the schedule evaluates; begin a training pass"),
         (Pass(sample_ids=[0, 1]), "step", "sample_ids must be a tensor of int64, got list"),
+        (Pass(sample_ids=torch.zeros(2)), "step", r"must be int64 \[samples\], got torch.float32 \[2\]"),
+        (Pass(sample_ids=torch.zeros(2, 1).long()), "step", r"must be int64 \[samples\], got torch.int64 \[2, 1\]"),
         (Pass(sample_ids=torch.arange(7)), "step", "must name each of the 8 samples of a pass, got 7 on stage 0"),
     ],
 )

@@ -44,6 +44,8 @@ def unpack_gaps(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
     """The indices [samples, k] among `n` that `pack_gaps` coded; CodecError if these bytes are no such code."""
     count, total = samples * k, samples * n
     listed = smaller_side(count, total)
+    if not listed:
+        raise CodecError(f"a payload must not code the indices of all {total} elements, or of none")
     width = _width(listed, total)
     size = _low_size(listed, width)
     if len(payload) <= size:
