@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -254,9 +254,7 @@ class Trainer:
         for stage in self.stages:
             stage.skip(kind, count)
 
-    def run(
-        self, coming: Pass, side: Mapping[str, Tensor], inputs: Tensor | None, targets: Tensor | None
-    ) -> list[Tensor]:
+    def run(self, coming: Pass, side: dict[str, Tensor], inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
         """One pass through the schedule: the micro-batches' losses on the last stage.
 
         Args:
