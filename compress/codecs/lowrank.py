@@ -138,7 +138,7 @@ class LowRank(Codec):
             out.copy_(tensor_bytes(x))
             return
         sizes = self._sizes(x.shape)
-        matrix = x.reshape(sizes.samples, sizes.rows, sizes.columns).float()
+        matrix = x.reshape(sizes.samples, sizes.rows, sizes.columns).float().contiguous()
         largest = _largest(matrix)
         unit = power_of_two_above(largest)
         unit = unit.masked_fill(unit == 0, 1.0)

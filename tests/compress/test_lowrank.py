@@ -388,3 +388,11 @@ def test_what_is_lost_is_decoded_where_float32_might_not_hold_it(changed):
     error = (roundtrip("lowrank(2) + q(8)", x) - x).abs()
     bound = parse("lowrank(2) + q(8)").error_bound(x)
     assert (error <= bound).all() or not bound.isfinite().any()
+
+
+def test_payloads_do_not_depend_on_strides():
+    for seed in range(5):
+        x = gaussian(64, 300, seed=seed)
+        assert_identical(
+            encode('lowrank(1, values="fp32")', x.t().contiguous().t()), encode('lowrank(1, values="fp32")', x)
+        )
