@@ -15,7 +15,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ThinwireError, ThinwireWarning
-from thinwire.launch.shared.exit_codes import INTERRUPTED, MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
+from thinwire.launch.shared.exit_codes import (
+    FAILED,
+    INTERRUPTED,
+    MISTAKE,
+    OK,
+    UNREAD,
+    FailedError,
+    StoppedError,
+    status_of,
+)
 from thinwire.launch.shared.installed import entry_points
 
 if TYPE_CHECKING:
@@ -51,6 +60,8 @@ REFUSALS = {
 }
 """Answers of the system about a file that its user can change: rights, a full disk, a file where a folder is needed."""
 
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
 _INTERRUPTED = "stopped by SIGINT"
 
 _FORMAT_OF_PYTHON = warnings.formatwarning
@@ -68,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # send buffered output to /dev/null, or Python prints an error when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _tell(f"the output, or a file, cannot be written: {error.strerror}; free some space", FAILED)
     except KeyboardInterrupt:  # outside of the command itself
         return _tell(_INTERRUPTED, INTERRUPTED)
     return status

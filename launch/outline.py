@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from thinwire.compress.stores.durable import write_for_user
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
@@ -23,12 +24,13 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     wanted = recipe.parse(rest, prog=PROG)
     from thinwire.models.data.load import load
-    from thinwire.models.data.outline import write_outline
+    from thinwire.models.data.outline import outline_text
 
     with telling("reading the data"):
         data = load(wanted.data, seed=wanted.training.seed)
+    text = outline_text(data, labels=options.labels)
     try:
-        write_outline(data, options.to, labels=options.labels)
+        write_for_user(options.to, text.encode())
     except OSError as error:
         raise OptionsError(f"--to must be a file that can be written, got {options.to}: {error.strerror}") from error
     held_out = f" and {len(data.held_out)}" if data.held_out else ""

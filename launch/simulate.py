@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.launch.shared.output import lasting
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
+    with lasting():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
     wanted = recipe.parse(argv, "thinwire simulate", early_refusal("-simulated"))

@@ -39,3 +39,11 @@ def write_durably(path: Path, content: bytes) -> None:
         fresh.unlink(missing_ok=True)
         raise
     sync(path.parent)  # the new name must reach the disk too
+
+
+def write_for_user(path: Path, content: bytes) -> None:
+    """As `write_durably`, to a path that a user names: a link stays a link, and /dev/stdout a device."""
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        path.write_bytes(content)
+    else:
+        write_durably(path.resolve(), content)

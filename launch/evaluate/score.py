@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 
@@ -19,6 +20,7 @@ from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score, evaluate
+from thinwire.pipeline.options import CompressionOptions
 
 
 def score(prepared: Prepared) -> dict[Compression, Score]:
@@ -57,16 +59,27 @@ def recipe_of(place: str, options: Sequence[str], copies: Path, prog: str) -> Re
     if Path(place).is_dir() and (checkpoint := find_checkpoint(Path(place))):
         save_file(checkpoint.weights(), copies / "stage-0.safetensors")  # by this name nothing is tied
         found = recipe.parse([str(checkpoint.recipe), *options], prog=prog)
-        codecs = chosen_codecs(found.compression, checkpoint.choices)
+        codecs = _codecs(found, checkpoint.recipe, checkpoint.choices, prog)
         return replace(found, model=replace(found.model, weights=str(copies)), compression=codecs)
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=prog)
     found = recipe.parse([str(exported), *options], prog=prog)
     if (exported.parent / "weights").is_dir():
-        codecs = chosen_codecs(found.compression, read_summary(exported.parent)["choices"])
+        codecs = _codecs(found, exported, read_summary(exported.parent)["choices"], prog)
         return replace(found, model=replace(found.model, weights=place), compression=codecs)
+    if not any(exported.parent.glob("*.safetensors")):
+        raise OptionsError(
+            f"{place} must be an export, or the folder of a run with saved weights or a checkpoint, but it has neither "
+            f"yet: a run saves weights at its end, and before with save_every or checkpoint.every"
+        )
     return replace(found, model=weights_of(found.model, exported.parent))
+
+
+def _codecs(found: Recipe, stored: Path, choices: Iterable[Mapping[str, Any]], prog: str) -> CompressionOptions:
+    """The codecs to score with: those that the run chose where its own recipe says auto; auto of an option stays."""
+    automatic = recipe.parse([str(stored)], prog=prog).compression.automatic
+    return chosen_codecs(found.compression, choices) if automatic else found.compression
 
 
 def _temporary_folder(chosen: str) -> tempfile.TemporaryDirectory[str]:

@@ -12,18 +12,21 @@ DIR/
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, chosen_codecs, weights_of
+from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.models.autoencoder import PREFIX
 from thinwire.models.checkpoint import AUTOENCODERS
 from thinwire.models.data.options import BYTES
@@ -53,11 +56,22 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
 
     Raises:
         OptionsError: the folder cannot be made.
+        FailedError: its disk is full, for example; the folder is gone again.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionsError(f"--to must name a folder that can be written, got {folder}: {error.strerror}") from error
+    try:
+        return _export(run, folder, dtype)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        why = getattr(error, "strerror", None) or error
+        raise FailedError(f"{folder} cannot be written: {why}; free some space, or name another --to") from error
+
+
+def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
+    """Write into a folder that is there."""
     copy_model_files(run.folder, folder)
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)

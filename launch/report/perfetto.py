@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.compress.stores.durable import write_for_user
 from thinwire.launch.report.timeline import ExchangeSpan, Transfer, exchanges, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
@@ -63,7 +64,7 @@ def write(path: Path, text: str) -> None:
     """Write a file. OptionsError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_for_user(path, text.encode())
     except OSError as error:
         raise OptionsError(f"--out must name a file that can be written, got {path}: {error.strerror}") from error
 

@@ -26,6 +26,7 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
+from thinwire.launch.shared.output import lasting
 from thinwire.launch.study.cells import Cell, cells_of, own_options, second
 from thinwire.launch.study.check import Checked, check_apart
 from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
@@ -64,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.study.report import main as report
 
         return report(argv[1:])
-    return _run(argv)
+    with lasting():
+        return _run(argv)
 
 
 def _list() -> int:

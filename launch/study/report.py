@@ -194,7 +194,7 @@ def _write(made: StudyReport, folder: Path, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if made.curves:
-            (folder / "curves.png").write_bytes(made.curves)
+            write_durably(folder / "curves.png", made.curves)
         write_durably(folder / "report.md", _markdown(made).encode())
         write_durably(folder / "report.html", _html(made).encode())
         values = document(made.title, made.tables, words=list(made.words), **made.beside)

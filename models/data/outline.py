@@ -88,8 +88,8 @@ class OutlinedSamples:
         return {}
 
 
-def write_outline(data: Data, path: Path, *, labels: bool) -> None:
-    """Write the outline of data; with `labels`, the label of each sample as well.
+def outline_text(data: Data, *, labels: bool) -> str:
+    """The outline of data, as JSON; with `labels`, the label of each sample as well.
 
     Raises:
         ModelError: other stages need more of these data than an outline may tell.
@@ -107,7 +107,7 @@ def write_outline(data: Data, path: Path, *, labels: bool) -> None:
     parts = {"training": data.training, "held_out": data.held_out}
     told = {name: None if part is None else asdict(_outline(part, labels=labels)) for name, part in parts.items()}
     values = {"format": FORMAT, "num_labels": data.num_labels, "vocab_size": data.vocab_size, **told}
-    path.write_text(json.dumps(values) + "\n")
+    return json.dumps(values) + "\n"
 
 
 def _outline(samples: Samples, *, labels: bool) -> PartOutline:

@@ -35,6 +35,14 @@ def test_output_that_nobody_reads_on_is_no_traceback():
         assert (process.stderr.read(), process.wait(60)) == ("", 141)
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["recipes"]])
+def test_a_full_disk_of_the_output_is_a_sentence(arguments):
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([*THINWIRE, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    told = "the output, or a file, cannot be written: No space left on device; free some space\n"
+    assert (ran.returncode, ran.stderr) == (1, told)
+
+
 def test_the_version_is_that_of_the_package(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr() == (f"thinwire {version('thinwire')}\n", "")

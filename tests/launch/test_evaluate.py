@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -70,6 +71,22 @@ def test_a_run_is_scored_with_the_weights_it_saved(here, capsys):
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     ended = json.loads((run / "summary.json").read_text())["held_out"]
     assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in ended.items()]
+
+
+def test_auto_is_no_codec_to_score_a_run_with(here, capsys):
+    """The scores without compression stood in the row of those with it."""
+    simulate("tiny.yaml", here / "named")
+    capsys.readouterr()
+    assert cli.main(["eval", "named", "--codec", "auto"]) == 2
+    assert "an evaluation needs the names of codecs" in capsys.readouterr().err
+
+
+def test_a_run_without_weights_is_told(here, capsys):
+    run = simulate("tiny.yaml", here / "unsaved")
+    shutil.rmtree(run / "weights")
+    capsys.readouterr()
+    assert cli.main(["eval", "unsaved"]) == 2
+    assert capsys.readouterr().err.startswith("unsaved must be an export, or the folder of a run with saved weights")
 
 
 RULE = (

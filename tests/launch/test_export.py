@@ -7,6 +7,7 @@ from contextlib import chdir
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from support.data_files import random_pixels, write_images
@@ -55,6 +56,22 @@ def copied(folder, tmp_path, monkeypatch):
     """A copy of the run that a test may change, `run`; `folder` is the current one."""
     monkeypatch.chdir(folder)
     return shutil.copytree(folder / "trained", tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
+def test_a_full_disk_is_a_sentence_and_leaves_no_half_model(copied, tmp_path, monkeypatch, capsys, error):
+    def full(folder, weights):
+        (folder / "model.safetensors").write_text("half")
+        raise error
+
+    monkeypatch.setattr("thinwire.launch.export.folder._save_weights", full)
+    assert cli.main(["export", str(copied), "--to", str(tmp_path / "out")]) == 1
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("out cannot be written: No space left on device; free some space, or name another --to")
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def refused(capsys, *arguments):

@@ -6,7 +6,7 @@ import torch
 from thinwire.models.data.clients import Turns, divide, join, some_ids
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
-from thinwire.models.data.outline import read_outline, write_outline
+from thinwire.models.data.outline import outline_text, read_outline
 from thinwire.models.errors import ModelError
 
 DIGITS = DataOptions(name="digits", limit=51, held_out=0.0)
@@ -91,7 +91,7 @@ def of_two_clients(tmp_path):
     """The data of two clients, without samples held out, and their outlines with labels."""
     data = [load(DataOptions(name="digits", limit=limit, held_out=0.0)) for limit in (20, 30)]
     for client, path in zip(data, "ab", strict=True):
-        write_outline(client, tmp_path / path, labels=True)
+        (tmp_path / path).write_text(outline_text(client, labels=True))
     return data, [read_outline(str(tmp_path / path), labels=True) for path in "ab"]
 
 
@@ -130,7 +130,7 @@ def test_clients_must_fit_together(of_two_clients, tmp_path):
     other = load(DataOptions(name="digits", limit=40, held_out=0.0))
     with pytest.raises(ModelError, match=r"data\.name must be the data of a client in clients\.outlines"):
         join(outlines, other)
-    write_outline(load(TEXT), tmp_path / "text", labels=False)
+    (tmp_path / "text").write_text(outline_text(load(TEXT), labels=False))
     with pytest.raises(ModelError) as caught:
         join([outlines[0], read_outline(str(tmp_path / "text"), labels=False)], None)
     shape, evaluation = caught.value.mistakes

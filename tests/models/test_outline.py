@@ -7,7 +7,7 @@ import torch
 
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
-from thinwire.models.data.outline import read_outline, write_outline
+from thinwire.models.data.outline import outline_text, read_outline
 from thinwire.models.errors import ModelError
 
 DIGITS = DataOptions(name="digits", limit=50)
@@ -17,7 +17,7 @@ TEXT = DataOptions(name="pydoc", limit=2000, block_size=32)
 @pytest.mark.parametrize("options", [DIGITS, TEXT], ids=["images", "text"])
 def test_an_outline_is_like_the_data_but_for_the_samples(options, tmp_path):
     data, path = load(options), tmp_path / "outline.json"
-    write_outline(data, path, labels=False)
+    path.write_text(outline_text(data, labels=False))
     outlined = read_outline(str(path), labels=False)
     for ours, theirs in ((outlined.training, data.training), (outlined.held_out, data.held_out)):
         assert len(ours) == len(theirs) and ours.digest == theirs.digest
@@ -29,28 +29,28 @@ def test_an_outline_is_like_the_data_but_for_the_samples(options, tmp_path):
 
 def test_it_has_labels_only_on_demand_and_never_an_input(tmp_path):
     data, path = load(DIGITS), tmp_path / "outline.json"
-    write_outline(data, path, labels=False)
+    path.write_text(outline_text(data, labels=False))
     assert json.loads(path.read_text())["training"]["labels"] is None
     assert path.stat().st_size < 600, "45 images of 64 pixels would be more"
     with pytest.raises(ModelError, match=r"data\.outline must have labels for the process of the last stage"):
         read_outline(str(path), labels=True)
-    write_outline(data, path, labels=True)
+    path.write_text(outline_text(data, labels=True))
     ids = torch.tensor([3, 1, 4])
     assert read_outline(str(path), labels=True).training.targets(ids).equal(data.training.targets(ids))
 
 
 def test_text_has_no_labels_apart_from_itself(tmp_path):
-    write_outline(load(TEXT), tmp_path / "text.json", labels=False)
+    (tmp_path / "text.json").write_text(outline_text(load(TEXT), labels=False))
     with pytest.raises(ModelError, match=r"has none; take a schedule that brings the last stage back"):
         read_outline(str(tmp_path / "text.json"), labels=True)
     with pytest.raises(ModelError, match="of text, the targets are the text itself"):
-        write_outline(load(TEXT), tmp_path / "outline.json", labels=True)
+        outline_text(load(TEXT), labels=True)
 
 
 def test_pairs_have_no_outline(tmp_path):
     data = load(DataOptions(name="pydoc", kind="pairs", limit=50, block_size=32))
     with pytest.raises(ModelError, match="every stage reads masks that come with the texts"):
-        write_outline(data, tmp_path / "outline.json", labels=False)
+        outline_text(data, labels=False)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_pairs_have_no_outline(tmp_path):
 )
 def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sentence, tmp_path):
     path = tmp_path / "outline.json"
-    write_outline(load(DIGITS), path, labels=True)
+    path.write_text(outline_text(load(DIGITS), labels=True))
     values = json.loads(path.read_text())
     values["training"] |= wrong
     path.write_text(json.dumps(values))

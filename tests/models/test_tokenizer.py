@@ -55,6 +55,13 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         make_tokenizer(str(tmp_path))
 
 
+def test_a_folder_without_the_files_of_a_tokenizer_is_told(tmp_path):
+    """transformers makes an empty one, and the text had no token."""
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ModelError, match="no token is there, as in a folder without the tokenizer's files"):
+        make_tokenizer(str(tmp_path))
+
+
 def test_what_is_no_text_is_refused(folder):
     with pytest.raises(ModelError, match="must be UTF-8 for tokenizer"):
         Pretrained(folder).tokens([b"the \xff".decode(errors="surrogateescape")])
