@@ -43,7 +43,7 @@ class SpaceNeed:
 
 ADVICE = {
     "stores": "name a folder on a larger disk as compression.store_folder, or keep fewer bits a value with store_bits",
-    "weights": "name an --output on a larger disk",
+    "weights": "name an --output on a larger disk (of a study, a --folder)",
     "checkpoints": "name a folder on a larger disk as checkpoint.folder, or keep fewer with checkpoint.keep",
 }
 """What to change beside freeing space, by what lacks it."""

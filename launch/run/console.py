@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from thinwire.compress.stores.space import in_words
+from thinwire.launch.run.failures import named
 from thinwire.launch.shared.tables import size_text, ways_between_replicas
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.meters import SECTIONS, WAITS
@@ -49,11 +50,24 @@ class Gain:
 
 
 class ProgressLine:
-    """A live line on a terminal. Without a terminal, a plain line now and then, so that logs stay short."""
+    """A live line on a terminal. Without a terminal, a plain line now and then, so that logs stay short.
 
-    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        total: the steps of the run.
+        stages: those of this process: its steps count the bytes at their boundaries.
+        num_stages: those of the pipeline.
+        clock: tells seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        stages: Sequence[int] = (0,),
+        num_stages: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = Console()
-        self._total = total
+        self._total, self._where = total, "" if len(stages) == num_stages else f" at {named(stages)}"
         self._bar = Progress(
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -81,7 +95,7 @@ class ProgressLine:
         """Show a finished step."""
         line = (
             f"loss {record.loss:.3f}  {record.samples / record.seconds:.1f} samples/s  "
-            f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  "
+            f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes{self._where}  "
             f"{_waiting(record)}"
         )
         self._taken += 1
@@ -316,7 +330,9 @@ def _stages_table(summary: Mapping[str, Any]) -> Table:
     for column in ("compute", "codecs", "neighbour", "wire", "other", "memory", *(["on card"] if on_cards else [])):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in summary["stages"]:
-        times = [f"{_seconds(spent)} {spent / total:.0%}" for spent in _parts(stage["seconds"], total)]
+        parts = _parts(stage["seconds"], total)
+        whole = sum(parts)  # more than the total where a stage waits in a step while the last stage saves
+        times = [f"{_seconds(spent)} {spent / whole:.0%}" for spent in parts]
         peaks = [stage["peak_memory"], stage["peak_on_card"]]
         sizes = [size_text(peak) if peak is not None else "" for peak in peaks[: 1 + on_cards]]
         table.add_row(str(stage["stage"]), *times, *sizes)

@@ -217,7 +217,7 @@ def parse(
         SystemExit: --help was given.
     """
     parser = make_parser(prog)
-    arguments = [_underscored(argument) for argument in _spelled_out(argv)]
+    arguments = _one_length([_underscored(argument) for argument in _spelled_out(argv)])
     check_inline(arguments)
     try:
         named = parser.parse_args(arguments).recipe  # it may stand anywhere among the options
@@ -304,6 +304,17 @@ def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str
     if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
         return loaded
     return {**loaded, "training": {name: value for name, value in loaded["training"].items() if name != "epochs"}}
+
+
+def _one_length(arguments: list[str]) -> list[str]:
+    """The arguments, without `--training.epochs` before the last `--training.steps`: of the two, the later counts."""
+    names = [argument.partition("=")[0] for argument in arguments]
+    if "--training.steps" not in names:
+        return arguments
+    last = len(names) - 1 - names[::-1].index("--training.steps")
+    dropped = {at for at, name in enumerate(names[:last]) if name == "--training.epochs"}
+    dropped |= {at + 1 for at in dropped if "=" not in arguments[at]}
+    return [argument for at, argument in enumerate(arguments) if at not in dropped]
 
 
 SHORT_OPTIONS = ("--codec", "--trace", "--max-restarts", "--smoke", "--overwrite", "--resume")

@@ -107,7 +107,8 @@ class Run:
         if self._log is None:
             self.trainer.train(self._after_step, first)
         else:
-            with ProgressLine(self.recipe.training.steps) as self._line:
+            mine = [stage.stage_index for stage in self.trainer.stages]
+            with ProgressLine(self.recipe.training.steps, mine, self.recipe.pipeline.num_stages) as self._line:
                 self.trainer.train(self._after_step, first)
         with counting(self._log is not None):
             self._end()

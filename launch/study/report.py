@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     if not study.prediction:
         _check_folder(folder, cells_of(study, scale, folder))
     made = make(study, scale_name, scale, folder)
-    write_and_show(made, options.out or folder, "--out")
+    write_and_show(made, options.out or folder, "--out" if options.out or not options.folder else "--folder")
     return OK
 
 

@@ -89,7 +89,7 @@ class Pretrained:
                 self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or name))
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(f"{_RULE}, got {name!r}: {hub.reason(name, error)}") from error
-        if not self._tokenizer.get_vocab():
+        if not self._tokenizer.get_vocab().keys() - set(self._tokenizer.all_special_tokens):
             raise ModelError(f"{_RULE}, got {name!r}: no token is there, as in a folder without the tokenizer's files")
         self.name = name
         self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1

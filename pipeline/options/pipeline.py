@@ -100,7 +100,10 @@ class PipelineOptions:
         if len(self.layers) == self.num_stages - named:
             return []
         wanted = "a name for each stage except the last" if named else "a number for each stage"
-        return [f"pipeline.layers must have {wanted}, got {len(self.layers)} for {self.num_stages} stages"]
+        return [
+            f"pipeline.layers must have {wanted}, got {len(self.layers)} for {self.num_stages} stages; give as many, "
+            f"or null for a cut of equal costs"
+        ]
 
     @property
     def per_process(self) -> int:

@@ -97,7 +97,7 @@ class TrainingOptions:
     steps: int = 100
     """Optimizer steps."""
     epochs: int | None = None
-    """Passes over the training data, in place of `steps`; null uses `steps`."""
+    """Passes over the training data, in place of `steps`; null uses `steps`. Of two options, the later one counts."""
     seed: int = 0
     """Seed of weights, order of samples, dropout and stochastic rounding."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, write_recipe
+from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
@@ -12,6 +13,21 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_recipe(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        (["--training.epochs", "2", "--training.steps", "5"], (5, None)),
+        (["--training.epochs=2", "--training.epochs", "3", "--training.steps=5"], (5, None)),
+        (["--training.steps", "5", "--training.epochs", "2"], (5, 2)),
+        (["--training.steps", "5", "--training.epochs", "null"], (5, None)),
+    ],
+)
+def test_of_steps_and_epochs_the_later_option_counts(options, length):
+    """Steps beside the epochs of a study, or of another option, were ignored without a word."""
+    training = recipe.parse(["tiny.yaml", *options]).training
+    assert (training.steps, training.epochs) == length
 
 
 def test_epochs_become_steps():

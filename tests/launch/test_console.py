@@ -205,6 +205,12 @@ def test_without_a_terminal_there_is_a_line_every_30_seconds(capsys):
     assert lines[1].endswith("  1:55:58 left"), "6 steps took 42 s, 994 are to come"
 
 
+def test_bytes_of_one_boundary_are_told_as_such(capsys):
+    """The last stage of a split pipeline, whose boundary sends more than the others, stood for all of them."""
+    ProgressLine(1, stages=[2, 3], num_stages=4).step(record(0))
+    assert "8.0x fewer bytes at stages 2, 3  " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_step_and_the_time_left_stay_in_sight(monkeypatch, capsys, columns):
     """At 80 columns the words pushed the time left out."""

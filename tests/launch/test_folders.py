@@ -197,7 +197,7 @@ def test_a_run_without_room_for_its_weights_is_told_before_it_trains(tmp_path, c
         assert cli.main(["simulate", "gpt2-tiny", *options]) == 1
         said = capsys.readouterr().err
         assert f"the weights and checkpoints of 1 process in {disk}/weights, {disk}/checkpoints will take" in said
-        assert "name an --output on a larger disk" in said and "checkpoint.keep" in said
+        assert "name an --output on a larger disk (of a study, a --folder)" in said and "checkpoint.keep" in said
         assert not (disk / "metrics.jsonl").exists()
 
 

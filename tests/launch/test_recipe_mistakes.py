@@ -77,7 +77,8 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--pipeline.stages-per-process", "x"], "must be a whole number or null, got x"),
         (
             ["quickstart", "--pipeline.layers", "[a]"],
-            "pipeline.layers must have a name for each stage except the last, got 1 for 4 stages",
+            "pipeline.layers must have a name for each stage except the last, got 1 for 4 stages; give as many, "
+            "or null for a cut of equal costs",
         ),
         (
             ["quickstart", "--optimizer.betas", "[5, 5]"],
