@@ -206,7 +206,7 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str], twice: Sequence[str] = (
     if unknown := {row: option for row, option in asked.items() if row not in known}:
         raise OptionsError(
             [
-                f"{option} must be a row of the study at this scale, got {row!r}; known: {', '.join(known)}"
+                f"{option} must be a row of the study at this scale, got {row!r}; known: {'; '.join(known)}"
                 for row, option in unknown.items()
             ]
         )
