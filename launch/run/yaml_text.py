@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from thinwire.pipeline.errors import OptionsError
 
@@ -27,6 +28,9 @@ def load_yaml(text: str, where: str) -> Any:
             raise OptionsError(f"{where} must have at most {MOST_CHARACTERS} characters, got {len(text)}")
         _measure(text, where)
         return yaml.load(text, _Loader)
+    except ComposerError as error:
+        said = f"line {error.problem_mark.line + 1}: {error.problem}" if error.problem_mark else str(error)
+        raise OptionsError(f"{where} is not valid YAML: {said}") from error
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, OptionsError):
             raise
@@ -34,7 +38,7 @@ def load_yaml(text: str, where: str) -> Any:
 
 
 def check_inline(arguments: Sequence[str]) -> None:
-    """OptionsError if a field stands twice in a value in braces. The parser of the options tells what else is wrong."""
+    """OptionsError if a value in braces names a field twice. The parser of the options tells what else is wrong."""
     option = ""
     for argument in arguments:
         value = argument
@@ -42,19 +46,11 @@ def check_inline(arguments: Sequence[str]) -> None:
             option, _, value = argument.partition("=")
         try:
             if value.startswith("{"):
-                yaml.load(value, _Loader)
-        except _StandsTwice as error:
-            raise OptionsError(f"{option}: {error.field} must stand only once, got {value[:200]}") from error
-        except (yaml.YAMLError, ValueError, RecursionError):
+                yaml.compose(value, _Loader)
+        except ComposerError as error:
+            raise OptionsError(f"{option}: {error.problem}, got {value[:200]}") from error
+        except (yaml.YAMLError, RecursionError):
             continue
-
-
-class _StandsTwice(yaml.YAMLError):
-    """A field that stands twice in its group."""
-
-    def __init__(self, key: yaml.ScalarNode) -> None:
-        super().__init__(f"line {key.start_mark.line + 1}: {key.value} must stand only once")
-        self.field = key.value
 
 
 class _Loader(yaml.SafeLoader):
@@ -70,7 +66,7 @@ class _Loader(yaml.SafeLoader):
         names = set()
         for key, _ in node.value:
             if _name(key) in names and key.tag != _MERGE:
-                raise _StandsTwice(key)
+                raise ComposerError(None, None, f"{key.value} must stand only once", key.start_mark)
             names.add(_name(key))
         return node
 
