@@ -72,7 +72,7 @@ class _Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put what `<<` merges in its place: own fields count before merged ones, earlier groups before later ones."""
-        own, merged = [], []
+        own, pairs = [], dict[Any, tuple[yaml.Node, yaml.Node]]()
         for key, value in node.value:
             if key.tag != _MERGE:
                 own.append((key, value))
@@ -81,10 +81,9 @@ class _Loader(yaml.SafeLoader):
                 if not isinstance(group, yaml.MappingNode):
                     raise yaml.YAMLError(f"line {group.start_mark.line + 1}: << must be followed by groups of fields")
                 self.flatten_mapping(group)
-                merged += group.value
-        first = {_name(key): (key, value) for key, value in reversed(merged)}
-        taken = {_name(key) for key, _ in own}
-        node.value = [pair for name, pair in reversed(first.items()) if name not in taken] + own
+                for pair in group.value:
+                    pairs.setdefault(_name(pair[0]), pair)
+        node.value = [*(pairs | {_name(key): (key, value) for key, value in own}).values()]
 
 
 def _name(key: yaml.Node) -> Any:
