@@ -1,10 +1,11 @@
 """Files that are whole or not there, whoever writes them."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from thinwire.compress.stores.durable import write_durably
+from thinwire.compress.stores.durable import write_durably, write_for_user
 
 
 def test_several_processes_may_write_one_file_at_the_same_time(tmp_path, monkeypatch):
@@ -35,3 +36,19 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write_durably(path, b"after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_a_user_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_for_user(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"new"
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("full")))
+        write_for_user(tmp_path / "file", b"newer")
+    assert (tmp_path / "file").read_bytes() == b"new" and len([*tmp_path.iterdir()]) == 2
+
+
+def test_a_device_is_written_to_and_never_replaced():
+    write_for_user(Path("/dev/null"), b"anything")
+    assert Path("/dev/null").is_char_device()

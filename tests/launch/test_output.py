@@ -3,8 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from support.commands import THINWIRE
+from support.tiny_run import write_recipe
 
 PRINTS = """
 import sys
@@ -30,6 +34,18 @@ def test_what_cannot_be_printed_is_dropped(place):
     found = subprocess.run([sys.executable, "-c", PRINTS], stdout=descriptor, stderr=descriptor)
     os.close(descriptor)
     assert found.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["simulate", "tiny.yaml"], ["study", "study.yaml", "--jobs", "1"]], ids=["simulate", "study"]
+)
+def test_a_run_goes_on_if_the_disk_of_its_log_is_full(command, tmp_path):
+    write_recipe(tmp_path)
+    (tmp_path / "study.yaml").write_text("recipe: tiny.yaml\nrows: {none: {options: {codec: none}}}")
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([*THINWIRE, *command], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert len([*tmp_path.rglob("weights/step-2/stage-*")]) == 2
 
 
 def test_what_can_be_printed_is():
