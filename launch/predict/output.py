@@ -68,7 +68,7 @@ def show(found: Answer, network: Network, max_in_flight: float) -> None:
             soft_wrap=True,
         )
         if found.best.schedule != found.predictions[0].schedule:
-            console.print(f"for this schedule: {_options_of(found.best, workload)}", highlight=False, soft_wrap=True)
+            console.print(f"its options: {_options_of(found.best, workload)}", highlight=False, soft_wrap=True)
 
 
 def _options_of(one: Prediction, workload: Workload) -> str:

@@ -94,7 +94,7 @@ def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
     assert schedules(*three) > schedules()
     assert main(["predict", *GIVEN, *three, "--bandwidth", "10mbit", "--schedule", "1f1b"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    best, chosen = re.search(r"best at 10mbit: (\S+) .* for this schedule: (--pipeline.schedule .*)", shown).groups()
+    best, chosen = re.search(r"best at 10mbit: (\S+) .* its options: (--pipeline.schedule .*)", shown).groups()
     assert chosen.startswith(f"--pipeline.schedule {best}")
     assert ("--pipeline.num_stages 6" in chosen) == (SCHEDULES[best].stages_per_process == 2)
 
