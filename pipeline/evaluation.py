@@ -45,10 +45,10 @@ def evaluate(
 ) -> dict[Compression, Score] | None:
     """Score held-out samples with compression on, then off; None except in the process that reports.
 
-    Replicas take the batches in turn. Such as may be lost do not count on each other, and each takes all batches.
+    Replicas share the batches, as `Sync.scorer` says.
 
     Args:
-        trainer: gives stages and schedule. Its training state and the seconds of its meters do not change.
+        trainer: gives stages, schedule and replicas. Its training state and the seconds of its meters do not change.
         samples: the held-out samples.
         batches: makes the batches, each of the shape of training and alike each time; `valid` marks padding.
         mask: takes padding out of targets: (targets, valid) -> targets.
@@ -72,26 +72,26 @@ def _score(
     sums: list[float] = []
     counts: list[Tensor] = []
     num_targets = 0
-    shared_out = trainer.replicas.options.membership == "fixed"
-    trainer.loss.begin(1, counts)  # sums over batches; divided by the totals below
-    trainer.set_mode(trains=False)
+    runner, sync = trainer.runner, trainer.sync
+    runner.loss.begin(1, counts)  # sums over batches; divided by the totals below
+    runner.set_mode(trains=False)
     with torch.no_grad():
         for index, batch in enumerate(batches):
-            replica = index % trainer.replicas.count if shared_out else trainer.replicas.here.start
-            if replica not in trainer.replicas.here:
-                trainer.skip(kind, 1)
+            replica = sync.scorer(index)
+            if replica is None:
+                runner.skip(kind, 1)
                 continue
-            trainer.use_ends_of(replica)
-            inputs = samples.inputs(batch.ids, batch.epoch) if trainer.has_first else None
-            targets = mask(samples.targets(batch.ids), batch.valid) if trainer.has_last else None
+            runner.use(replica)
+            inputs = samples.inputs(batch.ids, batch.epoch) if runner.has_first else None
+            targets = mask(samples.targets(batch.ids), batch.valid) if runner.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
             # so slots by position are those of the replica, in a simulation as in its own process; and rows that only
             # fill up a batch have slots of their own: they are samples of another batch, maybe of another replica
-            first, slots = trainer.first_pass(replica), torch.arange(len(batch.ids)) + index * len(batch.ids)
+            first, slots = sync.first_pass(replica), torch.arange(len(batch.ids)) + index * len(batch.ids)
             coming = Pass(kind=kind, accumulation=first, sample_ids=slots, progress=trainer.progress)
-            losses = trainer.run(coming, samples.side(batch.ids), inputs, targets)
+            losses = runner.run(coming, samples.side(batch.ids), inputs, targets)
             sums += [float(loss) for loss in losses]
-    if not trainer.has_last:
+    if not runner.has_last:
         return Score(math.nan, 0, {})
     counted = torch.stack(counts).sum(0).tolist() if counts else None
     # every loss, not their sum: fsum of all does not depend on which replica has which; counts are whole numbers

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
+from thinwire.compress import Progress
 from thinwire.models.tasks import Task
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.options import OptimizerOptions
+from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
+from thinwire.pipeline.precision.loss_scale import LossScale
+from thinwire.pipeline.process import Placement, StageNumbers
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
+from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.tracing.spans import Work
 
 
@@ -44,6 +51,94 @@ class WholeBatchLoss:
             if self._observed is not None:
                 self._observed.append(self._task.observe(output.detach(), target))
             return self._task.loss_sum(output, target) / self._denominator * self._factor
+
+
+class Update:
+    """From the gradients of a batch to the next weights, in step on all stages.
+
+    Args:
+        stages: the stages of this process, in stage order.
+        where: where all stages live.
+        options: the course of the learning rate, and the largest norm.
+        training: how many steps there are, and the precision.
+        shared: weights that several stages hold, or None.
+
+    Attributes:
+        steps: of the whole training.
+        scale: the factor of the loss, alike on all stages.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        where: Placement,
+        options: OptimizerOptions,
+        training: TrainingOptions,
+        shared: SharedWeights | None = None,
+    ) -> None:
+        self.steps, self.shared = training.steps, shared
+        self.scale = LossScale(active=training.precision == "fp16")
+        self._stages, self._options = list(stages), options
+        timeout = timedelta(seconds=stages[0].wire.options.timeout)
+        self._squares = StageNumbers(where, "the gradient norm", timeout)
+        self._takes_norm = options.max_grad_norm is not None or self.scale.active
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self._options.lr * lr_factor(step, self.steps, self._options)
+
+    def expect(self) -> None:
+        """Make room for the norms of other stages, in the step that begins."""
+        if self._takes_norm:
+            self._squares.expect()
+
+    def to_momentum(self, progress: Progress, optimizers: Sequence[Optimizer]) -> None:
+        """Turn gradients into a part of the momentum, where the optimizer wants that to travel in their place."""
+        for stage, optimizer in zip(self._stages, optimizers, strict=True):
+            if isinstance(optimizer, QuantizedAdam):
+                optimizer.frozen = self._options.is_frozen(progress)
+                with stage.meter.section("compute", work=Work("optimizer")):
+                    optimizer.to_momentum()
+
+    def step(self, step: int, optimizers: Sequence[Optimizer]) -> float | None:
+        """Step the optimizer of each stage, and clear the gradients: their norm over all stages, if it is taken."""
+        # 1. Sum shared gradients before the norm, which counts the sum once.
+        if self.shared is not None:
+            self.shared.sum_gradients()
+        # 2. Take the factor of the loss out before the norm. Clip before the step, by the norm over all stages.
+        for stage in self._stages:
+            self.scale.undo_gradients(stage.submod.parameters())
+        most = self._options.max_grad_norm
+        norm = self._norm(step) if self._takes_norm else None
+        steps = not self.scale.active or self.scale.allows(norm or 0.0)
+        if most is not None and norm is not None and steps:
+            for stage in self._stages:
+                clip(stage.submod.parameters(), norm, most)
+        # 3. Step, then clear the gradients for the next batch.
+        for stage, optimizer in zip(self._stages, optimizers, strict=True):
+            with stage.meter.section("compute", work=Work("optimizer")), stage.in_memory():
+                for group in optimizer.param_groups:
+                    group["lr"] = self.lr(step)
+                if steps:
+                    optimizer.step()
+                optimizer.zero_grad()
+        return norm
+
+    def _norm(self, step: int) -> float:
+        """The norm of the gradients of all stages. Collective."""
+        squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
+        with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages", Work("norm")):
+            self._squares.tell(squares)
+            for stage in self._stages if step + 1 < self.steps else ():
+                stage.post_ahead()
+            return math.sqrt(sum(self._squares.hear()))
+
+    def _counted(self, stage: CompressedStage) -> list[Parameter]:
+        """A stage's parameters, without copies that an earlier stage counts."""
+        shared, index = self.shared, stage.stage_index
+        copies = shared.parameters.get(index, ()) if shared is not None and index != shared.holders[0] else ()
+        left_out = {id(copy) for copy in copies}
+        return [parameter for parameter in stage.submod.parameters() if id(parameter) not in left_out]
 
 
 def make_optimizer(

@@ -48,16 +48,18 @@ from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
-from thinwire.pipeline.optimization import WholeBatchLoss
+from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.fit import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.steps import meet
+from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.sync import sync_of
 from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.wire import Wire
 
@@ -292,20 +294,17 @@ def assemble(
     )
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter)
-    options, passes = recipe.replicas, recipe.replicas.passes(pipeline.accumulation)
+    shared = _shared_weights(prepared.blueprint, stages, where)
+    passes = recipe.replicas.passes(pipeline.accumulation)
+    replicas = meet(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, passes, attendance)
     trainer = Trainer(
-        stages=stages,
-        schedule=_schedule(recipe, where, stages, loss),
-        loss=loss,
+        runner=Runner(stages, _schedule(recipe, where, stages, loss), loss),
         placement=where,
         samples=data.training,
         sampler=make_sampler(prepared),
         task=data.task,
-        pipeline=pipeline,
-        optimizer=recipe.optimizer,
-        training=training,
-        shared=_shared_weights(prepared.blueprint, stages, where),
-        replicas=meet(stages, where, options, of_all, recipe.optimizer.sends_in_full, passes, attendance),
+        sync=sync_of(stages, where, replicas, pipeline, recipe.optimizer, shared, training.steps),
+        update=Update(stages, where, recipe.optimizer, training, shared),
         trace=recipe.debug.trace,
     )
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others

@@ -35,6 +35,7 @@ from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.options.overrides import ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.training_state import collect, resume, resume_model
 
 _MAY_CHANGE = (
     *WITHOUT_EFFECT,
@@ -136,9 +137,9 @@ class Resumption:
         if self._manifest is None:
             self._checkpoints.discard_after(-1)
         elif self.same_parts:
-            self._trainer.resume(self._checkpoints, self._manifest)
+            resume(self._trainer, self._checkpoints, self._manifest)
         else:
-            self._trainer.resume_model(self._checkpoints.folder, self._manifest)
+            resume_model(self._trainer, self._checkpoints.folder, self._manifest)
             self._checkpoints.go_on_from(self._manifest)
 
     def save(self, done: int, said: Said) -> None:
@@ -183,7 +184,7 @@ class Resumption:
     def _collect(self, said: Mapping[str, Any]) -> dict[int, StageState]:
         return {
             stage: replace(state, values={**state.values, "run": said})
-            for stage, state in self._trainer.collect().items()
+            for stage, state in collect(self._trainer).items()
         }
 
 

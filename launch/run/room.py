@@ -182,7 +182,7 @@ class Room:
         replicas = self._recipe.replicas
         if replicas.count == 1:
             return 0
-        here = len(self._trainer.replicas.here)
+        here = len(self._trainer.sync.replicas.here)
         # errors: as a worker of all gradients, as an owner of a part
         errors = here + 1 if replicas.keeps_errors else 0
         if replicas.sync.every == 1:

@@ -178,7 +178,7 @@ class Run:
         """Restore the checkpoint. The codecs that auto chose are in use before."""
         self._resumption.begin()
         if "loss_scale" in self._resumption.saved:
-            self.trainer.scale.load_state_dict(self._resumption.saved["loss_scale"])
+            self.trainer.update.scale.load_state_dict(self._resumption.saved["loss_scale"])
         self._choosing.begin()
 
     def _keep_folder(self) -> None:
@@ -199,13 +199,13 @@ class Run:
             "seconds": self._times.state_dict(),
             **self._choosing.state_dict(),
             "evaluated": self._evaluated,
-            "loss_scale": self.trainer.scale.state_dict(),
+            "loss_scale": self.trainer.update.scale.state_dict(),
         }
         return Said(values, logged)
 
     def _log_exchanges(self) -> None:
         """Log all exchanges between replicas so far."""
-        exchanges = self.trainer.exchanges.settle()
+        exchanges = self.trainer.sync.exchanges.settle()
         if self._log is not None:
             self._log.exchanged(exchanges)
 
@@ -353,7 +353,7 @@ class Run:
         stages = where.gather({report["stage"]: report for report in reports})
         if self._log is None or stages is None:
             return None
-        here = self.trainer.replicas.here
+        here = self.trainer.sync.replicas.here
         return summarize(
             self.recipe,
             stages,
@@ -364,7 +364,7 @@ class Run:
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choosing.choices,
-            loss_scale=self.trainer.scale.told(),
+            loss_scale=self.trainer.update.scale.told(),
         )
 
     def _finish(self, summary: dict[str, Any] | None) -> None:

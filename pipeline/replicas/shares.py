@@ -6,7 +6,7 @@ passes    | 0  1  2  3 | 4  5 | 6  7  8  9 |     of replicas that run 4, 2 and 4
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -46,11 +46,6 @@ def weights_of(samples: Mapping[int, int]) -> dict[int, int]:
     """What each replica counts in a mean over all samples: equal replicas count 1 each, so they add up as they are."""
     common = math.gcd(*samples.values())
     return {replica: count // common for replica, count in samples.items()}
-
-
-def by_pass(tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
-    """A tensor of one replica in a part for each of its passes; None for each part if there is no tensor."""
-    return [None] * count if tensor is None else tensor.chunk(count)
 
 
 def evenly(replica: int) -> float:

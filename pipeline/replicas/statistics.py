@@ -12,8 +12,7 @@ passes of a replica run: statistics are what evaluations and saved weights need,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -152,15 +151,15 @@ class Statistics:
         for each in self.stages.values():
             each.use(replica)
 
-    @contextmanager
-    def of(self, replica: int, progress: Progress) -> Iterator[None]:
-        """The passes of a replica in a step with an exchange: from the common statistics on; theirs are sent then."""
+    def enter(self, replica: int) -> None:
+        """Before the passes of a replica in a step with an exchange: it goes on from the common statistics."""
         for each in self.stages.values():
             each.adopt(replica)
         self.use(replica)
-        yield
+
+    def leave(self, replica: int, progress: Progress) -> None:
+        """After them: its statistics are sent, and the modules hold the common ones again."""
         self.use(None)
-        # few bytes, ahead of the gradients, so that they are there with them
         self.submit(replica, progress)
 
     def submit(self, replica: int, progress: Progress) -> None:

@@ -75,7 +75,7 @@ def test_compression_is_on_again_after_an_evaluation_that_failed(alone):
     assert (0, "activations", "eval-off") not in sent
     before = sent[0, "activations", "eval-on"].frames
     with torch.no_grad():
-        trainer.schedule.eval(Samples().inputs(torch.arange(8), 0), target=Samples().targets(torch.arange(8)))
+        trainer.runner.schedule.eval(Samples().inputs(torch.arange(8), 0), target=Samples().targets(torch.arange(8)))
     assert sent[0, "activations", "eval-on"].frames == before + 4
 
 
@@ -84,8 +84,10 @@ def test_each_batch_takes_the_slots_of_the_replica_that_scores_it(alone, monkeyp
     trainer = make_trainer(
         0, num_stages=2, simulated=True, replicas=2, accumulation=3, microbatches=2, microbatch_size=4, steps=1
     )
-    begun, run = [], trainer.run
-    monkeypatch.setattr(trainer, "run", lambda coming, *rest: begun.append(coming.accumulation) or run(coming, *rest))
+    begun, run = [], trainer.runner.run
+    monkeypatch.setattr(
+        trainer.runner, "run", lambda coming, *rest: begun.append(coming.accumulation) or run(coming, *rest)
+    )
     evaluate(trainer, Samples(), lambda: [*batches(), *batches()], mask)
     assert begun == 2 * [0, 3, 0, 3]
 

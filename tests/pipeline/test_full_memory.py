@@ -51,7 +51,7 @@ def test_an_optimizer_without_memory_is_told_too(alone, monkeypatch):
     def step():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trainer._optimizers[1], "step", step)
+    monkeypatch.setattr(trainer.sync.optimizers[1], "step", step)
     with pytest.raises(MemoryFullError, match="stage 1 needs more memory"):
         trainer.train_step(0)
 

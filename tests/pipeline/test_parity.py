@@ -196,7 +196,7 @@ def assert_gradients_of(model, kept):
 def keep_gradients(trainer):
     """Gradients by (stage, name) as the optimizers find them, before they are cleared."""
     kept = {}
-    update = trainer._update
+    update = trainer.update.step
 
     def keeping(step, optimizers):
         for stage in trainer.stages:
@@ -204,7 +204,7 @@ def keep_gradients(trainer):
                 kept[stage.stage_index, name] = parameter.grad.clone()
         return update(step, optimizers)
 
-    trainer._update = keeping
+    trainer.update.step = keeping
     return kept
 
 

@@ -61,14 +61,14 @@ def evaluations_around_training(rank):
     trainer = make_trainer(rank, steps=2, compression={"activations": "q(2)", "gradients": "q(8)"})
     (stage,) = trainer.stages
     samples, ids = trainer.samples, trainer.sampler.batch(0).ids
-    inputs = samples.inputs(ids, 0) if trainer.has_first else None
-    targets = samples.targets(ids) if trainer.has_last else None
+    inputs = samples.inputs(ids, 0) if trainer.runner.has_first else None
+    targets = samples.targets(ids) if trainer.runner.has_last else None
 
     def both():
         values = []
         for kind in ("eval-on", "eval-off"):
             with torch.no_grad():
-                losses = trainer.run(Pass(kind=kind, sample_ids=ids), samples.side(ids), inputs, targets)
+                losses = trainer.runner.run(Pass(kind=kind, sample_ids=ids), samples.side(ids), inputs, targets)
                 values.append(sum(float(loss) for loss in losses))
         return values
 

@@ -10,6 +10,7 @@ from thinwire.pipeline.checkpoint import Checkpoints
 from thinwire.pipeline.checkpoint_folder import manifests, trouble
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.training_state import collect, resume
 
 pytestmark = pytest.mark.slow
 
@@ -79,13 +80,15 @@ def goes_on(rank, options, folder, words):
     wanted = trained(whole, STEPS), end_of(whole)
     stopped = make_trainer(rank, steps=STEPS, **options)
     checkpoints = checkpoints_of(stopped, folder, words)
-    first = trained(stopped, STOP, after=lambda done: checkpoints.save(done, stopped.collect) if done > 1 else None)
+    first = trained(
+        stopped, STOP, after=lambda done: checkpoints.save(done, lambda: collect(stopped)) if done > 1 else None
+    )
     checkpoints.wait()
     for stage in stopped.stages:
         stage.close()
     again = make_trainer(rank, steps=STEPS, **options)
     manifest = manifests(folder)[-1]
-    again.resume(checkpoints_of(again, folder, words), manifest)
+    resume(again, checkpoints_of(again, folder, words), manifest)
     rest = trained(again, STEPS, manifest.step)
     return wanted, (first + rest, end_of(again))
 
@@ -124,13 +127,13 @@ def test_a_stop_changes_nothing_on_disk_either(alone, tmp_path):
     wanted = trained(whole, STEPS), end_of(whole)
     stopped = make_trainer(0, steps=STEPS, **options)
     checkpoints = checkpoints_of(stopped, tmp_path / "checkpoints", dist.HashStore())
-    first = trained(stopped, STOP, after=lambda done: checkpoints.save(done, stopped.collect))
+    first = trained(stopped, STOP, after=lambda done: checkpoints.save(done, lambda: collect(stopped)))
     checkpoints.wait()
     for stage in stopped.stages:
         stage.close()
     again = make_trainer(0, steps=STEPS, **options)
     manifest = manifests(checkpoints.folder)[-1]
-    again.resume(checkpoints_of(again, checkpoints.folder, dist.HashStore()), manifest)
+    resume(again, checkpoints_of(again, checkpoints.folder, dist.HashStore()), manifest)
     assert (first + trained(again, STEPS, manifest.step), end_of(again)) == wanted
 
 
@@ -150,10 +153,10 @@ def test_a_stop_of_real_processes_changes_nothing(tmp_path):
 def test_a_checkpoint_of_another_model_is_a_sentence(alone, tmp_path):
     trainer = make_trainer(0, num_stages=2, simulated=True, steps=1)
     checkpoints = checkpoints_of(trainer, tmp_path, dist.HashStore())
-    checkpoints.save(1, trainer.collect)
+    checkpoints.save(1, lambda: collect(trainer))
     checkpoints.wait()
     other = make_trainer(0, num_stages=2, simulated=True, steps=1)
     with torch.no_grad():
         other.stages[1].submod[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(CheckpointError, match=r"0.weight is torch.float32 of shape \[12, 12\] in the checkpoint"):
-        other.resume(checkpoints_of(other, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
+        resume(other, checkpoints_of(other, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])

@@ -32,7 +32,7 @@ def kept_from_talking(rank):
         stepped.append(step)
         if rank == 1:
             store.set(f"through {step}", "")
-    found += trainer.exchanges.settle()
+    found += trainer.sync.exchanges.settle()
     dist.barrier()
     return [(each.step, [stage.stage for stage in each.stages]) for each in found]
 
@@ -49,7 +49,7 @@ def left(rank):
         Words.say = lambda words, mine: (time.sleep(1), os._exit(0))
     trainer.train_step(1)
     with pytest.raises(PeerError) as caught:
-        trainer.exchanges.settle()
+        trainer.sync.exchanges.settle()
     return str(caught.value)
 
 
@@ -64,6 +64,6 @@ def test_a_simulation_knows_its_own(alone):
     trainer = make_trainer(0, **OPTIONS, simulated=True)
     records = [trainer.train_step(step) for step in range(2)]
     assert [[each.step for each in record.exchanged] for record in records] == [[], [0]]
-    [last] = trainer.exchanges.settle()
+    [last] = trainer.sync.exchanges.settle()
     assert [stage.bytes for stage in last.stages] == [stage.meter.exchanged // 2 for stage in trainer.stages]
     assert all(stage.seconds > 0 and stage.hidden is None for stage in last.stages)

@@ -129,7 +129,7 @@ def test_the_most_bytes_of_a_step_fall_with_the_groups(alone):
         options = OPTIONS | {"steps": 8, "depth": 52, "replicas": 2, "sync": sync, "exchange": "ef(q(4))"}
         trainer = make_trainer(0, **options)
         known = [each for step in range(5) for each in trainer.train_step(step).exchanged]
-        exchanged = [sum(stage.bytes for stage in each.stages) for each in [*known, *trainer.exchanges.settle()]]
+        exchanged = [sum(stage.bytes for stage in each.stages) for each in [*known, *trainer.sync.exchanges.settle()]]
         most[groups], total[groups] = max(exchanged), sum(exchanged)
     assert most[1] == 2 * most[2]
     assert total[1] == total[2], "one exchange of everything, or of both groups"

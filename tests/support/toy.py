@@ -10,7 +10,7 @@ from torch import nn
 
 from thinwire.compress import SlotCounts
 from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.optimization import WholeBatchLoss
+from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import (
     CompressionOptions,
     OptimizerOptions,
@@ -23,9 +23,11 @@ from thinwire.pipeline.options import (
 from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import connect
+from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.sync import sync_of
 from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.wire import Wire
 
@@ -244,21 +246,19 @@ def make_trainer(rank, *, where=None, **options):
     optimizer, options = OptimizerOptions(**setting.optimizer), setting.replica_options
     where = where or setting.placement(rank).connected(timedelta(seconds=60))
     stages, task = make_stages(setting, rank, where), Task()
-    loss = WholeBatchLoss(task, Meter())
+    loss, shared = WholeBatchLoss(task, Meter()), shared_weights(setting, stages, where)
+    training = TrainingOptions(steps=setting.steps)
+    runner = Runner(stages, make_schedule(setting, stages, loss), loss)
+    replicas = connect(stages, where, options, {}, optimizer.sends_in_full, options.passes(setting.accumulation))
     trainer = Trainer(
-        stages=stages,
-        schedule=make_schedule(setting, stages, loss),
-        loss=loss,
+        runner=runner,
         placement=where,
         samples=setting.samples(),
         sampler=Sampler(setting.batch_size()),
         task=task,
-        pipeline=setting.pipeline,
-        optimizer=optimizer,
-        training=TrainingOptions(steps=setting.steps),
-        shared=shared_weights(setting, stages, where),
+        sync=sync_of(stages, where, replicas, setting.pipeline, optimizer, shared, training.steps),
+        update=Update(stages, where, optimizer, training, shared),
         trace=setting.trace,
-        replicas=connect(stages, where, options, {}, optimizer.sends_in_full, options.passes(setting.accumulation)),
     )
     for stage in stages:
         stage.connect()

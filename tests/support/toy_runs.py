@@ -8,6 +8,7 @@ from support.processes import run
 from support.toy import make_trainer, train
 from thinwire.pipeline.checkpoint import Checkpoints
 from thinwire.pipeline.checkpoint_folder import manifests
+from thinwire.pipeline.training_state import collect, resume
 
 
 def equal_to_a_simulation(processes, options):
@@ -44,8 +45,8 @@ def stop_and_resume(folder, stop, options):
     """Train so many steps and write a checkpoint: the losses, the trainer, and another one that read the checkpoint."""
     stopped, checkpoints = make_trainer(0, **options), checkpoints_of(folder)
     losses = [stopped.train_step(step).loss for step in range(stop)]
-    checkpoints.save(stop, stopped.collect)
+    checkpoints.save(stop, lambda: collect(stopped))
     checkpoints.wait()
     again = make_trainer(0, **options)
-    again.resume(checkpoints_of(folder), manifests(folder)[-1])
+    resume(again, checkpoints_of(folder), manifests(folder)[-1])
     return losses, stopped, again

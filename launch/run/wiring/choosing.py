@@ -48,7 +48,7 @@ class Choosing:
         if not recipe.compression.automatic:
             return
         passes = recipe.replicas.passes(recipe.pipeline.accumulation)
-        here = sum(passes[replica] for replica in trainer.replicas.here)
+        here = sum(passes[replica] for replica in trainer.sync.replicas.here)
         self._automatic = Automatic(trainer.stages, where, recipe.compression, recipe.pipeline, here)
         self._anew = bool(saved) and not (same_parts and saved.get("processes") == self._processes)
         if not saved or self._anew:

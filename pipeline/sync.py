@@ -1,0 +1,315 @@
+"""What happens between the backward of a step and the optimizer's step, in three forms, chosen at the start of a run.
+
+Sync           nothing: one pipeline has all samples of the batch
+SumEachStep    the gradients of all replicas are added up, so all take the same step
+StepAlone      each replica takes steps of its own; every so many steps all exchange what their weights moved
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from thinwire.compress import PassKind, Progress
+from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.optimization import Update, make_optimizer
+from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
+from thinwire.pipeline.process import Placement
+from thinwire.pipeline.replicas.exchange import Replicas
+from thinwire.pipeline.replicas.local import LocalSteps
+from thinwire.pipeline.replicas.losses import LossesOfOthers
+from thinwire.pipeline.replicas.membership.steps import steps_of
+from thinwire.pipeline.replicas.shares import Shares
+from thinwire.pipeline.replicas.step_exchanges import StepExchanges
+from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.stage import CompressedStage
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one pipeline does of a step."""
+
+    pipeline: int
+    """Which of several pipelines it is: the passes go through its codecs."""
+    ids: Tensor
+    """Its samples, int64 [samples], in the order of the passes."""
+    targets: Tensor | None
+    """Those of its samples; None except in the process of the last stage."""
+    counted: Tensor | None
+    """The targets over which its loss is a mean; None except in the process of the last stage."""
+    passes: int
+    """Passes through the schedule, of equally many samples."""
+    first: int
+    """The place of its first pass among those of the step in this process."""
+
+    def by_pass(self, tensor: Tensor | None) -> Sequence[Any]:
+        """A tensor with a row for each of its samples in a part for each pass; None for each pass without a tensor."""
+        return [None] * self.passes if tensor is None else tensor.chunk(self.passes)
+
+
+class Sync:
+    """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one.
+
+    Args:
+        stages: the stages of this process.
+        where: where all stages live.
+        replicas: those of these stages.
+        shares: which passes of a step each replica runs.
+        optimizers: one for each stage.
+
+    Attributes:
+        optimizers: those whose state belongs to the weights that a checkpoint holds, one for each stage.
+        exchanges: what the stages spent on exchanges.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        where: Placement,
+        replicas: Replicas,
+        shares: Shares,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        self.replicas, self.optimizers = replicas, optimizers
+        self.exchanges = StepExchanges(stages, where, replicas.count)
+        self._stages, self._where, self._shares = stages, where, shares
+        self._progress = Progress(0, 1)
+        self._losses: list[Tensor] = []
+
+    def first_step(self, done: int) -> int:
+        """The first step of training in this process, if `done` are done."""
+        return done
+
+    def step_after(self, step: int) -> int:
+        """The step that comes after a step."""
+        return step + 1
+
+    def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
+        """The pairs of processes of different replicas that wait for each other before the clocks are read again."""
+        return self._where.counterparts
+
+    def begin(self, progress: Progress) -> None:
+        """Make room for what other processes send in the step that begins."""
+        self._progress, self._losses = progress, []
+        self.exchanges.begin()
+
+    def shares(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[Share]:
+        """The part of the batch of each replica here, in turn; after each one comes `after_backward`.
+
+        Args:
+            kind: of its passes.
+            ids: of all samples of the batch.
+            targets: of all of them; None except in the process of the last stage.
+        """
+        here = self.replicas.here
+        # passes have their numbers in the whole batch, because dropout and codecs draw by them
+        self._skip(kind, self._shares.before(here.start))
+        for replica in here:
+            self._enter(replica)
+            own = None if targets is None else self._shares.part(targets, replica)
+            yield Share(
+                pipeline=replica,
+                ids=self._shares.part(ids, replica),
+                targets=own,
+                counted=self._counted(targets, own),
+                passes=self._shares.passes[replica],
+                first=self.first_pass(replica),
+            )
+        self._skip(kind, self._shares.behind(here.stop))
+
+    def after_backward(self, share: Share, losses: Sequence[Tensor], update: Update) -> None:
+        """Take the losses of a share, and its gradients, which the parameters hold."""
+        self._losses += losses
+        update.to_momentum(self._progress, self.optimizers)
+
+    def step(self, update: Update) -> tuple[list[float], float | None]:
+        """Step with what all shares gave: the losses to report, and the gradients' norm; collective."""
+        norm = update.step(self._progress.step, self.optimizers)
+        return [float(loss) for loss in self._losses], norm
+
+    def first_pass(self, replica: int) -> int:
+        """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
+        return self._shares.before(replica) - self._shares.before(self.replicas.here.start)
+
+    def scorer(self, batch: int) -> int | None:
+        """The replica here that scores a batch of an evaluation, by the number of the batch; None if none here does.
+
+        Replicas take batches in turn. Such as may be lost do not count on each other, and each takes all.
+        """
+        here = self.replicas.here
+        replica = batch % self.replicas.count if self.replicas.options.membership == "fixed" else here.start
+        return replica if replica in here else None
+
+    def settle(self) -> None:
+        """Wait for what is under way, before a checkpoint; collective over replicas."""
+
+    def state_dict(self, stage: int) -> dict[str, Tensor]:
+        """Copies of what is remembered for a stage, besides its optimizer. Settle first."""
+        return self.replicas.state_dict(stage)
+
+    def load_state_dict(self, stage: int, saved: SavedStage) -> None:
+        """Take what `state_dict` returned. CheckpointError if something is missing."""
+        self.replicas.load_state_dict(stage, saved.tensors("replicas/"))
+
+    def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
+        """Take what belongs to a stage from all parts of a checkpoint of another cut; `shared` are weights of several.
+
+        CheckpointError if something is missing.
+        """
+        self.replicas.load_recut(stage, parts, shared)
+
+    def _enter(self, replica: int) -> None:
+        """What comes before the passes of a replica."""
+
+    def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
+        """The targets that the loss is a mean over: of the whole batch, and those of one replica."""
+        return targets
+
+    def _skip(self, kind: PassKind, count: int) -> None:
+        for stage in self._stages:
+            stage.skip(kind, count)
+
+
+class SumEachStep(Sync):
+    """The gradients of all replicas are added up, and all take the same step. Arguments as those of Sync."""
+
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        where: Placement,
+        replicas: Replicas,
+        shares: Shares,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        super().__init__(stages, where, replicas, shares, optimizers)
+        travels = where.num_replicas > 1 and any(stage.is_last for stage in stages)
+        timeout = timedelta(seconds=stages[0].wire.options.timeout)
+        self._losses_of_others = LossesOfOthers(where, timeout, travels=travels)
+
+    def begin(self, progress: Progress) -> None:
+        """Make room for what other processes send in the step that begins."""
+        super().begin(progress)
+        self._losses_of_others.expect()
+
+    def _enter(self, replica: int) -> None:
+        self.replicas.statistics.enter(replica)
+
+    def after_backward(self, share: Share, losses: Sequence[Tensor], update: Update) -> None:
+        """Send the gradients of a share. Its statistics are few bytes, and go ahead, so that they are there with it."""
+        self.replicas.statistics.leave(share.pipeline, self._progress)
+        super().after_backward(share, losses, update)
+        self.replicas.submit(share.pipeline, self._progress)
+
+    def step(self, update: Update) -> tuple[list[float], float | None]:
+        """Step with the sum of the gradients of all replicas."""
+        self._losses_of_others.tell(self._losses)
+        self.replicas.finish(self._progress)
+        losses, norm = super().step(update)
+        return [*losses, *self._losses_of_others.hear()], norm
+
+
+class StepAlone(Sync):
+    """Each replica takes steps of its own, and no one waits for another before the exchange.
+
+    Args:
+        stages, where, replicas, shares: as those of Sync.
+        local: the weights and optimizers of each replica here, and the exchange.
+        steps: of the whole training.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[CompressedStage],
+        where: Placement,
+        replicas: Replicas,
+        shares: Shares,
+        local: LocalSteps,
+        steps: int,
+    ) -> None:
+        super().__init__(stages, where, replicas, shares, local.outer)
+        self._local, self._steps = local, steps
+        self._norms: list[float | None] = []
+
+    def first_step(self, done: int) -> int:
+        """The first step of training in this process: that of the others, if it takes their weights."""
+        return self._local.begin(done, self._steps)
+
+    def step_after(self, step: int) -> int:
+        """The step that comes after a step: that of the others, if their weights were taken in it."""
+        return self._local.step_after(step)
+
+    def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
+        """As those of Sync, before the first step: later, no replica waits for another to read a clock."""
+        return super().counterparts(begins=begins) if begins else []
+
+    def begin(self, progress: Progress) -> None:
+        """Make room for what other processes send in the step that begins."""
+        super().begin(progress)
+        self._norms = []
+
+    def _enter(self, replica: int) -> None:
+        self._local.use(replica)
+
+    def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
+        return own
+
+    def after_backward(self, share: Share, losses: Sequence[Tensor], update: Update) -> None:
+        """Step with the gradients of a share alone. The losses and the norm of the first one are reported."""
+        self._losses = self._losses or [*losses]
+        self._norms.append(update.step(self._progress.step, self._local.optimizers(share.pipeline)))
+
+    def step(self, update: Update) -> tuple[list[float], float | None]:
+        """Exchange what the weights moved, if that is due."""
+        self._local.use(None)
+        self._local.after_step(self._progress.step + 1, self._steps, self._progress)
+        return [float(loss) for loss in self._losses], self._norms[0]
+
+    def settle(self) -> None:
+        """Wait for what is under way, before a checkpoint; collective over replicas."""
+        self._local.settle()
+
+    def state_dict(self, stage: int) -> dict[str, Tensor]:
+        """As that of Sync, with the weights and optimizers of the replicas here."""
+        return super().state_dict(stage) | self._local.state_dict(stage)
+
+    def load_state_dict(self, stage: int, saved: SavedStage) -> None:
+        """Take what `state_dict` returned. CheckpointError if something is missing."""
+        self._local.load_state_dict(stage, [saved])
+        self._local.load_flight(stage, saved)
+        super().load_state_dict(stage, saved)
+
+    def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
+        """As that of Sync, with the weights and optimizers of the replicas here."""
+        super().load_recut(stage, parts, shared)
+        self._local.load_state_dict(stage.stage_index, parts)
+
+
+def sync_of(
+    stages: Sequence[CompressedStage],
+    where: Placement,
+    replicas: Replicas,
+    pipeline: PipelineOptions,
+    optimizer: OptimizerOptions,
+    shared: SharedWeights | None,
+    steps: int,
+) -> Sync:
+    """What happens between backward and step in a training of so many steps, with the optimizers of the stages."""
+    shares = Shares(replicas.options.passes(pipeline.accumulation))
+    if replicas.options.step_alone:
+        make = partial(make_optimizer, options=optimizer)
+        local = steps_of(replicas, shares, pipeline.pass_size)(stages, replicas, make, shared)
+        return StepAlone(stages, where, replicas, shares, local, steps)
+
+    def parts(parameter: Parameter) -> int:
+        """In how many parts the gradient of a parameter comes: of each replica, and of each stage that holds it."""
+        return replicas.count * (1 if shared is None else shared.copies_of(parameter))
+
+    optimizers = [make_optimizer(stage.submod.parameters(), optimizer, parts) for stage in stages]
+    return (SumEachStep if replicas.count > 1 else Sync)(stages, where, replicas, shares, optimizers)

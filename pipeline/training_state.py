@@ -1,0 +1,47 @@
+"""The state of a training in checkpoints: that of every stage of a process, with its optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thinwire.pipeline.checkpoint import Checkpoints, StageState
+from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
+from thinwire.pipeline.state import collect as collect_stage
+from thinwire.pipeline.state import restore, restore_model, stores_of
+from thinwire.pipeline.trainer import Trainer
+
+
+def collect(trainer: Trainer) -> dict[int, StageState]:
+    """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps.
+
+    Collective over replicas that step alone: it waits for what is under way between them.
+    """
+    trainer.sync.settle()
+    return {
+        trainer.placement.part(stage.stage_index): collect_stage(
+            stage, optimizer, trainer.sync.state_dict(stage.stage_index)
+        )
+        for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True)
+    }
+
+
+def resume(trainer: Trainer, checkpoints: Checkpoints, manifest: Manifest) -> None:
+    """Go on from a checkpoint of the same cut, with all state. CheckpointError if it is damaged."""
+    trainer.done = manifest.step
+    for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True):
+        part = trainer.placement.part(stage.stage_index)
+        saved = SavedStage(checkpoints.folder, manifest.step, part)
+        checkpoints.resume(manifest, part, stores_of(stage, saved))
+        restore(stage, optimizer, saved)
+        trainer.sync.load_state_dict(stage.stage_index, saved)
+
+
+def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
+    """Go on from a checkpoint of any cut: weights, optimizer, errors between replicas. Boundaries start empty."""
+    trainer.done = manifest.step
+    model = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
+    everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]
+    for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True):
+        restore_model(stage, optimizer, model)
+        stage.passes = dict(model[0].values["passes"])  # alike in all stages; random numbers follow from them
+        trainer.sync.load_recut(stage, everything, trainer.update.shared)
