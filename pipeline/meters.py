@@ -86,13 +86,9 @@ class Meter:
     """Seconds of the exchange with other replicas: those in each section, and `other`. Empty without replicas."""
     exchanges: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """When each of the last exchanges began and ended, by this process's clock."""
-    left: deque[list[tuple[float, float]]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """Of each of these exchanges, the times between which the stage left it to go on with the next steps."""
     recording: Recording | None = None
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
     """Tells when a section begins and ends. Of a card it may first wait until all that was asked of it is done."""
-    _left: list[tuple[float, float]] = field(default_factory=list)
-    _exchange_left: float | None = None
     _exchange_begun: float | None = None
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
@@ -132,15 +128,11 @@ class Meter:
         """Count the time inside as a part of an exchange with other replicas; `ends` says whether it is the last."""
         started = time.perf_counter()
         self._exchange_begun = started if self._exchange_begun is None else self._exchange_begun
-        if self._exchange_left is not None:
-            self._left.append((self._exchange_left, started))
-            self._exchange_left = None
         with self.beside_exchange():
             yield
         if ends:
             self.exchanges.append((self._exchange_begun, time.perf_counter()))
-            self.left.append(self._left)
-            self._exchange_begun, self._left = None, []
+            self._exchange_begun = None
 
     @contextmanager
     def beside_exchange(self) -> Iterator[None]:
@@ -151,14 +143,9 @@ class Meter:
         spent["other"] = time.perf_counter() - started - sum(spent.values())
         self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
 
-    def leave_exchange(self) -> None:
-        """Say that the exchange goes on in a later step."""
-        if self._exchange_left is None:
-            self._exchange_left = time.perf_counter()
-
     def drop_exchange(self) -> None:
         """Say that the exchange went on elsewhere: the next one has not begun."""
-        self._exchange_begun, self._exchange_left, self._left = None, None, []
+        self._exchange_begun = None
 
     @contextmanager
     def apart(self) -> Iterator[None]:

@@ -6,20 +6,15 @@
     stores/CODER-PURPOSE          the buffers of feedback
     replicas/worker/REPLICA/NAME/FIRST    the error of a replica's gradients; elements of a parameter from FIRST on
     replicas/owner/NAME/FIRST             the error of their sums
-    replicas/used                         which parameters any replica has used; of PowerSGD one each of all, P and Q
-    replicas/start/NAME                   the Q that the next step of PowerSGD begins with
-    replicas/groups/GROUP/...             these four of each group of layers, if replicas exchange several in turn
+    replicas/used                         which parameters any replica has used
     replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
     replicas/statistics/REPLICA/NAME      the running statistics of its batch norms; weights/ has the common ones
-    replicas/statistics/sums/NAME         of the exchange under way: their sum over all replicas
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
-    replicas/sent                         of the exchange under way: its group, and the steps done when it was sent
-    replicas/arrived/NAME                 its sum over all replicas, which does not count yet
     replicas/held                         the steps after which weights/ were exchanged, if a replica may be lost
 
 A CODER is named by boundary, channel and tensor, and in a simulation by the replica, if that has codecs of its own.
-Nothing is named by a rank. So any cut can read what belongs to weights, which is all of replicas but an exchange under
-way, and any placement of the same cut the rest. No generator is kept: a key gives every random number.
+Nothing is named by a rank. So any cut can read what belongs to weights, which is all of replicas, and any placement of
+the same cut the rest. No generator is kept: a key gives every random number.
 """
 
 from __future__ import annotations
@@ -153,3 +148,9 @@ def full_state(module: Module) -> Mapping[str, Tensor]:
 def parameters_of(module: Module) -> dict[str, Parameter]:
     """Parameters by their names in the unsplit model; those of a module of one's own by its names."""
     return module.full_parameters() if isinstance(module, Stage) else dict(module.named_parameters())
+
+
+def trained(module: Module) -> dict[str, Parameter]:
+    """The parameters that a stage trains, each once, by its first name in the unsplit model."""
+    found = {id(each): (name, each) for name, each in reversed(parameters_of(module).items())}
+    return {name: each for name, each in reversed(found.values()) if each.requires_grad}

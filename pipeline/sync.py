@@ -147,11 +147,8 @@ class Sync:
         replica = batch % self.replicas.count if self.replicas.options.membership == "fixed" else here.start
         return replica if replica in here else None
 
-    def settle(self) -> None:
-        """Wait for what is under way, before a checkpoint; collective over replicas."""
-
     def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """Copies of what is remembered for a stage, besides its optimizer. Settle first."""
+        """Copies of what is remembered for a stage, besides its optimizer."""
         return self.replicas.state_dict(stage)
 
     def load_state_dict(self, stage: int, saved: SavedStage) -> None:
@@ -271,10 +268,6 @@ class StepAlone(Sync):
         self._local.after_step(self._progress.step + 1, self._steps, self._progress)
         return [float(loss) for loss in self._losses], self._norms[0]
 
-    def settle(self) -> None:
-        """Wait for what is under way, before a checkpoint; collective over replicas."""
-        self._local.settle()
-
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """As that of Sync, with the weights and optimizers of the replicas here."""
         return super().state_dict(stage) | self._local.state_dict(stage)
@@ -282,7 +275,6 @@ class StepAlone(Sync):
     def load_state_dict(self, stage: int, saved: SavedStage) -> None:
         """Take what `state_dict` returned. CheckpointError if something is missing."""
         self._local.load_state_dict(stage, [saved])
-        self._local.load_flight(stage, saved)
         super().load_state_dict(stage, saved)
 
     def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:

@@ -12,11 +12,7 @@ from thinwire.pipeline.trainer import Trainer
 
 
 def collect(trainer: Trainer) -> dict[int, StageState]:
-    """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps.
-
-    Collective over replicas that step alone: it waits for what is under way between them.
-    """
-    trainer.sync.settle()
+    """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
     return {
         trainer.placement.part(stage.stage_index): collect_stage(
             stage, optimizer, trainer.sync.state_dict(stage.stage_index)

@@ -18,7 +18,7 @@ from pathlib import Path
 from replicas import EXCHANGES, PIPELINES, RECIPE
 
 LINKS = "100mbit"
-EVERY_STEP = ("bf16", "ef(q(8))", "ef(q(4))", "ef(q(2))", "powersgd(4)")
+EVERY_STEP = ("bf16", "ef(q(8))", "ef(q(4))", "ef(q(2))")
 FW3_BW6 = PIPELINES["fw3 bw6"]["--codec"]
 ONE_AT_A_TIME = ["links", "--pipeline.num_microbatches", "1", "--pipeline.microbatch_size", "8"]
 """A GPT-2 of 11 M parameters and one micro-batch: while one stage of a replica computes, the other waits."""

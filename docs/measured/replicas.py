@@ -44,19 +44,17 @@ EXCHANGES: Mapping[str, Mapping[str, str]] = {
         "--replicas.gradients": 'ef(q(4, grid="midtread"), store_bits=16)',
     },
     "quantized-adam, none": {"--optimizer.name": "quantized-adam", "--optimizer.freeze_after": "52 steps"},
-    "powersgd(4)": {"--replicas.gradients": "powersgd(4, start=26)"},
     "DiLoCo, q(4), every 30": {"--replicas.gradients": "q(4)", "--replicas.sync.every": "30"},
     "SparseLoCo, every 30": {
         "--replicas.gradients": 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)',
         "--replicas.sync.every": "30",
         "--replicas.sync.lr": "1.0",
         "--replicas.sync.momentum": "0.0",
-        "--replicas.sync.sums": "all",
     },
 }
 """By name: the options of an exchange between replicas. Those of DiLoCo and SparseLoCo are the published ones.
 
-quantized-adam freezes after a fifth of training; powersgd starts after a tenth."""
+quantized-adam freezes after a fifth of training."""
 PIPELINES: Mapping[str, Mapping[str, str]] = {
     "none": {"--codec": "none/none"},
     "fw3 bw6": {"--codec": "aqsgd(q(3))/q(6)"},

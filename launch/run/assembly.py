@@ -151,7 +151,7 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     )
     prepared = _with_learned_codecs(Prepared(recipe, model, cuts, data, outputs=()))
     outputs = _outputs(prepared)
-    check_fit(prepared.blueprint, prepared.cuts, recipe.replicas)
+    check_fit(prepared.blueprint, recipe.replicas)
     return replace(prepared, outputs=outputs)
 
 

@@ -31,7 +31,6 @@ from thinwire.pipeline.checkpoint_folder import (
     unreadable,
 )
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.options.overrides import ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
@@ -224,11 +223,6 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
     elif not prepared.recipe.replicas.step_alone:
         recipe["replicas"]["sync"] = {"every": 1}  # nothing else counts
-    else:
-        sync, usual = recipe["replicas"]["sync"], asdict(SyncOptions())
-        for name in ("groups", "overlap", "alpha"):  # likewise
-            if sync[name] == usual[name]:
-                del sync[name]
     if prepared.recipe.replicas.count > 1 and not prepared.recipe.replicas.elastic:
         del recipe["replicas"]["membership"]  # likewise: earlier releases have no other
     if prepared.recipe.optimizer.name != "quantized-adam":

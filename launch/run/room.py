@@ -187,7 +187,5 @@ class Room:
         errors = here + 1 if replicas.keeps_errors else 0
         if replicas.sync.every == 1:
             return errors
-        # what is under way is at most all weights
-        errors += int(replicas.sync.overlap > 0)
         # the common weights with their momentum; a simulation has the weights and optimizers of all replicas
         return errors + 2 + (here - 1) * COPIES[self._recipe.optimizer.name]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, prod
+from math import ceil
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from thinwire.launch.timing.step_time import Course, Seconds
 from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaCodecs, overridden
-from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 
@@ -40,8 +39,6 @@ class ReplicaWork:
     """The codec of the gradients of weights, as an expression."""
     elements: tuple[int, ...]
     """The weights that each process of a pipeline trains."""
-    shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """The shapes of their parameters, for PowerSGD, which sends a matrix as two thin ones."""
     statistics: tuple[int, ...] = ()
     """The running statistics of batch norms of each process, which travel ahead of the gradients, to all."""
     layout: Layout = FLAT
@@ -56,19 +53,10 @@ class ReplicaWork:
     """The codecs of the boundaries of replicas that do not have those of the others."""
     clips: bool = False
     """Whether all stages wait for the norm of all gradients before they go on."""
-    groups: int = 1
-    """Groups of layers, exchanged in turn if replicas exchange rarely; they count as equally large."""
-    overlap: int = 0
-    """Steps that hide an exchange, if replicas exchange rarely."""
     encode: dict[str, float] = field(default_factory=dict)
     """Seconds to encode an element, by codec; other codecs are free."""
     decode: dict[str, float] = field(default_factory=dict)
     """Seconds to decode an element."""
-
-    @property
-    def method(self) -> Method | PowerSGD:
-        """What the gradients go through."""
-        return read_powersgd(self.gradients) or parse(self.gradients)
 
     @property
     def all_passes(self) -> int:
@@ -96,20 +84,9 @@ class ReplicaWork:
             found.setdefault(repr((self.passes_of(replica), speed, codecs, link)), replica)
         return list(found.values())
 
-    @property
-    def waits(self) -> int:
-        """Waits for frames in an exchange: for parts and for sums, or all at once; of PowerSGD for P, then for Q."""
-        return (1 if self.to_all else 2) * (2 if isinstance(self.method, PowerSGD) else 1)
-
-    def rounds(self, process: int) -> list[tuple[BucketLoad, ...]]:
-        """The loads of a process, by bucket: of one exchange, or of PowerSGD's two, which follow each other."""
-        method = self.method
-        if isinstance(method, PowerSGD):
-            return [
-                loads(count, self.count, UNCOMPRESSED, self.layout, self.to_all)
-                for count in thin_elements(method, self.shapes[process])
-            ]
-        return [loads(self.elements[process], self.count, self.gradients, self.layout, self.to_all)]
+    def loads(self, process: int) -> tuple[BucketLoad, ...]:
+        """The loads of a process, by bucket."""
+        return loads(self.elements[process], self.count, self.gradients, self.layout, self.to_all)
 
     def ahead(self, process: int) -> tuple[BucketLoad, ...]:
         """The loads of a process that travel ahead of its gradients, to all and uncompressed."""
@@ -118,14 +95,7 @@ class ReplicaWork:
 
     def sent(self, process: int) -> int:
         """Bytes that a process sends to other replicas in an exchange."""
-        return sum(load.both for loads in (self.ahead(process), *self.rounds(process)) for load in loads)
-
-    def travelling(self, process: int) -> int:
-        """The elements that a process sends through the codec in an exchange."""
-        method = self.method
-        if isinstance(method, PowerSGD):
-            return sum(thin_elements(method, self.shapes[process]))
-        return self.elements[process]
+        return sum(load.both for load in (*self.ahead(process), *self.loads(process)))
 
 
 @dataclass(frozen=True)
@@ -167,13 +137,6 @@ class ExchangeTime:
         return max(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
 
 
-def thin_elements(method: PowerSGD, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """The elements of P and of what travels whole, and of Q, once PowerSGD has started."""
-    ranks = [method.rank_of(shape) for shape in shapes]
-    first = sum(shape[0] * rank if rank else prod(shape) for shape, rank in zip(shapes, ranks, strict=True))
-    return first, sum(prod(shape[1:]) * rank for shape, rank in zip(shapes, ranks, strict=True) if rank)
-
-
 @lru_cache(maxsize=256)
 def loads(
     elements: int, count: int, gradients: str, layout: Layout = FLAT, to_all: bool = False
@@ -212,7 +175,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     # where a host has one uplink, the last gradient may still be on it
     busy = [float(_left(course)[mine].max()) if network.wires == "host" else 0.0 for mine in own]
     ends = [
-        _end_of_rounds(work, process, network, begin, free)
+        _end_of_exchange(work, process, network, begin, free)
         for process, (begin, free) in enumerate(zip(begins, busy, strict=True))
     ]
     first = [float(course.start[mine].min()) for mine in own]
@@ -228,7 +191,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
 
 def seconds_alone(work: ReplicaWork, process: int, network: Network) -> float:
     """Seconds of the exchange of a process, if all replicas begin it together and nothing else is on their wires."""
-    return _end_of_rounds(work, process, network, 0.0, 0.0)
+    return _end_of_exchange(work, process, network, 0.0, 0.0)
 
 
 def _left(course: Course) -> Seconds:
@@ -236,12 +199,10 @@ def _left(course: Course) -> Seconds:
     return course.arrival - course.latency
 
 
-def _end_of_rounds(work: ReplicaWork, process: int, network: Network, begin: float, wire: float) -> float:
-    """When a process has all sums of all rounds."""
+def _end_of_exchange(work: ReplicaWork, process: int, network: Network, begin: float, wire: float) -> float:
+    """When a process has all sums, what travels ahead of them included."""
     wire = max(wire, begin) + sum(_on_wire(load, network) for load in work.ahead(process))
-    for buckets in work.rounds(process):
-        begin = _end(work, buckets, network, begin, wire)
-    return begin
+    return _end(work, work.loads(process), network, begin, wire)
 
 
 def _end(work: ReplicaWork, buckets: Sequence[BucketLoad], network: Network, begin: float, wire: float) -> float:

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
+from thinwire.compress import parse
 from thinwire.launch.timing.exchange import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.shared_wires import time_over
@@ -82,22 +82,11 @@ class Step:
     seconds: float
     passes: int = 1
     """Those of that replica."""
-    groups: int = 1
-    """Groups of layers that are exchanged in turn, if replicas exchange after several steps."""
-    overlap: int = 0
-    """Steps that hide the exchange of a group then."""
-    waits: int = 1
-    """Waits for frames in an exchange, equally long; the steps that hide it are shared out among them."""
 
     def every(self, count: int) -> float:
         """Seconds of an average step if replicas exchange everything once in `count` steps."""
         adds = self.exchange.adds if self.exchange else 0.0
-        alone = self.seconds - adds
-        wait = adds / self.groups / self.waits
-        # as in training: a wait ends after the first step at which its share of the steps is over
-        ends = [math.ceil(self.overlap * index / self.waits) for index in range(self.waits + 1)]
-        of_group = sum(max(0.0, wait - (end - begin) * alone) for begin, end in pairwise(ends))
-        return alone + self.groups * of_group / count
+        return self.seconds - adds + adds / count
 
 
 def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
@@ -126,9 +115,6 @@ def step(workload: Workload, schedule: str, compression: CompressionOptions, net
         exchange=exchange,
         seconds=passes * course.seconds + exchange.adds,
         passes=passes,
-        groups=replicas.groups,
-        overlap=replicas.overlap,
-        waits=replicas.waits,
     )
 
 
@@ -195,7 +181,7 @@ def label_of(workload: Workload, compression: CompressionOptions) -> str:
     for replica in sorted(replicas.codecs):
         others.setdefault(label(replicas.codecs_of(replica, compression)), []).append(replica)
     single = [f"{codecs} in {named(which)}" for codecs, which in others.items() if codecs != common]
-    return ", ".join([common, *single, f"replicas {replicas.method}"])
+    return ", ".join([common, *single, f"replicas {parse(replicas.gradients)}"])
 
 
 def needed_bandwidth(

@@ -27,10 +27,9 @@ from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaCodecs
-from thinwire.pipeline.options.powersgd import read_powersgd
 from thinwire.pipeline.replicas.division import BUCKET
-from thinwire.pipeline.replicas.groups import trained_by_layer
 from thinwire.pipeline.replicas.layout import FLAT, TILES
+from thinwire.pipeline.state import trained
 
 REPETITIONS = 5
 
@@ -155,17 +154,14 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
     if recipe.replicas.count == 1:
         return None
     layers = build_layers(prepared.blueprint)
-    parts = [layers[cut.start : cut.stop] for cut in prepared.cuts]
-    stages = [[each for layer in trained_by_layer(part) for each in layer.values()] for part in parts]
-    kept = [running_statistics(Stage(part, shared=prepared.blueprint.shared)).values() for part in parts]
+    stages = [Stage(layers[cut.start : cut.stop], shared=prepared.blueprint.shared) for cut in prepared.cuts]
     return ReplicaWork(
         count=recipe.replicas.count,
         gradients=recipe.replicas.gradients,
-        elements=tuple(sum(each.numel() for each in stage) for stage in stages),
-        shapes=tuple(tuple(tuple(each.shape) for each in stage) for stage in stages),
-        statistics=tuple(sum(each.numel() for each in stage) for stage in kept),
+        elements=tuple(sum(each.numel() for each in trained(stage).values()) for stage in stages),
+        statistics=tuple(sum(each.numel() for each in running_statistics(stage).values()) for stage in stages),
         layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
-        to_all=recipe.replicas.sync.every > 1 and recipe.replicas.sync.sums == "all",
+        to_all=recipe.replicas.step_alone,
         passes=recipe.replicas.passes(recipe.pipeline.accumulation),
         codecs={
             replica: each.compression
@@ -173,8 +169,6 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
             if each.compression != ReplicaCodecs()
         },
         clips=recipe.optimizer.max_grad_norm is not None,
-        groups=recipe.replicas.groups,
-        overlap=recipe.replicas.sync.overlap,
     )
 
 
@@ -186,10 +180,10 @@ def _of_all_replicas(codecs: Sequence[CompressionOptions], workload: Workload) -
 
 
 def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:
-    """The same exchange with measured seconds of codecs, on one bucket. The products of PowerSGD count as free."""
+    """The same exchange with measured seconds of codecs, on one bucket."""
     rows = max(1, min(BUCKET, max(work.elements)) // work.layout.row)
     example = torch.empty(work.layout.shape(rows))
-    timed = {codec: time_codec(parse(codec), example) for codec in codecs if read_powersgd(codec) is None}
+    timed = {codec: time_codec(parse(codec), example) for codec in codecs}
     return replace(
         work,
         encode={codec: cost.encode / (rows * work.layout.row) for codec, cost in timed.items()},

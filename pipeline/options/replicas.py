@@ -12,7 +12,6 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.changes import changed, listed
 from thinwire.pipeline.options.compression import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
-from thinwire.pipeline.options.powersgd import PowerSGD, read_powersgd
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
 
 MOST_REPLICAS = 1024
@@ -33,45 +32,20 @@ class SyncOptions:
     """Learning rate of the outer optimizer, which moves the common weights by that average."""
     momentum: float = 0.9
     """Nesterov momentum of the outer optimizer; 0 for none."""
-    sums: Literal["owner", "all"] = "owner"
-    """Who adds up what the replicas send: the owner of each part, who sends the sum through the codec to all (owner);
-    or each replica for itself, from what every other sends to all (all), as SparseLoCo does."""
-    groups: int = 1
-    """Groups of layers in each stage, exchanged in turn, every/groups steps apart (Streaming DiLoCo)."""
-    overlap: int = 0
-    """Optimizer steps that hide an exchange: it begins after one step, and its result counts so many steps later."""
-    alpha: float = 0.0
-    """Share of its own weights that a replica keeps when it takes over the common ones."""
 
     def __post_init__(self) -> None:
         rules = [
             (1 <= self.every <= MOST_STEPS, f"replicas.sync.every must be from 1 to {MOST_STEPS}, got {self.every}"),
             (0 < self.lr <= MOST_LR, f"replicas.sync.lr must be above 0 and at most {MOST_LR:g}, got {self.lr}"),
             (0 <= self.momentum < 1, f"replicas.sync.momentum must be at least 0 and below 1, got {self.momentum}"),
-            (
-                1 <= self.groups <= max(1, self.every),
-                f"replicas.sync.groups must be from 1 to replicas.sync.every, {self.every}, because no two groups are "
-                f"exchanged after the same step; got {self.groups}",
-            ),
-            (0 <= self.alpha < 1, f"replicas.sync.alpha must be at least 0 and below 1, got {self.alpha}"),
         ]
-        apart = self.every // max(1, self.groups)
-        if all(holds for holds, _ in rules) and not 0 <= self.overlap < apart:
-            rules.append(
-                (
-                    False,
-                    f"replicas.sync.overlap must be from 0 to {apart - 1}, because one group travels at a time, and "
-                    f"exchanges are {apart} steps apart (every {self.every} / groups {self.groups}); "
-                    f"got {self.overlap}",
-                )
-            )
         mistakes = [sentence for holds, sentence in rules if not holds]
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
 
     def _without_effect(self) -> list[str]:
         """A sentence if fields of the outer optimizer are set and there is none."""
-        set_here = changed(self, "every", "sums")
+        set_here = changed(self, "every")
         if self.every > 1 or not set_here:
             return []
         told = listed([f"{name} {value}" for name, value in set_here.items()])
@@ -91,15 +65,15 @@ class ReplicaOptions:
     """Whether a sample stays with one replica for the whole run (within), or the order of all samples decides its
     replica (across). Feedback with a buffer for each sample needs within."""
     gradients: str = "none"
-    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)), or powersgd(4). With
-    ef, each replica adds what a message lost to its next one: to its gradients, and to the sums that it sends. If
+    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)). With ef,
+    each replica adds what a message lost to its next one: to its gradients, and to the sums that it sends. If
     sync.every is above 1, these are outer gradients: what the weights moved since the last exchange."""
     sync: SyncOptions = field(default_factory=SyncOptions)
     overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
     """What single replicas do differently, by their number: codecs of their boundaries, and passes in a step."""
     membership: Literal["fixed", "elastic"] = "fixed"
     """What the loss of a replica means: all start again (fixed), or the others go on, and it is taken in again when it
-    comes back (elastic). Elastic needs sync.every above 1 and sync.sums all."""
+    comes back (elastic). Elastic needs sync.every above 1."""
     meeting: str | None = None
     """For elastic replicas on several hosts: ADDRESS:PORT where `thinwire meet` listens; null if all are on one."""
     number: int | None = None
@@ -128,11 +102,6 @@ class ReplicaOptions:
         own = {replica: override.pipeline.accumulation for replica, override in self.overrides.items()}
         return tuple(own.get(replica) or common for replica in range(self.count))
 
-    @property
-    def groups(self) -> int:
-        """Groups of layers that are exchanged in turn."""
-        return self.sync.groups if self.step_alone else 1
-
     def _without_effect(self) -> list[str]:
         """A sentence if fields are set that have no effect on so many replicas, or where they exchange each step."""
         sync = [f"sync.{name}" for name in changed(self.sync)]
@@ -142,39 +111,16 @@ class ReplicaOptions:
                 f"replicas.count must be above 1 for {listed(set_here)}: a single replica has no other one to exchange "
                 f"with; raise it, or drop {'them' if len(set_here) > 1 else 'the field'}"
             ]
-        if self.sync.every == 1 and self.sync.sums != "owner":
-            return [
-                f"replicas.sync.every must be above 1 for replicas.sync.sums {self.sync.sums}: with 1, the owner of "
-                f"each part adds up its gradients; raise it, or drop sums"
-            ]
         return []
 
     def _mistakes_of_membership(self) -> list[str]:
         """What keeps replicas from going on without one of them."""
-        if not self.elastic:
+        if not self.elastic or self.sync.every > 1:
             return []
-        rules = [
-            (
-                self.sync.every > 1,
-                f"replicas.sync.every must be above 1 for membership elastic: replicas that exchange in each step "
-                f"cannot go on without one; got {self.sync.every}",
-            ),
-            (
-                self.sync.sums == "all",
-                f"replicas.sync.sums must be all for membership elastic: the part of an owner that is lost would "
-                f"have no sum; got {self.sync.sums}",
-            ),
-            (
-                not self.gradients.strip().startswith("powersgd"),
-                f"replicas.gradients must be a codec for membership elastic, got {self.gradients}",
-            ),
-            (
-                self.sync.groups == 1 and not self.sync.overlap,
-                f"replicas.sync.groups must be 1 and overlap 0 for membership elastic: an exchange is decided at one "
-                f"moment; got {self.sync.groups} and {self.sync.overlap}",
-            ),
+        return [
+            f"replicas.sync.every must be above 1 for membership elastic: replicas that exchange in each step "
+            f"cannot go on without one; got {self.sync.every}"
         ]
-        return [sentence for holds, sentence in rules if not holds]
 
     def _mistakes_of_meeting(self) -> list[str]:
         """Mistakes of a replica that meets others on other hosts."""
@@ -238,21 +184,18 @@ class ReplicaOptions:
         )
 
     @property
-    def method(self) -> compress.Method | PowerSGD:
+    def method(self) -> compress.Method:
         """What the gradients go through between replicas."""
-        return read_powersgd(self.gradients) or compress.parse(self.gradients)
+        return compress.parse(self.gradients)
 
     @property
     def keeps_errors(self) -> bool:
         """Whether a replica adds what a message lost to its next one."""
-        method = self.method
-        return isinstance(method, PowerSGD) or method.feedback is not None
+        return self.method.feedback is not None
 
 
-def _mistakes_of(method: compress.Method | PowerSGD) -> list[str]:
+def _mistakes_of(method: compress.Method) -> list[str]:
     """What keeps a method from carrying gradients between replicas, a sentence each."""
-    if isinstance(method, PowerSGD):
-        return []
     feedback = method.feedback
     rules = [
         (

@@ -7,7 +7,7 @@ A stage begins to exchange when its last backward is done, while earlier stages 
     stage 2   | backward | exchange ----- |
                                                ^ the last stage to begin ends the drain
 
-What lies before that moment is hidden. So are the steps that an exchange overlaps: a stage leaves it and comes back.
+What lies before that moment is hidden.
 Each process knows the times of its own stages by its own clock, so they are put on one clock before they are compared.
 """
 
@@ -24,8 +24,6 @@ from thinwire.pipeline.stage import CompressedStage
 
 Moments = Sequence[tuple[float, float]]
 """When each of the last exchanges of a stage began and ended."""
-Left = Sequence[Moments]
-"""Of each of them, the times between which the stage left it."""
 
 
 def exchange_report(stage: CompressedStage, where: Placement) -> dict[str, Any]:
@@ -46,7 +44,6 @@ def last_exchanges(stage: CompressedStage, where: Placement, since: float = -mat
     same = following == dist.get_rank()
     return {
         "last": [meter.exchanges[place] for place in ended],
-        "left": [meter.left[place] for place in ended],
         "next_clock": (1.0, 0.0) if same else stage.wire.clocks.line(following),
     }
 
@@ -63,39 +60,26 @@ def told(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def hidden_shares(reports: Sequence[Mapping[str, Any]]) -> Sequence[float | None]:
     """By stage, the share hidden of the last exchanges; None if it is not known. Takes the reports of all stages."""
     if all(report["last"] and report["next_clock"] for report in reports):
-        return hidden(*_on_one_clock(reports))
+        return hidden(_on_one_clock(reports))
     return [None] * len(reports)
 
 
-def hidden(times: Sequence[Moments], left: Sequence[Left]) -> list[float]:
-    """The share of each stage's exchanges that is hidden; all times are by one clock.
-
-    That is what lies before the last stage began its own, or while the stage had left the exchange.
-    """
+def hidden(times: Sequence[Moments]) -> list[float]:
+    """The share of each stage's exchanges that lies before the last stage began its own; all times are by one clock."""
     drained = [max(begun for begun, _ in step) for step in zip(*times, strict=True)]
     shares = []
-    for exchanges, gaps in zip(times, left, strict=True):
+    for exchanges in times:
         before = sum(min(ended, end) - begun for (begun, ended), end in zip(exchanges, drained, strict=True))
-        away = sum(
-            max(0.0, back - max(gone, end)) for each, end in zip(gaps, drained, strict=True) for gone, back in each
-        )
-        shares.append((before + away) / max(1e-9, sum(ended - begun for begun, ended in exchanges)))
+        shares.append(before / max(1e-9, sum(ended - begun for begun, ended in exchanges)))
     return shares
 
 
-def _on_one_clock(reports: Sequence[Mapping[str, Any]]) -> tuple[list[Moments], list[Left]]:
+def _on_one_clock(reports: Sequence[Mapping[str, Any]]) -> list[Moments]:
     """The times of all stages by the clock of the last one."""
     times: list[Moments] = []
-    left: list[Left] = []
     scale, shift = 1.0, 0.0
     for report in reversed(reports):
         rate, offset = report["next_clock"]
         scale, shift = scale * rate, scale * offset + shift
-        times.append(_moved(report["last"], scale, shift))
-        left.append([_moved(gaps, scale, shift) for gaps in report["left"]])
-    return times[::-1], left[::-1]
-
-
-def _moved(times: Moments, scale: float, shift: float) -> Moments:
-    """The same times by another clock."""
-    return [(scale * begun + shift, scale * ended + shift) for begun, ended in times]
+        times.append([(scale * begun + shift, scale * ended + shift) for begun, ended in report["last"]])
+    return times[::-1]

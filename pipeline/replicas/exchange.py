@@ -17,20 +17,17 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Parameter
 
-from thinwire.compress import Method, Progress, parse
+from thinwire.compress import Progress, parse
 from thinwire.models.batch_norm import running_statistics
 from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.ends import StageEnds
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.groups import divide_layers
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import (
@@ -43,15 +40,13 @@ from thinwire.pipeline.replicas.member import (
     WeightedListener,
     never,
 )
-from thinwire.pipeline.replicas.powersgd import PowerExchange
-from thinwire.pipeline.replicas.protocol import Exchange
 from thinwire.pipeline.replicas.recut import read_for
 from thinwire.pipeline.replicas.shares import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import parameters_of
+from thinwire.pipeline.state import parameters_of, trained
 
 IN_FULL = parse("none")
 
@@ -63,14 +58,14 @@ class Replicas:
     Args:
         options: how many there are in the whole run, and when they exchange.
         here: those whose passes this process runs.
-        exchanges: those of each stage, one of each group of its layers; none with one replica.
+        exchanges: that of each stage; none with one replica.
         statistics: of the batch norms of the stages; none with one replica.
         weights: what each replica counts in a sum, if it is weighted by those who add up; empty if all count alike.
     """
 
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     here: range = range(1)
-    exchanges: Mapping[int, Sequence[Exchange]] = field(default_factory=dict)
+    exchanges: Mapping[int, StageExchange] = field(default_factory=dict)
     statistics: Statistics = field(default_factory=Statistics)
     weights: Mapping[int, int] = field(default_factory=dict)
 
@@ -85,20 +80,13 @@ class Replicas:
         return sum(self.weights.values()) or self.count
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """Copies of what the exchanges of a stage remember."""
-        exchanges = self.exchanges.get(stage, ())
-        return {
-            prefix + name: each
-            for prefix, exchange in zip(_prefixes(exchanges), exchanges, strict=True)
-            for name, each in exchange.state_dict().items()
-        }
+        """Copies of what the exchange of a stage remembers."""
+        return self.exchanges[stage].state_dict() if stage in self.exchanges else {}
 
     def load_state_dict(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Take exactly what `state_dict` returned. CheckpointError if something is missing."""
-        exchanges = self.exchanges.get(stage, ())
-        for prefix, exchange in zip(_prefixes(exchanges), exchanges, strict=True):
-            own = {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)}
-            exchange.load_state_dict(own)
+        if stage in self.exchanges:
+            self.exchanges[stage].load_state_dict(state)
 
     def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
         """Take the errors of a stage from all parts of a checkpoint of another cut; `shared` are weights of several."""
@@ -109,55 +97,28 @@ class Replicas:
         wanted = self.state_dict(stage.stage_index)
         self.load_state_dict(stage.stage_index, read_for(wanted, parts, None if self.options.step_alone else holders))
 
-    def submit(self, replica: int, progress: Progress, group: int = 0) -> None:
+    def submit(self, replica: int, progress: Progress) -> None:
         """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""
-        for exchange in self._of(group):
+        for exchange in self.exchanges.values():
             with exchange.meter.exchanging():
                 exchange.submit(replica, progress)
 
-    def rounds(self, progress: Progress, group: int = 0) -> list[Callable[[], None]]:
-        """What follows, in order, once all replicas here have submitted.
-
-        After the last, every parameter of the group has the sum over all replicas.
-        """
-        exchanges = self._of(group)
+    def add_up(self, progress: Progress) -> None:
+        """Give every parameter the sum over all replicas, after all here have submitted."""
+        rounds = list(zip(*(exchange.rounds for exchange in self.exchanges.values()), strict=True))
         # round by round: the frames of one stage travel while another one computes
-        rounds = list(zip(*(exchange.rounds for exchange in exchanges), strict=True))
-        return [
-            partial(self._go_on, list(zip(exchanges, together, strict=True)), progress, ends=together is rounds[-1])
-            for together in rounds
-        ]
+        for together in rounds:
+            for exchange, go_on in zip(self.exchanges.values(), together, strict=True):
+                with exchange.meter.exchanging(ends=together is rounds[-1]):
+                    go_on(progress)
 
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, and batch norms the mean, after all here have submitted."""
         self.statistics.average(self.weight)
-        for go_on in self.rounds(progress):
-            go_on()
-
-    def leave(self, group: int) -> None:
-        """Go on with the exchange of a group in a later step: what lies between is hidden behind that step."""
-        for exchange in self._of(group):
-            exchange.meter.leave_exchange()
-
-    def _of(self, group: int) -> list[Exchange]:
-        """The exchange of a group in each stage."""
-        return [exchanges[group] for exchanges in self.exchanges.values()]
-
-    def _go_on(
-        self, together: Sequence[tuple[Exchange, Callable[[Progress], None]]], progress: Progress, *, ends: bool
-    ) -> None:
-        """One round of each stage."""
-        for exchange, go_on in together:
-            with exchange.meter.exchanging(ends=ends):
-                go_on(progress)
+        self.add_up(progress)
 
 
 ALONE = Replicas()
-
-
-def _prefixes(exchanges: Sequence[Exchange]) -> list[str]:
-    """What the names of the state of each group begin with; nothing if there is one group."""
-    return [f"groups/{group}/" for group in range(len(exchanges))] if len(exchanges) > 1 else [""] * len(exchanges)
 
 
 def connect(
@@ -196,33 +157,24 @@ def connect(
     links = LaneEnds(here, where.another_across(timeout), where.num_stages, timeout, times)
     if len(here) > 1:
         _give_wires(stages, options)
-    groups = {stage.stage_index: divide_layers(stage.submod, options.groups) for stage in stages}
-    exchanged: dict[int, list[Mapping[str, Tensor]]] = {
-        stage.stage_index: [*groups[stage.stage_index], running_statistics(stage.submod)] for stage in stages
-    }
+    parts = {stage.stage_index: (trained(stage.submod), running_statistics(stage.submod)) for stage in stages}
     shapes = {
-        f"shapes of stage {stage}": [[name, *each.shape] for those in parts for name, each in those.items()]
-        for stage, parts in exchanged.items()
+        f"shapes of stage {stage}": [[name, *each.shape] for those in both for name, each in those.items()]
+        for stage, both in parts.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
     weights = weights_of(dict(enumerate(passes))) if options.elastic else {}
     listener = partial(WeightedListener, weights=lambda: weights) if weights else Listener
-    member = listener if options.step_alone and options.sync.sums == "all" else BucketMember
+    member = listener if options.step_alone else BucketMember
     make = partial(StageExchange, here=here, links=links, member=member, everyone=where.gather_across)
-    exchanges = {
-        stage.stage_index: _in_turn(
-            groups[stage.stage_index],
-            partial(make_exchange, setting=_setting(stage, options, in_full), method=method, here=here, make=make),
-        )
-        for stage in stages
-    }
+    exchanges = {stage.stage_index: make(trained(stage.submod), _setting(stage, options, in_full)) for stage in stages}
     statistics = statistics_of(stages, exchanges, options, here, links, listener)
     return Replicas(options, here, exchanges, statistics, weights)
 
 
 def statistics_of(
     stages: Sequence[CompressedStage],
-    exchanges: Mapping[int, Sequence[Exchange]],
+    exchanges: Mapping[int, StageExchange],
     options: ReplicaOptions,
     here: Sequence[int],
     links: LaneEnds,
@@ -234,7 +186,7 @@ def statistics_of(
         if buffers := running_statistics(stage.submod):
             plain = replace(_setting(stage, options, never), method=IN_FULL, layout=FLAT)
             setting = replace(plain, channel="statistics", carries=STATISTICS)
-            first = exchanges[stage.stage_index][-1].next_bucket
+            first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which
             make = partial(StageExchange, setting=setting, here=here, links=links, member=member, everyone=list)
             found[stage.stage_index] = StageStatistics(buffers, here, partial(make, first_bucket=first))
@@ -246,7 +198,7 @@ def _setting(stage: CompressedStage, options: ReplicaOptions, in_full: InFull) -
     return Setting(
         stage=stage.stage_index,
         replicas=options.count,
-        method=IN_FULL if isinstance(options.method, PowerSGD) else options.method,
+        method=options.method,
         seed=stage.wire.seed,
         options=stage.wire.options,
         meter=stage.meter,
@@ -254,29 +206,6 @@ def _setting(stage: CompressedStage, options: ReplicaOptions, in_full: InFull) -
         carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
         in_full=in_full,
     )
-
-
-def make_exchange(
-    parameters: Mapping[str, Parameter],
-    setting: Setting,
-    method: Method | PowerSGD,
-    here: Sequence[int],
-    make: Callable[..., StageExchange],
-    first_bucket: int = 0,
-) -> Exchange:
-    """An exchange through a method; `make` makes one from parameters, a setting, and the number of its first bucket."""
-    if isinstance(method, PowerSGD):
-        return PowerExchange(parameters, method, setting, here, make, first_bucket)
-    return make(parameters, setting, first_bucket=first_bucket)
-
-
-def _in_turn(groups: Sequence[Mapping[str, Parameter]], make: Callable[..., Exchange]) -> list[Exchange]:
-    """The exchange of each group, whose buckets have numbers behind those of the group before."""
-    exchanges: list[Exchange] = []
-    for parameters in groups:
-        first = exchanges[-1].next_bucket if exchanges else 0
-        exchanges.append(make(parameters, first_bucket=first))
-    return exchanges
 
 
 def _give_wires(stages: Sequence[CompressedStage], options: ReplicaOptions) -> None:

@@ -11,7 +11,6 @@ The description that both ends have alike, as a channel of a boundary has one. T
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from thinwire.compress import Key, Microbatch
 from thinwire.pipeline.channel import Channel
@@ -37,8 +36,6 @@ class Lane(Channel):
     """Whether every replica gets the frame."""
     replicas: int
     """Their number."""
-    stands_for: float = 1.0
-    """Elements of gradients for each element that travels; traffic counts the gradients."""
     carries: str = GRADIENTS
     """What travels, in words."""
 
@@ -54,16 +51,6 @@ class Lane(Channel):
     def receiver(self) -> str:
         """Who receives, in words."""
         return "its replicas" if self.to is None else f"replica {self.to} of stage {self.boundary}"
-
-    @cached_property
-    def uncompressed(self) -> int:
-        """Bytes of the gradients."""
-        return 4 * self.compressed_elements
-
-    @cached_property
-    def compressed_elements(self) -> int:
-        """Elements of the gradients."""
-        return round(self.stands_for * sum(example.numel() for example in self.examples))
 
     def header(self, microbatch: Microbatch, nbytes: int) -> Header:
         """The header of one step's frame of `nbytes`."""

@@ -6,13 +6,9 @@
     d        the mean of all d_i, as they arrived, each weighted by the samples of its replica
     M        b M + d, the momentum of the outer optimizer
     x        x - lr (b M + d)
-    x_i      a x_i + (1 - a) x
+    x_i      x
 
-This is DiLoCo (2311.08105), which has a = 0: then all x_i are x. With lr 1 and b 0 the replicas take the mean of their
-weights.
-
-Streaming DiLoCo (2501.18512, Algorithm 2) exchanges groups of layers in turn (see groups.py), and trains on while d_i
-travels: sent after step t, d moves x and x_i after step t + tau (`overlap`). Only one group travels at a time.
+This is DiLoCo (2311.08105). With lr 1 and b 0 the replicas take the mean of their weights.
 
 The modules of the stages hold x, except while the passes of a replica run. So evaluations and saved weights are those
 of the last exchange.
@@ -21,7 +17,6 @@ of the last exchange.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,7 +29,6 @@ from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
-from thinwire.pipeline.replicas.groups import due
 from thinwire.pipeline.replicas.shares import evenly
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
@@ -60,7 +54,6 @@ class StageCopies:
         places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
         self._places = {name: places[id(parameter)] for name, parameter in parameters.items()}
         self._common = [parameter.data for parameter in self._parameters]
-        self._alpha = sync.alpha
         self._own = {replica: [weights.clone() for weights in self._common] for replica in here}
         self.optimizers = {replica: make_optimizer(self._parameters) for replica in here}
         group = [{"params": self._parameters}]  # torch refuses an empty list of parameters, and takes an empty group
@@ -73,35 +66,27 @@ class StageCopies:
         ):
             parameter.data = weights
 
-    def put_moves(self, replica: int, group: Sequence[Parameter], weight: float) -> None:
-        """Set the gradients of a group to `weight` times what a replica moved its weights by: common minus its own."""
-        for place in self._places_of(group):
-            self._parameters[place].grad = (self._common[place] - self._own[replica][place]).mul_(weight)
+    def put_moves(self, replica: int, weight: float) -> None:
+        """Set the gradients to `weight` times what a replica moved its weights by: common minus its own."""
+        for parameter, common, own in zip(self._parameters, self._common, self._own[replica], strict=True):
+            parameter.grad = (common - own).mul_(weight)
 
-    def take(self) -> dict[str, Tensor]:
-        """The gradients by the names of parameters; they are cleared."""
-        found = {name: self._parameters[place].grad for name, place in self._places.items()}
+    def average(self, count: int) -> None:
+        """Turn the gradients from sums over `count` replicas into means."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad /= count
+
+    def step(self) -> None:
+        """Move the common weights by the gradients, and give them to the replicas here."""
+        self.outer.step()
         self.outer.zero_grad()
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+        self._adopt()
 
-    def average(self, totals: Mapping[str, Tensor], count: int) -> None:
-        """Set the gradients to means, from sums over `count` replicas."""
-        for name, total in totals.items():
-            parameter = self._parameters[self._places[name]]
-            parameter.grad = (total / count).to(parameter.device)  # from a checkpoint it comes to the host
-
-    def adopt(self, group: Sequence[Parameter]) -> None:
-        """Give every replica the common weights of a group, but for the share of its own that it keeps."""
+    def _adopt(self) -> None:
         for own in self._own.values():
-            for place in self._places_of(group):
-                if self._alpha:
-                    own[place].mul_(self._alpha).add_(self._common[place] * (1 - self._alpha))
-                else:
-                    own[place].copy_(self._common[place])
-
-    def _places_of(self, group: Sequence[Parameter]) -> list[int]:
-        members = {id(parameter) for parameter in group}
-        return [place for place, parameter in enumerate(self._parameters) if id(parameter) in members]
+            for weights, common in zip(own, self._common, strict=True):
+                weights.copy_(common)
 
     def common_state(self) -> dict[str, Tensor]:
         """Copies of the common weights and of the momentum of the outer optimizer, PLACE/weights and PLACE/momentum."""
@@ -127,9 +112,7 @@ class StageCopies:
             common.copy_(state[f"{place}/weights"])
             if (momentum := state.get(f"{place}/momentum")) is not None:
                 self.outer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
-        for own in self._own.values():
-            for weights, common in zip(own, self._common, strict=True):
-                weights.copy_(common)
+        self._adopt()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY."""
@@ -174,21 +157,6 @@ class StageCopies:
             yield from part.tensors(prefix, wanted).items()
 
 
-@dataclass
-class Flight:
-    """The exchange of a group that is under way."""
-
-    group: int
-    sent: int
-    """Optimizer steps that were done when it was sent."""
-    rounds: list[Callable[[], None]]
-    """Those that are left, in order."""
-    count: int
-    """Rounds of the whole exchange."""
-    arrived: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    """The sums over all replicas, by stage and by the names of parameters; all are there after the last round."""
-
-
 class LocalSteps:
     """All stages of this process between two exchanges.
 
@@ -210,9 +178,8 @@ class LocalSteps:
     ) -> None:
         self._replicas, self._shared, self._weigh = replicas, shared, weigh
         self._sync = replicas.options.sync
-        self._flight: Flight | None = None
         self._copies = {
-            stage.stage_index: StageCopies(trained(stage), replicas.here, make_optimizer, self._sync)
+            stage.stage_index: StageCopies(trained_names(stage), replicas.here, make_optimizer, self._sync)
             for stage in stages
         }
 
@@ -232,21 +199,13 @@ class LocalSteps:
         self._replicas.statistics.use(replica)
 
     def after_step(self, done: int, steps: int, progress: Progress) -> None:
-        """Go on with the exchange under way, and begin what is due after `done` of all `steps`; collective.
+        """Exchange what the replicas moved, if that is due after `done` of all `steps`; collective then."""
+        if self._is_due(done, steps):
+            self._send(progress)
+            self._land(progress)
 
-        At the end every group is exchanged, but for one whose sums have just moved the weights.
-        """
-        landed, last = None, done == steps
-        if self._flight is not None:
-            landed = self._go_on(self._flight, done, last=last)
-        groups = range(self._sync.groups) if last else due(self._sync, done)
-        for group in groups:
-            if group != landed:
-                self._send(group, done, progress)
-                if last or not self._sync.overlap:
-                    self._land()
-        if self._flight is not None and self._flight.rounds:
-            self._replicas.leave(self._flight.group)
+    def _is_due(self, done: int, steps: int) -> bool:
+        return done % self._sync.every == 0 or done == steps
 
     def begin(self, done: int, steps: int) -> int:
         """The first step of training in this process, if `done` of all `steps` are done."""
@@ -256,95 +215,37 @@ class LocalSteps:
         """The step that comes after a step."""
         return step + 1
 
-    def settle(self) -> None:
-        """Wait for what is under way between replicas, before a checkpoint; collective. It counts when it is due."""
-        while self._flight is not None and self._flight.rounds:
-            self._next_round(self._flight)
-        self._replicas.statistics.collect()
-
-    def _send(self, group: int, done: int, progress: Progress) -> None:
-        """Send what all replicas moved the weights of a group by; with the first group their statistics, too."""
+    def _send(self, progress: Progress) -> None:
+        """Send what all replicas here moved their weights by, and their statistics."""
         for replica in self._replicas.here:
-            if group == 0:
-                self._replicas.statistics.submit(replica, progress)
-            for stage, copies in self._copies.items():
-                copies.put_moves(replica, self._group(stage, group), self._weigh(replica))
-            self._replicas.submit(replica, progress, group)
-        rounds = self._replicas.rounds(progress, group)
-        self._flight = Flight(group, done, rounds, len(rounds))
+            self._replicas.statistics.submit(replica, progress)
+            for copies in self._copies.values():
+                copies.put_moves(replica, self._weigh(replica))
+            self._replicas.submit(replica, progress)
 
-    def _go_on(self, flight: Flight, done: int, *, last: bool) -> int | None:
-        """Take the rounds for which it is time, spread over the steps; the group, if its sums moved the weights."""
-        elapsed = done - flight.sent
-        if last or elapsed == self._sync.overlap:
-            self._land()
-            return flight.group
-        while flight.rounds and elapsed * flight.count >= self._sync.overlap * (1 + flight.count - len(flight.rounds)):
-            self._next_round(flight)
-        return None
-
-    def _next_round(self, flight: Flight) -> None:
-        """Take one round, and keep the sums that it gives, out of the way of the next step's gradients."""
-        flight.rounds.pop(0)()
-        for stage, copies in self._copies.items():
-            flight.arrived[stage] = flight.arrived.get(stage, {}) | copies.take()
-
-    def _land(self) -> None:
-        """Move the common weights of the group under way by the average, and give them to all; collective.
-
-        With the first group, the common statistics become the mean of what was sent.
-        """
-        self.settle()
-        flight, self._flight = self._flight, None
-        assert flight is not None, "a group is under way"
+    def _land(self, progress: Progress) -> None:
+        """Move the common weights by the average of what was sent, and give them to all; collective."""
         with torch.no_grad():
-            for stage, copies in self._copies.items():
-                copies.average(flight.arrived[stage], self._replicas.weight)
-            # copies of shared weights went through codecs apart, and must stay equal; the first group has them all
-            if self._shared is not None and flight.group == 0:
+            self._replicas.add_up(progress)
+            for copies in self._copies.values():
+                copies.average(self._replicas.weight)
+            # copies of shared weights went through codecs apart, and must stay equal
+            if self._shared is not None:
                 self._shared.average_gradients()
-            for stage, copies in self._copies.items():
-                copies.outer.step()
-                copies.outer.zero_grad()
-                copies.adopt(self._group(stage, flight.group))
-            if flight.group == 0:
-                self._replicas.statistics.average(self._replicas.weight)
-
-    def _group(self, stage: int, group: int) -> Sequence[Parameter]:
-        return self._replicas.exchanges[stage][group].parameters
+            for copies in self._copies.values():
+                copies.step()
+            self._replicas.statistics.average(self._replicas.weight)
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """Copies of the weights and optimizers of the replicas here, and of what has arrived but does not count yet.
-
-        Settle first. The state of the outer optimizer is not among it.
-        """
-        own = self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage)
-        flight = self._flight
-        if flight is None:
-            return own
-        arrived = {f"arrived/{name}": copy_to_host(total) for name, total in flight.arrived[stage].items()}
-        return own | arrived | {"sent": torch.tensor([flight.group, flight.sent])}
+        """Copies of the weights, optimizers and statistics of the replicas here, without the outer optimizer."""
+        return self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage)
 
     def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
-        """Take what `state_dict` returned in any process. CheckpointError if something is missing.
-
-        What has arrived but does not count yet is left out: the next exchange has all that the replicas moved.
-        """
+        """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
         self._copies[stage].load_state_dict(saved)
         self._replicas.statistics.load_state_dict(stage, saved)
 
-    def load_flight(self, stage: int, saved: SavedStage) -> None:
-        """Take what has arrived but does not count yet."""
-        if "sent" not in saved.names("replicas/"):
-            return
-        group, sent = saved.tensors("replicas/", {"sent"})["sent"].tolist()
-        if self._flight is None:
-            self._flight = Flight(group, sent, [], 0)
-        self._flight.arrived[stage] = saved.tensors("replicas/arrived/")
-        if group == 0:
-            self._replicas.statistics.load_sums(stage, saved)
 
-
-def trained(stage: CompressedStage) -> dict[str, Parameter]:
+def trained_names(stage: CompressedStage) -> dict[str, Parameter]:
     """The parameters that a stage trains, by all their names in the unsplit model."""
     return {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad}

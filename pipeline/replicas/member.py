@@ -57,8 +57,6 @@ class Setting:
     """Says in which steps nothing is compressed."""
     layout: Layout = FLAT
     """How the elements of parameters fill rows."""
-    stands_for: float = 1.0
-    """Elements of gradients for each element that travels; traffic counts the gradients."""
     channel: ChannelName = "parts"
     """The channel of what each replica sends."""
     carries: str = GRADIENTS
@@ -121,7 +119,6 @@ class Lanes:
             to=to,
             to_all=to_all,
             replicas=setting.replicas,
-            stands_for=setting.stands_for,
             carries=setting.carries,
         )
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from thinwire.pipeline.checkpoint_folder import SavedStage
 
 PREFIX = "replicas/"
-_GROUP = re.compile(r"^groups/\d+/")
+USED = "used"
 _PIECE = re.compile(r"^(worker/\d+|owner)/(?P<name>.+)/(?P<first>\d+)$")
-_WHOLE = re.compile(r"^start/(?P<name>.+)$")
 
 
 def read_for(
@@ -26,8 +25,7 @@ def read_for(
 ) -> dict[str, Tensor]:
     """What the parts of a checkpoint hold of `wanted`, which has the names and shapes of a stage of another cut.
 
-    An error that no part holds is zero, such as that of the zeros that fill the last row. Another cut leaves out an
-    exchange under way, and so its errors, which say what its messages lost.
+    An error that no part holds is zero, such as that of the zeros that fill the last row.
 
     Args:
         wanted: the state of the stage's exchanges.
@@ -37,17 +35,8 @@ def read_for(
     names = {_parameter_of(name) for name in wanted} - {None}
     saved: list[tuple[str, Tensor]] = []
     for part in parts:
-        there, gone = part.names(PREFIX), part.tensors(PREFIX, {"sent"}).get("sent")
-        # of several groups one is under way, else all there is
-        grouped = any(map(_GROUP.match, there))
-        left_out = None if gone is None else f"groups/{int(gone[0])}/" if grouped else ""
-        needed = {name for name in there if _is_used(name) or _parameter_of(name) in names}
-        found = part.tensors(PREFIX, needed)
-        saved += [
-            (name, values)
-            for name, values in found.items()
-            if _is_used(name) or left_out is None or not name.startswith(left_out)
-        ]
+        needed = {name for name in part.names(PREFIX) if name == USED or _parameter_of(name) in names}
+        saved += part.tensors(PREFIX, needed).items()
     return recut(wanted, saved, holders)
 
 
@@ -70,9 +59,9 @@ def recut(
     for name, like in wanted.items():
         key, first = _key_of(name)
         there = pieces[key]
-        if _is_used(name):
+        if name == USED:
             found[name] = torch.full_like(like, bool(there) and all(bool(values.all()) for _, values in there))
-        elif (piece := _PIECE.match(_bare(name))) is None:  # the same in all replicas, and in all cuts
+        elif (piece := _PIECE.match(name)) is None:  # the same in all replicas, and in all cuts
             found[name] = there[0][1] if there else like
         else:
             total, count = _sum(there, first, like)
@@ -91,23 +80,13 @@ def _sum(pieces: Sequence[tuple[int, Tensor]], first: int, like: Tensor) -> tupl
     return total, count
 
 
-def _bare(name: str) -> str:
-    """A name without the group of layers, which each cut makes its own."""
-    return _GROUP.sub("", name)
-
-
 def _key_of(name: str) -> tuple[str, int]:
     """What a name says in every cut, and its first element."""
-    piece = _PIECE.match(_bare(name))
-    return (f"{piece[1]}/{piece['name']}", int(piece["first"])) if piece else (_bare(name), 0)
+    piece = _PIECE.match(name)
+    return (f"{piece[1]}/{piece['name']}", int(piece["first"])) if piece else (name, 0)
 
 
 def _parameter_of(name: str) -> str | None:
     """The parameter that a name is about; None if it is about none, or about the zeros behind the last one."""
-    found = _PIECE.match(_bare(name)) or _WHOLE.match(_bare(name))
+    found = _PIECE.match(name)
     return None if found is None or found["name"] == "padding" else found["name"]
-
-
-def _is_used(name: str) -> bool:
-    """Whether a name says which parameters were used."""
-    return _bare(name) in ("used", "all/used", "P/used", "Q/used")

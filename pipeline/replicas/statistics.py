@@ -4,7 +4,7 @@
     s_i      those of replica i, which its passes update; sent with its weights or gradients
     s        the mean of all s_i that were sent;  all s_i <- s
 
-The mean is taken with each exchange of the weights, or of the first group of layers, and takes effect when that does.
+The mean is taken with each exchange of the weights.
 Each replica counts alike; where some may be missing, each counts by its samples. Statistics travel uncompressed,
 and every replica adds up for itself, so they arrive together with the gradients. The modules hold s, except while the
 passes of a replica run: statistics are what evaluations and saved weights need, and in training no module reads them.
@@ -23,9 +23,9 @@ from thinwire.compress import Progress
 from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError, WireError
-from thinwire.pipeline.replicas.protocol import Exchange
+from thinwire.pipeline.replicas.stage_exchange import StageExchange
 
-MakeExchange = Callable[[Mapping[str, Parameter]], Exchange]
+MakeExchange = Callable[[Mapping[str, Parameter]], StageExchange]
 
 
 class StageStatistics:
@@ -49,7 +49,6 @@ class StageStatistics:
         self._carriers = {name: Parameter(each, requires_grad=False) for name, each in carriers.items()}
         self._exchange = make(self._carriers)
         self._submitted: Progress | None = None
-        self._sums: dict[str, Tensor] | None = None
 
     def use(self, replica: int | None) -> None:
         """Give the modules the statistics of a replica, or with None the common ones."""
@@ -64,26 +63,18 @@ class StageStatistics:
             self._exchange.submit(replica, progress)
         self._submitted = progress
 
-    def collect(self) -> None:
-        """Wait for what all replicas have submitted, if any have; collective then. It counts from `average` on."""
-        if self._submitted is None:
-            return
+    def average(self, weight: int) -> None:
+        """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
+        assert self._submitted is not None, "statistics were submitted"
         with self._exchange.meter.beside_exchange():
             for go_on in self._exchange.rounds:
                 go_on(self._submitted)
-        self._submitted, self._sums = None, {}
-        for name, carrier in self._carriers.items():
-            assert carrier.grad is not None, "every replica has sent its statistics"
-            self._sums[name], carrier.grad = carrier.grad, None
-
-    def average(self, weight: int) -> None:
-        """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
-        self.collect()
-        assert self._sums is not None, "statistics were submitted"
+        self._submitted = None
         for name, common in self.common.items():
-            mean = self._sums[name] / weight
+            total, self._carriers[name].grad = self._carriers[name].grad, None
+            assert total is not None, "every replica has sent its statistics"
+            mean = total / weight
             common.copy_(mean if common.is_floating_point() else mean.round())
-        self._sums = None
         for replica in self._own:
             self.adopt(replica)
 
@@ -112,21 +103,12 @@ class StageStatistics:
             self.adopt(replica)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the statistics of each replica here, statistics/REPLICA/NAME.
-
-        Of the exchange under way, statistics/sums/NAME; collect first.
-        """
-        own = {
+        """Copies of the statistics of each replica here, statistics/REPLICA/NAME."""
+        return {
             f"statistics/{replica}/{name}": copy_to_host(each)
             for replica, own in self._own.items()
             for name, each in own.items()
         }
-        return own | {f"statistics/sums/{name}": copy_to_host(each) for name, each in (self._sums or {}).items()}
-
-    def load_sums(self, saved: SavedStage) -> None:
-        """Take the sums of the exchange under way."""
-        found = saved.tensors("replicas/statistics/sums/", self.common)
-        self._sums = {name: each.to(self._carriers[name].device) for name, each in found.items()}
 
     def load_state_dict(self, saved: Sequence[SavedStage]) -> None:
         """Take the statistics of the replicas here from the parts of any cut. CheckpointError without."""
@@ -167,11 +149,6 @@ class Statistics:
         for each in self.stages.values():
             each.submit(replica, progress)
 
-    def collect(self) -> None:
-        """Wait for what all replicas have submitted, if any have; collective then."""
-        for each in self.stages.values():
-            each.collect()
-
     def average(self, weight: int) -> None:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
         for each in self.stages.values():
@@ -204,8 +181,3 @@ class Statistics:
         """Take the statistics of the replicas here from the parts of any cut. CheckpointError without."""
         if stage in self.stages:
             self.stages[stage].load_state_dict(saved)
-
-    def load_sums(self, stage: int, saved: SavedStage) -> None:
-        """Take the sums of the exchange under way."""
-        if stage in self.stages:
-            self.stages[stage].load_sums(saved)

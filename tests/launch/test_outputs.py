@@ -26,7 +26,7 @@ from thinwire.pipeline.tracing.record import StepRecord
 
 ELASTIC = [
     *("--replicas.count", "2", "--replicas.membership", "elastic"),
-    *("--replicas.sync.every", "2", "--replicas.sync.sums", "all"),
+    *("--replicas.sync.every", "2"),
 ]
 
 OF_THIS_HOST = ["--replicas.meeting", "10.0.0.1:29600", "--replicas.number", "0", "--wire.keys", "run.keys"]

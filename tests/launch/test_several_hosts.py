@@ -20,7 +20,7 @@ from thinwire.launch.run.crews.remote.agreement import agreed, difference
 from thinwire.pipeline.errors import OptionsError
 
 OPTIONS = [
-    *("--replicas.count", "2", "--replicas.sync.every", "3", "--replicas.sync.sums", "all"),
+    *("--replicas.count", "2", "--replicas.sync.every", "3"),
     *("--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant", "--replicas.membership", "elastic"),
     *("--pipeline.num_stages", "1", "--wire.keys", "run.keys"),
 ]

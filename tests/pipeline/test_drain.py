@@ -6,11 +6,10 @@ from thinwire.pipeline.replicas.drain import hidden, told
 
 # stage 2 is done first; stage 0 begins at 6 and at 16
 EXCHANGES = [[(6.0, 8.0), (16.0, 18.0)], [(4.0, 5.0), (14.0, 18.0)], [(2.0, 7.0), (12.0, 16.0)]]
-NEVER_LEFT = [[[], []]] * 3
 
 
 def test_what_lies_before_the_last_stage_begins_is_hidden():
-    assert hidden(EXCHANGES, NEVER_LEFT) == pytest.approx([0.0, (1 + 2) / (1 + 4), (4 + 4) / (5 + 4)])
+    assert hidden(EXCHANGES) == pytest.approx([0.0, (1 + 2) / (1 + 4), (4 + 4) / (5 + 4)])
 
 
 def test_times_are_put_on_one_clock_stage_by_stage():
@@ -21,24 +20,16 @@ def test_times_are_put_on_one_clock_stage_by_stage():
         {
             "seconds": {"encode": 1.0},
             "last": [tuple(map(clock, pair)) for pair in pairs],
-            "left": [[], []],
             "next_clock": line,
         }
         for clock, pairs, line in zip(clocks, EXCHANGES, [*lines, (1.0, 0.0)], strict=True)
     ]
     shares = [stage["hidden"] for stage in told(reports)]
-    assert shares == pytest.approx(hidden(EXCHANGES, NEVER_LEFT))
+    assert shares == pytest.approx(hidden(EXCHANGES))
     assert told(reports)[0]["encode"] == 1.0
 
 
 @pytest.mark.parametrize("unknown", [{"last": []}, {"next_clock": None}])
 def test_nothing_is_said_about_what_is_not_known(unknown):
-    report = {"seconds": {"wire": 2.0}, "last": [(1.0, 2.0)], "left": [[]], "next_clock": (1.0, 0.0)}
+    report = {"seconds": {"wire": 2.0}, "last": [(1.0, 2.0)], "next_clock": (1.0, 0.0)}
     assert told([report, {**report, **unknown}]) == [{"wire": 2.0, "hidden": None}] * 2
-
-
-def test_steps_that_an_exchange_overlaps_are_hidden():
-    """The stage encodes for 1 s, trains for 8 s, and comes back for 1 s. Another began its exchange after 0.5 s."""
-    alone = [[(0.0, 10.0)], [(0.5, 10.0)]]
-    left = [[[(1.0, 9.0)]], [[(1.5, 9.5)]]]
-    assert hidden(alone, left) == pytest.approx([8.5 / 10, 8 / 9.5])

@@ -24,6 +24,8 @@ from thinwire.pipeline.replicas.statistics import Statistics
 EVERY, STEPS = 3, 8
 NONE = {"activations": "none", "gradients": "none"}
 STATEFUL = {"activations": "aqsgd(q(4))", "gradients": 'ef(q(6, round="stochastic"))'}
+PUBLISHED = 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)'
+"""The codec of SparseLoCo."""
 OPTIONS = {"microbatches": 2, "microbatch_size": 2, "simulated": True, "steps": STEPS}
 
 
@@ -71,8 +73,8 @@ def diloco(passes, outer, optimizer):
 def test_it_is_diloco(alone, outer, passes):
     optimizer = {"name": "sgd", "lr": 0.2, "momentum": 0.9, "max_grad_norm": 0.5, "schedule": "constant"}
     common, losses = diloco(passes, outer, optimizer)
-    for sums, membership in (("owner", "fixed"), ("all", "fixed"), ("all", "elastic")):
-        sync = {"every": EVERY, "sums": sums, **outer}
+    for membership in ("fixed", "elastic"):
+        sync = {"every": EVERY, **outer}
         exchanging = {"replicas": 3, "passes": passes, "sync": sync, "membership": membership}
         trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
         records = assert_trains_to(trainer, common, losses)
@@ -137,13 +139,13 @@ def finished(trainer, first=0):
 
 
 @pytest.mark.parametrize("stop", [4, 6])
-@pytest.mark.parametrize("sums", ["owner", "all"])
-def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, sums):
+@pytest.mark.parametrize("exchange", ["ef(topk(0.05))", PUBLISHED])
+def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, exchange):
     options = OPTIONS | {
         "replicas": 2,
         "dropout": 0.2,
-        "sync": {"every": EVERY, "sums": sums},
-        "exchange": "ef(topk(0.05))",
+        "sync": {"every": EVERY},
+        "exchange": exchange,
         "compression": STATEFUL,
     }
     wanted = finished(make_trainer(0, **options))
@@ -239,10 +241,9 @@ def test_weights_of_another_replica_that_cannot_be_used_are_named_and_none_is_ta
         ({"lr": 0.0}, "replicas.sync.lr must be above 0 and at most 1e+30, got 0.0"),
         ({"momentum": 1.0}, "replicas.sync.momentum must be at least 0 and below 1, got 1.0"),
         (
-            {"every": 1, "lr": 1.0, "momentum": 0.0, "alpha": 0.5},
-            "replicas.sync.every must be above 1 for replicas.sync.lr 1.0, momentum 0.0 and alpha 0.5: with 1, "
-            "replicas add up their gradients in each step, and have no outer optimizer; raise it, or drop lr, "
-            "momentum and alpha",
+            {"every": 1, "lr": 1.0, "momentum": 0.0},
+            "replicas.sync.every must be above 1 for replicas.sync.lr 1.0 and momentum 0.0: with 1, replicas "
+            "add up their gradients in each step, and have no outer optimizer; raise it, or drop lr and momentum",
         ),
     ],
 )

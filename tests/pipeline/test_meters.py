@@ -188,19 +188,3 @@ def test_an_exchange_that_was_dropped_is_none_of_the_next_one(clock):
     with meter.exchanging(ends=True):
         clock.now = 51.0
     assert list(meter.exchanges) == [(50.0, 51.0)]
-    assert list(meter.left) == [[]]
-
-
-def test_an_exchange_that_goes_on_in_a_later_step_was_left_in_between(clock):
-    meter = Meter()
-    with meter.exchanging():
-        clock.now = 2.0
-    meter.leave_exchange()
-    clock.now = 3.0
-    meter.leave_exchange()  # after another step
-    clock.now = 9.0
-    with meter.exchanging(ends=True):
-        clock.now = 10.0
-    assert list(meter.exchanges) == [(0.0, 10.0)]
-    assert list(meter.left) == [[(2.0, 9.0)]]
-    assert sum(meter.exchange.values()) == 3.0

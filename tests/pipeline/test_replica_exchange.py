@@ -22,7 +22,7 @@ def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas(layout, 
 
 
 @pytest.mark.parametrize("layout", [FLAT, TILES])
-@pytest.mark.parametrize("method", ["none", "ef(q(4))", "powersgd(2)"])
+@pytest.mark.parametrize("method", ["none", "ef(q(4))"])
 def test_torchs_default_dtype_does_not_matter(method, layout):
     given = [gradients(step) for step in range(2)]
 
@@ -165,7 +165,7 @@ def test_if_all_add_up_each_sends_all_to_every_other():
 UNUSED = ("bias", "wide")
 
 
-@pytest.mark.parametrize("expression", ["none", "ef(q(4))", "powersgd(1)"])
+@pytest.mark.parametrize("expression", ["none", "ef(q(4))"])
 def test_a_parameter_has_a_gradient_once_a_replica_has_used_it(expression):
     """q(4) makes half a step of each zero, in a row that two parameters share; that is no gradient."""
     stage = simulated(expression)
@@ -180,10 +180,9 @@ def test_a_parameter_that_a_replica_in_another_process_used_has_a_gradient():
     assert after["wide"] is None and not after["bias"].any()
 
 
-@pytest.mark.parametrize("expression", ["ef(q(4))", "powersgd(1)"])
-def test_what_replicas_have_used_goes_on(expression):
+def test_what_replicas_have_used_goes_on():
     """A parameter that some steps use has a gradient in all steps from its first one on, after a stop too."""
-    stage, again = simulated(expression), simulated(expression)
+    stage, again = simulated("ef(q(4))"), simulated("ef(q(4))")
     take_turns(stage, gradients(0, 2), 0)
     saved = stage.exchange.state_dict()
     again.exchange.load_state_dict(saved)
@@ -214,16 +213,6 @@ def test_four_bits_are_four_bits():
         ('ef(q(4), store="disk")', "must keep its buffers in memory between replicas; drop store"),
         ("ef(q(4), store_bits=8)", "must keep errors in 32 or 16 bits between replicas, got store_bits=8"),
         ("q(99)", "q's bits must be an integer from 1 to 8, got 99"),
-        ("powersgd", "powersgd must have a rank; write powersgd(4), or powersgd(4, rate=2.0, start=1000)"),
-        ("powersgd(0)", "powersgd's rank must be an integer from 1 to 512, got 0"),
-        ("powersgd(4, rate=0, start=-1)", "powersgd's start must be a number of steps, 0 or more, got -1"),
-        ("powersgd(4, many=2)", "'powersgd(4, many=2)': got an unexpected keyword argument 'many'; write powersgd(4)"),
-        (
-            "powersgd(4, rate=2, rate=3)",
-            "'powersgd(4, rate=2, rate=3)': an argument stands twice, or has no name; write",
-        ),
-        ("powersgd(rank)", "write powersgd(4)"),
-        ("ef(powersgd(4))", "powersgd must stand alone, in small letters"),
     ],
 )
 def test_what_cannot_carry_gradients_is_refused(expression, said):

@@ -16,7 +16,7 @@ CODECS = {
     "by sample": {"activations": "aqsgd(q(4))", "gradients": "q(8)"},
 }
 EXCHANGES = {
-    2: {"exchange": "powersgd(1, start=2)"},
+    2: {"exchange": "ef(q(4))"},
     3: {
         "exchange": 'ef(q(2, round="stochastic"))',
         "optimizer": {"name": "quantized-adam", "freeze_after": "2 steps", "lr": 0.05, "max_grad_norm": 0.5},

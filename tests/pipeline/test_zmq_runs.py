@@ -105,7 +105,7 @@ def test_a_run_without_gloo_is_the_same_simulated(alone):
     assert_as_simulated(losses, weights, OPTIONS)
 
 
-@pytest.mark.parametrize("sync", [{}, {"every": 2, "overlap": 1}], ids=["every step", "every 2 steps"])
+@pytest.mark.parametrize("sync", [{}, {"every": 2}], ids=["every step", "every 2 steps"])
 def test_replicas_without_gloo_are_the_same_simulated(alone, sync):
     options = OPTIONS | {"num_stages": 1, "replicas": 2, "exchange": "ef(q(4))", "sync": sync, "steps": 4}
     losses, weights, _ = trained(options)

@@ -1,7 +1,6 @@
 """Replicas of one stage in this process, without a pipeline: they exchange the gradients that a test gives them."""
 
 from datetime import timedelta
-from functools import partial
 
 import torch
 from torch.nn import Parameter
@@ -9,9 +8,7 @@ from torch.nn import Parameter
 from thinwire.compress import Progress
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
-from thinwire.pipeline.options.powersgd import PowerSGD
 from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.exchange import IN_FULL, make_exchange
 from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
@@ -36,15 +33,14 @@ class Replica:
         setting = Setting(
             stage=1,
             replicas=options.count,
-            method=IN_FULL if isinstance(options.method, PowerSGD) else options.method,
+            method=options.method,
             seed=3,
             options=WireOptions(),
             meter=self.meter,
             in_full=in_full,
             layout=layout,
         )
-        make = partial(StageExchange, here=here, links=links, member=member, everyone=everyone)
-        self.exchange = make_exchange(self.parameters, setting, options.method, here, make)
+        self.exchange = StageExchange(self.parameters, setting, here, links, member, everyone)
 
     @property
     def flat(self):

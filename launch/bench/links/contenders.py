@@ -115,7 +115,7 @@ class Thinwire:
         # uncompressed is uncompressed in all replicas
         overrides = {} if codecs.activations == codecs.gradients == UNCOMPRESSED else recipe.replicas.overrides
         replicas = replace(recipe.replicas, gradients=codecs.between, overrides=overrides)
-        # no step is the last one, after which all groups of layers are exchanged
+        # no step is the last one, after which all is exchanged
         training = replace(recipe.training, steps=MOST_STEPS)
         # quantized-adam has a second moment of a single step here, and would move the weights out of all bounds by it
         rate = STANDING if recipe.optimizer.name == "quantized-adam" else recipe.optimizer.lr
@@ -131,10 +131,6 @@ class Thinwire:
         if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
             self._take(torch.arange(recipe.batch_size))
             self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
-        # a group is sent at the end of every `sync.every` steps, and arrives `overlap` steps later: if rounds begin so
-        # much later, they end with nothing under way that would slow the next contender
-        for _ in range(replicas.sync.overlap if replicas.step_alone else 0):
-            self._take(torch.arange(recipe.batch_size))
 
     @property
     def stages(self) -> list[CompressedStage]:

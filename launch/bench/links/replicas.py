@@ -36,16 +36,15 @@ def ends_of_processes(
     own = [float(course.end[course.table.process == process].max()) for process in range(course.table.num_processes)]
     if work is None:
         return own
-    size, options = prepared.recipe.pipeline.num_processes, prepared.recipe.replicas
+    options = prepared.recipe.replicas
     every = options.sync.every if options.step_alone else 1
     # each step or round of a bench ends at a barrier: no later stage begins the next one before all have their sums
     work = replace(_by_process(work, prepared.recipe), gradients=between, clips=True)
     if spent:
         # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum;
         # if all add up for themselves, it is encoded once, and decoded from everyone
-        travelling = [work.travelling(process) for process in range(size)]
-        elements = max(travelling)
-        most = spent[travelling.index(elements)]
+        elements = max(work.elements)
+        most = spent[work.elements.index(elements)]
         work = replace(
             work,
             encode={between: every * most["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count)},
@@ -54,14 +53,7 @@ def ends_of_processes(
     exchange = time_exchange(work, course, network)
     if every == 1:
         return list(exchange.ends)
-    step = Step(
-        course=course,
-        exchange=exchange,
-        seconds=course.seconds + exchange.adds,
-        groups=work.groups,
-        overlap=work.overlap,
-        waits=work.waits,
-    )
+    step = Step(course=course, exchange=exchange, seconds=course.seconds + exchange.adds)
     return [end + step.every(every) - course.seconds for end in own]
 
 
@@ -87,9 +79,7 @@ def network_of(prepared: Prepared, links: Mapping[tuple[int, int], LinkSpeed]) -
 def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:
     """The same with what each process of a pipeline has, from that of each stage."""
     elements, statistics = [0] * recipe.pipeline.num_processes, [0] * recipe.pipeline.num_processes
-    shapes: list[tuple[tuple[int, ...], ...]] = [()] * recipe.pipeline.num_processes
     for stage, process in real_placement(recipe).process_of.items():
         elements[process] += work.elements[stage]
         statistics[process] += work.statistics[stage] if work.statistics else 0
-        shapes[process] += work.shapes[stage] if work.shapes else ()
-    return replace(work, elements=tuple(elements), statistics=tuple(statistics), shapes=tuple(shapes))
+    return replace(work, elements=tuple(elements), statistics=tuple(statistics))

@@ -13,17 +13,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from thinwire.compress import Method, Progress
+from thinwire.compress import Progress
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.exchange import Replicas, connect, statistics_of
-from thinwire.pipeline.replicas.groups import divide_layers, due
 from thinwire.pipeline.replicas.lane import OUTER_GRADIENTS
 from thinwire.pipeline.replicas.layout import TILES
-from thinwire.pipeline.replicas.local import LocalSteps, MakeOptimizer, trained
+from thinwire.pipeline.replicas.local import LocalSteps, MakeOptimizer, trained_names
 from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
@@ -31,7 +30,7 @@ from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import full_state, parameters_of
+from thinwire.pipeline.state import full_state, parameters_of, trained
 from thinwire.pipeline.tracing.spans import Work
 
 
@@ -79,33 +78,29 @@ def connect_present(
         options: how many replicas there are, and what they send each other.
         attendance: this process at the meeting place.
     """
-    method = options.method
-    assert isinstance(method, Method), "the options refuse PowerSGD"
     replica, wire = attendance.replica, stages[0].wire
     here, mail = range(replica, replica + 1), Mail(replica)
     links = MailEnds(mail, replica, stages[0].num_stages)
     member = partial(MailListener, mail=mail)
     exchanges = {
-        stage.stage_index: [
-            StageExchange(
-                divide_layers(stage.submod, 1)[0],
-                Setting(
-                    stage=stage.stage_index,
-                    replicas=options.count,
-                    method=method,
-                    seed=wire.seed,
-                    options=wire.options,
-                    meter=stage.meter,
-                    layout=TILES,
-                    carries=OUTER_GRADIENTS,
-                ),
-                here,
-                links,
-                member,
-                # what a replica moved is known of every parameter, so all of them are used everywhere
-                everyone=list,
-            )
-        ]
+        stage.stage_index: StageExchange(
+            trained(stage.submod),
+            Setting(
+                stage=stage.stage_index,
+                replicas=options.count,
+                method=options.method,
+                seed=wire.seed,
+                options=wire.options,
+                meter=stage.meter,
+                layout=TILES,
+                carries=OUTER_GRADIENTS,
+            ),
+            here,
+            links,
+            member,
+            # what a replica moved is known of every parameter, so all of them are used everywhere
+            everyone=list,
+        )
         for stage in stages
     }
     statistics = statistics_of(stages, exchanges, options, here, links, member)
@@ -163,9 +158,9 @@ class PresentSteps(LocalSteps):
         The average is weighted by samples. If they went on without this replica, take the weights of one of them.
         """
         last = done == steps
-        if not last and not due(self._sync, done):
+        if not self._is_due(done, steps):
             return
-        self._send(0, done, progress)
+        self._send(progress)
         samples = (done - self._held) * self._samples
         what = "waiting for the exchange with the other replicas"
         with self._stages[0].meter.beside_exchange(), self._waiting(what):
@@ -173,14 +168,13 @@ class PresentSteps(LocalSteps):
         if isinstance(answer, Taken):
             self._mail.discard()
             self._replicas.statistics.discard()
-            self._flight = None
             for stage in self._stages:
                 stage.meter.drop_exchange()
             self._take(answer, steps)
             self._taken_after = answer.step
             return
         self._mail.deliver(answer.samples, answer.frames)
-        self._land()
+        self._land(progress)
         self._held = done
         state = save(self._common()) if answer.gives else None
         self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
@@ -257,7 +251,7 @@ def _checking(taken: Taken) -> Iterator[None]:
 
 def _changing(stage: CompressedStage) -> dict[str, Tensor]:
     """The common weights that a stage trains, and its buffers, which it may change."""
-    frozen = parameters_of(stage.submod).keys() - trained(stage).keys()
+    frozen = parameters_of(stage.submod).keys() - trained_names(stage).keys()
     return {name: each for name, each in full_state(stage.submod).items() if name not in frozen}
 
 
