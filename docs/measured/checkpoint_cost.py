@@ -52,7 +52,7 @@ def alternate(times: Path) -> None:
         done = record.step + 1
         if done % BLOCK == 0:
             run._resumption._checkpoints.wait()  # what a block began, it pays for
-        if run._log is not None:
+        if run.trainer.reports:
             with times.open("a") as file:
                 file.write(json.dumps([done, time.perf_counter()]) + "\n")
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
+from thinwire.launch.run import reporting
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.run import Run
@@ -203,7 +204,7 @@ def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypat
         ready = prepared("--output", "run", "--compression.activations", "aqsgd(q(4))", *options)
         run = Run(ready, simulated_placement(ready.recipe))
         monkeypatch.setattr(type(run.assembly.placement), "compare", lambda self, digests: compared.append(digests))
-        monkeypatch.setattr(run, "_compare_replicas", lambda: compared.append("replicas"))
+        monkeypatch.setattr(run._saves, "_compare_replicas", lambda: compared.append("replicas"))
         run.go()
     assert compared[1::2] == ["replicas"] * 2
     assert [sorted(digests) for digests in compared[::2]] == [[0, 1]] * 2
@@ -227,7 +228,7 @@ def test_a_disk_that_is_full_after_the_weights_costs_the_picture_alone(here, mon
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(run_module, "save_picture", full)
+    monkeypatch.setattr(reporting, "save_picture", full)
     folder = ran("--output", "run").recipe.folder
     assert "the traces or the picture are left out: run must have room" in " ".join(capsys.readouterr().out.split())
     assert json.loads((folder / "summary.json").read_text())["running"] is False

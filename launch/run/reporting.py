@@ -1,0 +1,205 @@
+"""What a run logs, prints and draws. The process of the last stage reports for all, of replicas that of the first.
+
+Every process has a Reporting and calls the same methods, because what is reported is gathered from all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.console import ProgressLine, show_notes, show_summary
+from thinwire.launch.run.logs.metrics import MetricsLog
+from thinwire.launch.run.model_files import keep_folder, save_model_files
+from thinwire.launch.run.outputs import (
+    OutputError,
+    remove_earlier,
+    save_picture,
+    save_recipe,
+    save_summary,
+    save_traces,
+    writing,
+)
+from thinwire.launch.run.recipe import dump
+from thinwire.launch.run.resume import Resumption
+from thinwire.launch.run.slower_links import show_slower_links
+from thinwire.launch.run.summary import codecs_in_words, stage_report, sum_routes, summarize
+from thinwire.launch.run.times import Times
+from thinwire.launch.run.wiring.choosing import Choosing
+from thinwire.models.data.sampler import evaluation_batches
+from thinwire.models.digest import weights_digest
+from thinwire.models.tasks import mask_padding
+from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.replicas.drain import exchange_report
+from thinwire.pipeline.tracing.record import StepRecord
+from thinwire.pipeline.tracing.traces import StageTrace
+
+
+class Reporting:
+    """The log, the live line, the evaluations and the summary of a run.
+
+    Args:
+        assembly: the stages of this process.
+        resumption: where the run goes on.
+        choosing: what auto chose.
+
+    Attributes:
+        times: the seconds of the run.
+        evaluated: the steps after which the last evaluation was; None before the first.
+    """
+
+    def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
+        self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.placement
+        self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
+        self.times = Times(resumption.saved.get("seconds", {}))
+        self.evaluated: int | None = resumption.saved.get("evaluated")
+        self._line: ProgressLine | None = None
+        self._log: MetricsLog | None = None
+        if self._trainer.reports:
+            # without lines of what the checkpoint does not hold: that is done again
+            with writing(self._recipe.folder):
+                several, limit = self._recipe.replicas.count > 1, self._recipe.rotate_logs
+                self._log = MetricsLog(self._recipe.folder, self._first, limit, self.evaluated or 0, replicas=several)
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes of metrics that are not written yet."""
+        return 0 if self._log is None else self._log.waiting
+
+    def begin(self) -> None:
+        """Write what a run has before its first step."""
+        with writing(self._recipe.folder):
+            save_recipe(self._recipe)
+            if self._log is not None:
+                if not self._first:
+                    remove_earlier(self._recipe)
+                save_model_files(self._recipe.folder, self._prepared)
+        if self._log is not None:
+            self._log.recipe(dump(self._recipe))
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show how far training is, in the process that reports, while the code inside trains."""
+        if self._log is None:
+            yield
+            return
+        mine = [stage.stage_index for stage in self._trainer.stages]
+        with ProgressLine(self._recipe.training.steps, mine, self._recipe.pipeline.num_stages) as self._line:
+            yield
+
+    def say(self, text: str) -> None:
+        """Print a line above the live one, in the process that reports."""
+        if self._line is not None:
+            self._line.say(text)
+
+    def log_step(self, done: int, record: StepRecord) -> None:
+        """Log and show a step."""
+        self.times.seconds["training"] += record.seconds
+        if self._log is not None and self._line is not None:
+            self._log.step(record)
+            if news := self._log.news():
+                self.say(news)
+            self._line.step(record)
+
+    def log_exchanges(self) -> None:
+        """Log all exchanges between replicas so far; it waits for the last words of other stages."""
+        exchanges = self._trainer.sync.exchanges.settle()
+        if self._log is not None:
+            self._log.exchanged(exchanges)
+
+    def evaluate_if_due(self, done: int, record: StepRecord) -> None:
+        """Evaluate with compression on and off, if the recipe asks for it after so many steps."""
+        if self._recipe.training.evaluates_after(done, self._prepared.steps_per_epoch):
+            self.evaluate(done)
+
+    def evaluate(self, done: int) -> None:
+        """Evaluate after so many steps, unless that is done; collective."""
+        held_out = self._prepared.data.held_out
+        if self.evaluated == done:
+            return
+        self.evaluated = done
+        if held_out is None:
+            return
+        size, count = self._recipe.pipeline.pass_size, len(held_out)
+        with self.times.spent_on("evaluation"):
+            scores = evaluate(self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+        if self._log is not None and self._line is not None and scores is not None:
+            self._log.evaluation(done, scores)
+            self._line.evaluation(done, scores)
+
+    def keep_folder(self) -> None:
+        """Make the run's folder anew if somebody moved or removed it."""
+        if keep_folder(self._prepared, self._log):
+            self.say(
+                f"{self._recipe.folder} was moved or removed, and the run has made it anew, with its metrics; all "
+                f"else is where the folder was moved to, or gone"
+            )
+
+    def written(self) -> Callable[[], None]:
+        """Write what waits, and give a function that waits until the disk has every line. OutputError without room."""
+        with writing(self._recipe.folder):
+            return self._log.written() if self._log is not None else lambda: None
+
+    def write(self) -> None:
+        """Write what waits, and wait until the disk has it. OSError if there is no room."""
+        if self._log is not None:
+            self._log.sync()
+
+    def summarize(self, done: int) -> dict[str, Any] | None:
+        """The summary after `done` steps, from the reports of all stages; None in other processes. Collective.
+
+        Raises MismatchError if the replicas of a stage hold other weights.
+        """
+        where, reports = self._where, [stage_report(stage) for stage in self._trainer.stages]
+        for report, stage in zip(reports, self._trainer.stages, strict=True):
+            report["exchange"] = exchange_report(stage, where)
+        where.compare_replicas({report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
+        of_replicas = where.everyone_across([report["traffic"] for report in reports])
+        for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
+            report["traffic"] = sum_routes(traffic)
+        stages = where.gather({report["stage"]: report for report in reports})
+        if self._log is None or stages is None:
+            return None
+        here = self._trainer.sync.replicas.here
+        return summarize(
+            self._recipe,
+            stages,
+            done=done,
+            codec_of=codecs_in_words(self._recipe, self._trainer.stages[0].wire.compression),
+            times=self.times,
+            timed=f"replica {here.start}" if len(here) < self._recipe.replicas.count else "all",
+            train_loss=self._log.last_loss,
+            evaluations=self._log.evaluations,
+            choices=self._choosing.choices,
+            loss_scale=self._trainer.update.scale.told(),
+        )
+
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        """Gather the traces; the process that reports writes and prints the final results."""
+        traces = self._gather_traces()
+        if self._log is None or summary is None:
+            return
+        summary |= {"running": False, "seconds": self.times.all, "saving_seconds": self.times.seconds["saving"]}
+        folder, unit = self._recipe.folder, self._trainer.task.unit
+        with writing(folder):
+            save_summary(folder, summary)
+        try:
+            # what only shows what the numbers say
+            with writing(folder):
+                self._log.close()
+                save_traces(folder, traces)
+                save_picture(folder / "loss.png", self._recipe.name, unit, self._log.losses, self._log.evaluations)
+        except OutputError as error:  # the weights and numbers are saved, so the run has not failed
+            show_notes([f"the traces or the picture are left out: {error}"])
+        show_summary(summary)
+        show_slower_links(self._recipe, summary)
+
+    def _gather_traces(self) -> list[StageTrace]:
+        """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""
+        tracer = self._trainer.tracer
+        if not tracer.keep:
+            return []
+        gathered = self._where.gather({stage: trace.to_json() for stage, trace in tracer.traces().items()})
+        return [StageTrace.from_json(trace) for trace in gathered or ()]

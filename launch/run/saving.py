@@ -1,0 +1,137 @@
+"""What a run saves while it trains: the weights of all stages as one set, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors import SafetensorError
+
+from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.outputs import OutputError, save_summary, writing
+from thinwire.launch.run.reporting import Reporting
+from thinwire.launch.run.resume import Resumption, Said
+from thinwire.launch.run.room import Room
+from thinwire.launch.run.summary import module_of
+from thinwire.launch.run.weights import Saving
+from thinwire.launch.run.wiring.choosing import Choosing
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline.tracing.record import StepRecord
+
+
+class Saves:
+    """The saves of one process of a run. Every process has them, and all call the same methods.
+
+    Args:
+        assembly: the stages of this process.
+        room: whether the disks have room.
+        resumption: writes checkpoints.
+        choosing: what auto chose, which a checkpoint holds.
+        reporting: the log of the run.
+    """
+
+    def __init__(
+        self, assembly: Assembly, room: Room, resumption: Resumption, choosing: Choosing, reporting: Reporting
+    ) -> None:
+        self._trainer, self._where = assembly.trainer, assembly.placement
+        self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
+        self._room, self._resumption, self._choosing, self._reporting = room, resumption, choosing, reporting
+
+    def compare_if_due(self, done: int, record: StepRecord) -> None:
+        """After each epoch, compare the buffers of all ends, and the replicas, if the recipe asks for it."""
+        ends = done % self._steps_per_epoch == 0 or done == self._recipe.training.steps
+        if self._recipe.debug.check_buffers and ends:
+            self._where.compare({stage.stage_index: stage.digests() for stage in self._trainer.stages})
+            self._compare_replicas()
+
+    def weights_if_due(self, done: int, record: StepRecord) -> None:
+        """Save the weights, if the recipe asks for it after so many steps."""
+        if self._recipe.save_every and done % self._recipe.save_every == 0:
+            self.weights(done)
+
+    def weights(self, done: int) -> dict[str, Any] | None:
+        """Save the weights of all stages as one set. If a stage cannot save, wait until it has space. Collective.
+
+        The set has a summary of the run so far. So it can be exported and reported if the run stops early. The process
+        that reports returns this summary, the others None.
+        """
+        with self._reporting.times.spent_on("saving"):
+            self._reporting.keep_folder()
+            saving = Saving(self._recipe.folder, done, self._recipe.pipeline.num_stages)
+            summary = self._reporting.summarize(done)
+            mine = self._write(saving, summary)
+            while trouble := [said for said in self._where.everyone(mine) if said]:
+                if self._has_weights:
+                    saving.discard()
+                if not self._room.wait(mine, self._reporting.unwritten):
+                    raise OutputError(trouble)
+                mine = self._write(saving, summary)
+            with writing(self._recipe.folder):
+                if self._has_weights:
+                    saving.complete()
+                if summary is not None:
+                    save_summary(self._recipe.folder, summary)
+            return summary
+
+    def checkpoint_if_due(self, done: int, record: StepRecord) -> None:
+        """Write a checkpoint, if the recipe asks for it after so many steps."""
+        self._resumption.check()
+        if self._resumption.is_due(done, self._steps_per_epoch):
+            with self._reporting.times.spent_on("saving"):
+                self._compare_replicas()
+                self._resumption.save(done, self._said())
+
+    def stop_if_asked(self, done: int) -> None:
+        """Where any process was asked to stop, write a checkpoint in all of them and raise StoppedError; collective."""
+        self._resumption.stop_if_asked(done, self._said)
+
+    def finish(self, done: int) -> None:
+        """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
+        self._resumption.finish(done, self._said())
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether this process saves the weights of its stages: those of the first replica do."""
+        return self._where.replica == 0
+
+    def _said(self) -> Said:
+        """What the run itself gives a checkpoint."""
+        self._reporting.keep_folder()
+        self._reporting.log_exchanges()
+        logged = self._reporting.written()
+        values = {
+            "seconds": self._reporting.times.state_dict(),
+            **self._choosing.state_dict(),
+            "evaluated": self._reporting.evaluated,
+            "loss_scale": self._trainer.update.scale.state_dict(),
+        }
+        return Said(values, logged)
+
+    def _compare_replicas(self) -> None:
+        """Raise MismatchError if the replicas of a stage hold other weights. Collective."""
+        if self._where.num_replicas > 1:
+            lines = {stage.stage_index: tensor_lines(module_of(stage).full_state()) for stage in self._trainer.stages}
+            self._where.compare_replicas({stage: weights_digest(found) for stage, found in lines.items()})
+
+    def _write(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
+        """Write the metrics, the weights of this process's stages, and its summary; the reason if that fails."""
+        folder = self._recipe.folder
+        try:
+            self._reporting.write()
+        except OSError as error:
+            return f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
+        for stage in self._trainer.stages if self._has_weights else ():
+            try:
+                saving.write(stage.stage_index, module_of(stage).full_state())
+            except (OSError, SafetensorError) as error:
+                return (
+                    f"the weights of stage {stage.stage_index} cannot be saved in {folder}: "
+                    f"{getattr(error, 'strerror', None) or error}; free some space; the set of weights before it is "
+                    f"still there, for all stages"
+                )
+        try:
+            if summary is not None:
+                save_summary(saving.folder, summary)
+        except OSError as error:
+            return f"the summary cannot be saved in {folder}: {error.strerror or error}; free some space"
+        return None
