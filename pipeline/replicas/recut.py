@@ -61,11 +61,10 @@ def recut(
         there = pieces[key]
         if name == USED:
             found[name] = torch.full_like(like, bool(there) and all(bool(values.all()) for _, values in there))
-        elif (piece := _PIECE.match(name)) is None:  # the same in all replicas, and in all cuts
-            found[name] = there[0][1] if there else like
         else:
             total, count = _sum(there, first, like)
-            found[name] = total / (count.clamp(min=1) if holders is None else holders.get(piece["name"], 1))
+            holding = count.clamp(min=1) if holders is None else holders.get(_parameter_of(name) or "", 1)
+            found[name] = total / holding
     return found
 
 

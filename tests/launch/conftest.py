@@ -1,14 +1,14 @@
 import pytest
 
 from support.tiny_run import write_recipe
-from thinwire.launch.run import run
+from thinwire.launch.run import reporting
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_pictures():
     """Runs within the tests' process draw no loss curve, which takes a third of a short run; real processes do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "save_picture", lambda path, *_: path.touch())
+        patch.setattr(reporting, "save_picture", lambda path, *_: path.touch())
         yield
 
 

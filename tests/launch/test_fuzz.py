@@ -28,7 +28,7 @@ from support.faults.plan import Extent, Plan, drawn
 from support.faults.process import Crash, Process
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
-from thinwire.launch.run import outputs
+from thinwire.launch.run import notes, outputs, reporting
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.recipe import dump
@@ -142,9 +142,11 @@ class Fuzzed:
         disk.patch(patch)
         patch.setattr(wire, "MemoryEnd", network.link)
         patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread))
-        for shown in ("save_picture", "show_notes", "show_stores", "show_summary", "show_slower_links"):
-            patch.setattr(run_module, shown, lambda *_: None)
-        for module in (run_module, outputs):
+        for shown in ("save_picture", "show_notes", "show_summary", "show_slower_links"):
+            patch.setattr(reporting, shown, lambda *_: None)
+        for shown in ("show_notes", "show_stores"):
+            patch.setattr(notes, shown, lambda *_: None)
+        for module in (reporting, outputs):
             patch.setattr(module, "dump", lambda _: self.text)
 
         def saving(*args, **kwargs):

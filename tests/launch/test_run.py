@@ -12,6 +12,7 @@ from thinwire.launch import cli
 from thinwire.launch.run import reporting
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
+from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
 from thinwire.launch.run.weights import Saving, newest, weight_file
@@ -138,7 +139,7 @@ def test_a_run_killed_between_its_weights_and_its_summary_can_be_exported(here, 
 
 def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
     """Evaluation, weights and picture took seconds in silence, after the last step."""
-    said, finish = [], Run._finish
+    said, finish = [], Reporting.finish
 
     @contextmanager
     def counting(shown):
@@ -151,7 +152,7 @@ def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
         finish(self, summary)
 
     monkeypatch.setattr(run_module, "counting", counting)
-    monkeypatch.setattr(Run, "_finish", finished)
+    monkeypatch.setattr(Reporting, "finish", finished)
     ran()
     assert said == ["counts True", "finishes", "counts no more"]
 
