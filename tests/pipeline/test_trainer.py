@@ -10,6 +10,7 @@ from support import toy
 from support.toy import Samples, Task, make_trainer, unsplit
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss
+from thinwire.pipeline.sync import StepAlone, SumEachStep, Sync
 
 UNCOMPRESSED = {"activations": "none", "gradients": "none"}
 PLAIN_SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}
@@ -174,3 +175,20 @@ def test_a_step_reports_what_it_was(alone):
     assert {record.bytes for record in records} == {frames * (64 + 2 * 3 * 12 * 4)}
     assert all(math.fsum(record.sections.values()) <= record.seconds for record in records)
     assert all(record.sections["compute"] > 0 for record in records)
+
+
+@pytest.mark.parametrize(
+    ("options", "form", "channels"),
+    [
+        ({}, Sync, set()),
+        ({"replicas": 3}, SumEachStep, {"parts", "sums"}),
+        ({"replicas": 3, "sync": {"every": 2}}, StepAlone, {"parts"}),
+    ],
+    ids=["nothing", "sum in each step", "step alone"],
+)
+def test_what_happens_between_backward_and_step_has_three_forms(alone, options, form, channels):
+    trainer = make_trainer(0, simulated=True, num_stages=2, steps=2, microbatches=2, microbatch_size=2, **options)
+    trainer.train(lambda record: None)
+    assert type(trainer.sync) is form
+    sent = {channel for stage in trainer.stages for _, channel, _ in stage.meter.sent}
+    assert sent - {"activations", "gradients"} == channels
