@@ -115,7 +115,7 @@ class Trainer:
         # 1. Make room for what other processes send in this step: it arrives while this one works.
         self.sync.begin(self.progress)
         self.update.expect()
-        # 2. Forward and backward, all micro-batches. There is one share, but in a simulation of several pipelines.
+        # 2. Forward and backward, all micro-batches. There is one share, except in a simulation of several pipelines.
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
