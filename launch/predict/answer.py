@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from thinwire.launch.shared.tables import Table, Value, document, duration_text
+from thinwire.launch.timing import published
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import (
+    HIDDEN,
     Prediction,
+    bandwidth_text,
     best,
     exchange_verdict,
     label_of,
@@ -27,6 +32,10 @@ class Answer:
     """All answers about one workload."""
 
     workload: Workload
+    network: Network
+    """One of those that it compares, which differ in bandwidth."""
+    max_in_flight: float
+    """The number of micro-batches that fit in the memory of a process."""
     predictions: list[Prediction]
     """The chosen schedule at every bandwidth with every codec."""
     needed: dict[str, float]
@@ -34,10 +43,146 @@ class Answer:
     schedules: list[Prediction]
     """Every schedule that can run this workload, with every codec, at the lowest bandwidth."""
     best: Prediction | None
-    """The fastest of `schedules` that fits in memory; None if none fits."""
+    """The advice of `prediction.best` among `schedules`; None if none fits in memory."""
     verdicts: list[str]
     """One sentence for each bandwidth: whether compression pays. With replicas one more for each: whether an exchange
     every few steps pays."""
+
+    @property
+    def tables(self) -> list[Table]:
+        """What is shown."""
+        return [self._speeds(), self._needed(), self._stages(), self._schedules()]
+
+    @property
+    def heading(self) -> str:
+        """What is predicted, in a sentence or two."""
+        workload, replicas = self.workload, self.workload.replicas
+        spent = zip(workload.forward, workload.backward, strict=True)
+        said = (
+            f"{workload.name}: {workload.num_stages} stages, {workload.num_microbatches} micro-batches of "
+            f"{workload.microbatch_size}; forward+backward ms a stage: "
+            f"{', '.join(f'{1e3 * forth:.3g}+{1e3 * back:.3g}' for forth, back in spent)}"
+        )
+        if replicas is None:
+            return said
+        weights = ", ".join(f"{count / 1e6:.3g}" for count in replicas.elements)
+        return f"{said}\n{replicas.count} replicas; millions of weights a process: {weights}"
+
+    @property
+    def advice(self) -> str:
+        """The best schedule and codec, how long the run takes with them, and the options that choose them."""
+        limit = (
+            "" if math.isinf(self.max_in_flight) else f" with at most {self.max_in_flight:g} micro-batches in memory"
+        )
+        if (best := self.best) is None:
+            return f"no schedule can run{limit}; raise --max-in-flight"
+        said = (
+            f"best{limit} at {bandwidth_text(best.bandwidth)}: {best.schedule} with {best.codec}, "
+            f"{best.samples_per_second:.3g} samples/s, {best.in_flight:g} micro-batches in memory"
+        )
+        if self.workload.steps:
+            said += f"; {self.workload.steps:,} steps take {duration_text(self.workload.steps * best.seconds)}"
+        if best.schedule != self.predictions[0].schedule:
+            said += f"\nits options: {self._options_of(best)}"
+        return said
+
+    def _options_of(self, one: Prediction) -> str:
+        """The options of a recipe that choose a prediction's schedule, on as many processes."""
+        each = SCHEDULES[one.schedule].stages_per_process
+        count = self.workload.num_stages * each
+        # a list of layers in the recipe is for as many stages as it has now
+        cut = f" --pipeline.num_stages {count} --pipeline.stages_per_process {each} --pipeline.layers null"
+        return f"--pipeline.schedule {one.schedule}{cut * (each > 1)}"
+
+    def _speeds(self) -> Table:
+        steps, replicas = self.workload.steps, self.workload.replicas
+        columns = ["link", "codec", "samples/s", "x none", "of full", "s a step"]
+        columns += [f"{steps:,} steps"] * bool(steps)
+        columns += ["MB", "exchange s", "adds s", "if rarely"] * bool(replicas)
+        rows: list[list[Value]] = []
+        for one in self.predictions:
+            row: list[Value] = [bandwidth_text(one.bandwidth), one.codec, one.samples_per_second]
+            row += [round(one.speedup, 2), round(one.of_unthrottled, 2), one.seconds]
+            row += [duration_text(steps * one.seconds)] if steps else []
+            if exchange := one.exchange:
+                row += [exchange.nbytes / 1e6, exchange.seconds, exchange.adds, exchange.samples_per_second_every]
+            rows.append(row)
+        note = "x none: over no compression. of full: over no compression and unlimited bandwidth."
+        if exchange := self.predictions[0].exchange:
+            note += (
+                " MB: what a process sends to its replicas in an exchange. adds: what the drain of the pipeline does "
+                f"not hide. if rarely: samples/s if they exchange every {exchange.every} steps."
+            )
+        return Table(f"predicted speed with {self.predictions[0].schedule}", columns, rows, note)
+
+    def _needed(self) -> Table:
+        links, between = self.network.links, self.network.replicas.bandwidth is not None
+        own = ["--link"] * bool(links) + ["--replica-link"] * between
+        note = (
+            "Of the links without a bandwidth of their own. Without a number, those of "
+            f"{' and '.join(own)} make a step too slow at any bandwidth of the others."
+            if own
+            else ""
+        )
+        rows = [(codec, _number(1e-6 * bandwidth)) for codec, bandwidth in self.needed.items()]
+        return Table(
+            f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), rows, note
+        )
+
+    def _stages(self) -> Table:
+        """Where the time of each stage goes in a step, at the lowest bandwidth."""
+        slowest = min(one.bandwidth for one in self.predictions)
+        shown = [one for one in self.predictions if one.bandwidth == slowest]
+        adds = " / the exchange adds" if self.workload.replicas else ""
+        title = (
+            f"% of the step that each stage is busy / waits for the wire / is idle{adds}, at {bandwidth_text(slowest)}"
+        )
+        rows = [[str(stage), *(_shares(one, stage) for one in shown)] for stage in range(len(shown[0].busy))]
+        return Table(title, ["stage", *(one.codec for one in shown)], rows)
+
+    def _schedules(self) -> Table:
+        names = dict.fromkeys(one.schedule for one in self.schedules)
+        codecs = dict.fromkeys(one.codec for one in self.schedules)
+        found = {(one.schedule, one.codec): one for one in self.schedules}
+        rows: list[list[Value]] = [
+            [
+                name,
+                found[name, next(iter(codecs))].in_flight,
+                *(found[name, codec].samples_per_second for codec in codecs),
+            ]
+            for name in names
+        ]
+        title = f"samples/s of every schedule at {bandwidth_text(self.schedules[0].bandwidth)}"
+        return Table(title, ["schedule", "held", *codecs], rows, "held: micro-batches in the memory of a process.")
+
+    def to_json(self) -> dict[str, Any]:
+        """A document of tables, with all numbers beside them.
+
+        null means unlimited (`bandwidth`), never enough (`needed_bandwidth`), or no schedule (`best`).
+        """
+        workload = self.workload
+        everything = {
+            "workload": {
+                "name": workload.name,
+                "num_stages": workload.num_stages,
+                "num_microbatches": workload.num_microbatches,
+                "microbatch_size": workload.microbatch_size,
+                "steps": workload.steps,
+                "replicas": None if workload.replicas is None else asdict(workload.replicas),
+                "forward": workload.forward,
+                "backward": workload.backward,
+                "codec_seconds": [
+                    {"channel": channel, "codec": codec, **asdict(cost)}
+                    for (channel, codec), cost in workload.costs.items()
+                ],
+            },
+            "predictions": [_finite(one) for one in self.predictions],
+            "needed_bandwidth": {codec: _number(bandwidth) for codec, bandwidth in self.needed.items()},
+            "schedules": [_finite(one) for one in self.schedules],
+            "best": None if self.best is None else _finite(self.best),
+            "verdicts": self.verdicts,
+        }
+        return document(f"prediction of {workload.name}", self.tables, **everything)
 
 
 def answer(
@@ -67,10 +212,11 @@ def answer(
 
     by_network = [row(schedule, network) for network in networks]
     slowest = min(networks, key=lambda network: network.bandwidth)
-    by_schedule = [row(name, slowest) for name in possible(workload, SCHEDULES)]
-    schedules = [prediction for row in by_schedule for prediction in row]
+    schedules = [prediction for name in possible(workload, SCHEDULES) for prediction in row(name, slowest)]
     return Answer(
         workload=workload,
+        network=networks[0],
+        max_in_flight=max_in_flight,
         predictions=[prediction for row in by_network for prediction in row],
         needed={
             label_of(each, codec): needed_bandwidth(each, schedule, codec, networks[0])
@@ -81,3 +227,36 @@ def answer(
         best=best(schedules, max_in_flight),
         verdicts=[*map(verdict, by_network), *(map(exchange_verdict, by_network) if workload.replicas else ())],
     )
+
+
+def published_tables() -> list[Table]:
+    """Tables 2 and 3 of 2206.01299 beside the prediction."""
+    compared: Mapping[str, Sequence[published.PublishedNumber]] = {
+        "Table 2, sequences/s": published.throughput_numbers(),
+        "Table 2, share of the speed at 10 Gbps": published.share_numbers(),
+        "Table 3, ms on the wire": published.wire_numbers(),
+    }
+    return [
+        Table(
+            f"2206.01299, {title}",
+            ("Mbit/s", "method", "published", "predicted", "deviation"),
+            [(1e-6 * one.bandwidth, one.method, one.published, one.predicted, one.deviation) for one in numbers],
+        )
+        for title, numbers in compared.items()
+    ]
+
+
+def _shares(one: Prediction, stage: int) -> str:
+    """Percentages of a step: in all its passes busy, waiting and idle; with replicas, what the exchange adds."""
+    spent = [one.passes * part[stage] for part in (one.busy, one.wait, one.bubble)]
+    spent += [one.exchange.adds] if one.exchange else []
+    return "/".join(f"{100 * seconds / one.seconds:.0f}" for seconds in spent)
+
+
+def _finite(one: Prediction) -> dict[str, Any]:
+    return {**asdict(one), "bandwidth": _number(one.bandwidth)}
+
+
+def _number(value: float) -> float | None:
+    """The number, or None (null in JSON) for infinity."""
+    return value if math.isfinite(value) else None

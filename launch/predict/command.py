@@ -15,15 +15,15 @@ from thinwire.launch.shared.arguments import Parser, at_least_one, positive, sha
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
+from thinwire.launch.shared.tables import document, show
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.overrides import ReplicaCodecs, check_overrides
+from thinwire.pipeline.options.overrides import ReplicaCodecs, named
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
     from thinwire.launch.timing.workload import Workload
-    from thinwire.pipeline.options import CompressionOptions
 
 PROG = "thinwire predict"
 BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
@@ -37,16 +37,22 @@ def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
     wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG)
-    from thinwire.launch.predict.output import as_json, show, show_published
+    from rich.console import Console
 
-    if wanted is None:
-        show_published(options.json)
-        return OK
-    found = _answer(options, wanted)
+    from thinwire.launch.predict.answer import published_tables
+
+    predicted = None if wanted is None else _answer(options, wanted)
     if options.json:
-        print(dumps(as_json(found), indent=2))
+        found = predicted.to_json() if predicted else document("prediction of 2206.01299", published_tables())
+        print(dumps(found, indent=2))
+    elif predicted is None:
+        show(published_tables())
     else:
-        show(found, _networks(options)[0], options.max_in_flight)
+        console = Console()
+        console.print(predicted.heading, highlight=False, soft_wrap=True, markup=False)
+        show(predicted.tables)
+        for line in (*predicted.verdicts, predicted.advice):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
     return OK
 
 
@@ -57,39 +63,30 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.timing.workload import codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
 
+    replicas = wanted.replicas.count > 1
     if wanted.pipeline.num_stages < 2:
         raise OptionsError("a prediction needs links: pipeline.num_stages must be at least 2, got 1")
     _check_one_each(wanted.pipeline)
     _check_replicas(options, wanted)
-    given = [codec_pair(text) for text in options.codec or (() if wanted.replicas.count > 1 else COMPARED_CODECS)]
+    given = [codec_pair(text) for text in options.codec or (() if replicas else COMPARED_CODECS)]
     own = [] if wanted.compression.automatic else [wanted.compression]
-    compared = {label(codec): codec for codec in (*own, *given)}
-    if all(each.compression == ReplicaCodecs() for each in wanted.replicas.overrides.values()):
-        compared.pop(label(NO_COMPRESSION), None)
-    codecs = [NO_COMPRESSION, *compared.values()]
-    _check_codecs(codecs[1:], wanted)
+    compared = {label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}
     schedule = options.schedule or wanted.pipeline.schedule
     try:
         SCHEDULES[schedule]
     except OptionsError as error:  # the recipe's own is checked, so it is that of the option
         raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
     forward, backward = (value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms))
-    between = list(dict.fromkeys(("none", wanted.replicas.gradients, *options.replica_codec)))
-    between = between if wanted.replicas.count > 1 else []
-    workload = from_recipe(wanted, codecs, forward, backward, between).with_speeds(options.replica_speed)
+    between = [*dict.fromkeys(("none", wanted.replicas.gradients, *options.replica_codec))] if replicas else []
+    codecs = list(compared.values())
+    workload = from_recipe(wanted, codecs, forward, backward, between)
     _check_schedule(schedule, workload)
     wrong = [f"{a}-{b}" for a, b in options.link if max(a, b) >= workload.num_stages]
     if wrong:
         raise OptionsError(
             f"--link must name two neighbouring stages in 0..{workload.num_stages - 1}, got {', '.join(wrong)}"
         )
-    networks, every = _networks(options), _every(options, wanted)
-    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, every)
-
-
-def _networks(options: argparse.Namespace) -> list[Network]:
-    """The networks to compare, which differ in bandwidth."""
-    return [
+    networks = [
         Network(
             bandwidth=bandwidth,
             latency=options.latency,
@@ -97,10 +94,12 @@ def _networks(options: argparse.Namespace) -> list[Network]:
             links=options.link,
             wires=options.wires,
             replicas=options.replica_link,
-            inside=options.inside,
         )
         for bandwidth in options.bandwidth
     ]
+    own_every = wanted.replicas.sync.every
+    every = options.every or (own_every if own_every > 1 else RARELY)
+    return answer(workload, schedule, codecs, networks, options.max_in_flight, between, every)
 
 
 def _check_one_each(pipeline: PipelineOptions) -> None:
@@ -131,57 +130,29 @@ def _check_schedule(schedule: str, workload: Workload) -> None:
         raise OptionsError(mistakes)
 
 
-def _every(options: argparse.Namespace, wanted: Recipe) -> int:
-    """The steps from one exchange to the next, to compare with every step."""
-    own = wanted.replicas.sync.every
-    return int(options.every or (own if own > 1 else RARELY))
-
-
 def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
     """Raise OptionsError that names every option that does not fit the replicas of the recipe."""
     from thinwire.launch.timing.workload import check_replica_codecs
 
     check_replica_codecs(options.replica_codec)
-    alone = wanted.replicas.count == 1
-    of_single = {"--replica-speed": options.replica_speed, "--inside": options.inside}
-    unknown = {name: [replica for replica in of if replica >= wanted.replicas.count] for name, of in of_single.items()}
+    for_replicas = {
+        "--replica-link": options.replica_link != Link(),
+        "--replica-codec": options.replica_codec,
+        "--every": options.every,
+        "--wires host": options.wires == "host",
+    }
+    own = [replica for replica, each in wanted.replicas.overrides.items() if each.compression != ReplicaCodecs()]
     OptionsError.require(
         *(
-            (not alone or not given, f"{name} needs replicas; add --replicas.count, such as 2")
-            for name, given in of_single.items()
-        ),
-        *(
-            (
-                alone or not which,
-                f"{name} must name replicas in 0..{wanted.replicas.count - 1}, got {', '.join(map(str, which))}",
-            )
-            for name, which in unknown.items()
+            (wanted.replicas.count > 1 or not given, f"{name} needs replicas; add --replicas.count, such as 2")
+            for name, given in for_replicas.items()
         ),
         (
-            not alone or options.replica_link == Link(),
-            "--replica-link needs replicas; add --replicas.count, such as 2",
-        ),
-        (not alone or not options.replica_codec, "--replica-codec needs replicas; add --replicas.count, such as 2"),
-        (not alone or not options.every, "--every needs replicas; add --replicas.count, such as 2"),
-        (
-            options.wires == "pair" or options.duplex == 1,
-            f"--duplex is for --wires pair, where a link has two directions; got --wires {options.wires}",
+            not own,
+            f"a prediction takes all replicas for alike; remove compression from replicas.overrides, got that of "
+            f"{named(own)}",
         ),
     )
-
-
-def _check_codecs(codecs: Sequence[CompressionOptions], wanted: Recipe) -> None:
-    """Raise OptionsError if a codec cannot be beside those of single replicas."""
-    from thinwire.launch.timing.workload import label
-
-    replicas, boundaries = wanted.replicas, wanted.pipeline.num_stages - 1
-    mistakes = [
-        f"--codec {label(codec)}: {mistake}"
-        for codec in codecs
-        for mistake in check_overrides(replicas.overrides, codec, replicas.count, boundaries)
-    ]
-    if mistakes:
-        raise OptionsError(mistakes)
 
 
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -198,10 +169,6 @@ def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if (options.forward_ms is None) != (options.backward_ms is None):
         parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     options.link = {pair: link for group in options.link for pair, link in group.items()}
-    for name, given in (("--replica-speed", options.replica_speed), ("--inside", options.inside)):
-        if len(dict(given)) < len(given):
-            parser.error(f"{name} must name each replica once, got {', '.join(str(replica) for replica, _ in given)}")
-    options.replica_speed, options.inside = dict(options.replica_speed), dict(options.inside)
     return options, overrides
 
 
@@ -273,9 +240,8 @@ def _add_links(add: Callable[..., argparse.Action]) -> None:
         "--wires",
         choices=WIRES,
         default="pair",
-        help="what has a wire with the bandwidth. pair: each direction between two processes. host: a host has one for "
-        "all that it sends, and one for all that it receives. home: a host has one for all that it receives, and each "
-        "message keeps it busy for the latency too (default: %(default)s)",
+        help="what the exchange between replicas has: pair, a link to each replica; host, one uplink for all that a "
+        "host sends (default: %(default)s)",
     )
 
 
@@ -295,25 +261,6 @@ def _add_replicas(add: Callable[..., argparse.Action]) -> None:
         default=[],
         metavar="CODEC",
         help="codecs of the gradients between replicas, beside none and that of the recipe, such as 'ef(q(4))'",
-    )
-    add(
-        "--replica-speed",
-        type=_replica_speed,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="REPLICA:SPEED",
-        help="replicas that compute faster or slower: 1:0.5 takes twice as long for a pass",
-    )
-    add(
-        "--inside",
-        type=_inside,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="REPLICA:BANDWIDTH[,LATENCY]",
-        help="replicas with links of their own inside their pipeline: 1:10gbit,0.1ms is in a data centre (default of "
-        "LATENCY: --latency)",
     )
     add(
         "--every",
@@ -354,20 +301,6 @@ def _refusal() -> Iterator[None]:
 def _replica_link(text: str) -> Link:
     rate, comma, delay = text.partition(",")
     return Link(bandwidth=_bandwidth(rate), latency=_latency(delay) if comma else None)
-
-
-def _replica_speed(text: str) -> tuple[int, float]:
-    found = re.fullmatch(r"(\d+):(\d*\.?\d+)", text)
-    if found is None or not float(found[2]):
-        raise argparse.ArgumentTypeError(f"must be a replica and its speed, such as 1:0.5, got {text!r}")
-    return int(found[1]), float(found[2])
-
-
-def _inside(text: str) -> tuple[int, Link]:
-    replica, _, link = text.partition(":")
-    if not replica.isdecimal() or not link:
-        raise argparse.ArgumentTypeError(f"must be a replica and its bandwidth, such as 1:10gbit,0.1ms, got {text!r}")
-    return int(replica), _replica_link(link)
 
 
 def _link(text: str) -> dict[tuple[int, int], Link]:

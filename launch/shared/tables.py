@@ -73,14 +73,12 @@ class Table:
         raise ValueError("a table must have a title, a list of columns and a list of rows")
 
     def rich(self) -> rich.table.Table:
-        """The table for a terminal."""
+        """The cells for a terminal, without title and note."""
         from rich.box import SIMPLE_HEAD
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        shown = RichTable(title=escape(self.title), title_justify="left", box=SIMPLE_HEAD, caption=escape(self.note))
-        shown.caption_justify = "left"
-        shown.collapse_padding, shown.pad_edge = True, False  # close enough for 80 columns
+        shown = RichTable(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)  # close enough for 80 columns
         for index, (name, numeric) in enumerate(zip(self.columns, self.numeric, strict=True)):
             if numeric:
                 name = _over_numbers(name, [row[index] for row in self.texts])
@@ -90,25 +88,57 @@ class Table:
         return shown
 
     @property
-    def narrowest(self) -> int:
-        """The least width of a terminal that shows all numbers on one line. Longer texts are folded."""
-        columns = [list(column) for column in zip(*self.texts, strict=True)] or [[]] * len(self.columns)
-        widths = [
-            max(map(len, [*name.split(), *cells]), default=0) if numeric else FOLDED
-            for name, numeric, cells in zip(self.columns, self.numeric, columns, strict=True)
+    def markdown(self) -> str:
+        """The table as Markdown, below its title and above its note."""
+        rule = "|".join("---:" if numeric else "---" for numeric in self.numeric)
+        lines = [f"| {' | '.join(map(_escaped, row))} |" for row in [self.columns, *self.texts]]
+        body = "\n".join([lines[0], f"|{rule}|", *lines[1:]])
+        return "\n\n".join([f"## {self.title}", body, *([self.note] if self.note else [])])
+
+    @property
+    def widths(self) -> list[int]:
+        """The least width of each column that shows all numbers on one line. Longer texts are folded."""
+        found = []
+        for index, (name, numeric) in enumerate(zip(self.columns, self.numeric, strict=True)):
+            width = max(map(len, [*name.split(), *(row[index] for row in self.texts)]), default=0)
+            found.append(2 + (width if numeric else min(width, FOLDED)))
+        return found
+
+    def parts(self, width: int) -> list[Table]:
+        """Tables that fit a terminal of so many columns, each with the texts at the left and some of the numbers."""
+        keys = list(range(max(1, [*self.numeric, True].index(True))))
+        if sum(self.widths[key] for key in keys) > width / 2:
+            keys = [0]
+        groups: list[list[int]] = [[*keys]]
+        for index in range(len(keys), len(self.columns)):
+            if len(groups[-1]) > len(keys) and sum(self.widths[each] for each in [*groups[-1], index]) > width:
+                groups.append([*keys])
+            groups[-1].append(index)
+        return [
+            Table(self.title, [self.columns[i] for i in group], [[row[i] for i in group] for row in self.rows])
+            for group in groups
         ]
-        return sum(widths) + 2 * len(widths)
 
 
 def show(tables: Iterable[Table]) -> None:
-    """Print tables. If the terminal is too narrow for the numbers, the lines are longer than the terminal."""
+    """Print tables. One that is too wide for the terminal is printed in parts."""
     from rich.console import Console
 
     console = Console()
     given = console.width
     for table in tables:
-        console.width = max(given, table.narrowest)
-        console.print(table.rich())
+        console.print(table.title, style="italic", highlight=False, markup=False)
+        for part in table.parts(given):
+            console.width = max(given, sum(part.widths))
+            console.print(part.rich())
+            console.width = given
+        if table.note:
+            console.print(table.note, style="dim", highlight=False, markup=False)
+            console.print()
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
 
 
 def text_of(cell: Value) -> str:
@@ -130,6 +160,17 @@ def size_text(count: float, digits: int = 0) -> str:
     if count < 1000:
         return f"{count:.0f} bytes"
     return f"{count / 1e3:,.0f} kB" if count < 1e6 else f"{count / 1e6:,.{digits}f} MB"
+
+
+def duration_text(seconds: float) -> str:
+    """A time as people say it: 0.2 s, 12 s, 5 min 20 s, 3 h 5 min, 2 days 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+    units = ((86_400, "day", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    unit, name, part, below = next(each for each in units if whole >= each[0])
+    count, rest = whole // unit, whole % unit // part
+    return f"{count} {name}{'s' * (name == 'day' and count > 1)}" + (f" {rest} {below}" if rest else "")
 
 
 def ways_between_replicas(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

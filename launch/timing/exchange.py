@@ -9,7 +9,6 @@ of them stands for all. It sends and receives equally much at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -17,12 +16,11 @@ from math import ceil
 import numpy as np
 import torch
 
-from thinwire.compress import Method, parse
-from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.step_time import Course, Seconds
+from thinwire.compress import parse
+from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.step_time import Course
 from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.options.overrides import ReplicaCodecs, overridden
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 
@@ -32,25 +30,19 @@ NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRE
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaWork:
-    """What the replicas of a pipeline exchange in an optimizer step."""
+    """What the replicas of a pipeline exchange in an optimizer step. All replicas are alike, but for their passes."""
 
     count: int
     gradients: str
     """The codec of the gradients of weights, as an expression."""
     elements: tuple[int, ...]
     """The weights that each process of a pipeline trains."""
-    statistics: tuple[int, ...] = ()
-    """The running statistics of batch norms of each process, which travel ahead of the gradients, to all."""
     layout: Layout = FLAT
     """The rows of an exchange."""
     to_all: bool = False
     """Whether each replica sends everything to all, and adds up for itself, so that no sums are sent."""
     passes: tuple[int, ...] = ()
     """Passes of each replica before each exchange; empty if all have one."""
-    speeds: Mapping[int, float] = field(default_factory=dict)
-    """The speed of replicas whose machines do not compute as fast as those of the workload, which have 1."""
-    codecs: Mapping[int, ReplicaCodecs] = field(default_factory=dict)
-    """The codecs of the boundaries of replicas that do not have those of the others."""
     clips: bool = False
     """Whether all stages wait for the norm of all gradients before they go on."""
     encode: dict[str, float] = field(default_factory=dict)
@@ -63,39 +55,13 @@ class ReplicaWork:
         """Passes of all replicas in a step."""
         return sum(self.passes) or self.count
 
-    def passes_of(self, replica: int) -> int:
-        """Passes of a replica before each exchange."""
-        return self.passes[replica] if self.passes else 1
-
-    def codecs_of(self, replica: int, common: CompressionOptions) -> CompressionOptions:
-        """The codecs of a replica's boundaries, if `common` are those of the others; of NO_COMPRESSION, none.
-
-        Raises OptionsError if they cannot work.
-        """
-        own = self.codecs.get(replica)
-        # that object alone: a recipe may have no codecs in common, and some in single replicas
-        return common if own is None or common is NO_COMPRESSION else overridden(common, own)
-
-    def unlike(self, inside: Mapping[int, Link]) -> list[int]:
-        """One of all replicas that are alike, with the links inside their pipelines; the first of each kind."""
-        found: dict[str, int] = {}
-        for replica in range(self.count):
-            speed, codecs, link = (given.get(replica) for given in (self.speeds, self.codecs, inside))
-            found.setdefault(repr((self.passes_of(replica), speed, codecs, link)), replica)
-        return list(found.values())
-
-    def loads(self, process: int) -> tuple[BucketLoad, ...]:
+    def buckets(self, process: int) -> tuple[BucketLoad, ...]:
         """The loads of a process, by bucket."""
         return loads(self.elements[process], self.count, self.gradients, self.layout, self.to_all)
 
-    def ahead(self, process: int) -> tuple[BucketLoad, ...]:
-        """The loads of a process that travel ahead of its gradients, to all and uncompressed."""
-        statistics = self.statistics[process] if self.statistics else 0
-        return loads(statistics, self.count, UNCOMPRESSED, to_all=True)
-
     def sent(self, process: int) -> int:
-        """Bytes that a process sends to other replicas in an exchange."""
-        return sum(load.both for load in (*self.ahead(process), *self.loads(process)))
+        """Bytes of gradients that a process sends to other replicas in an exchange."""
+        return sum(load.both for load in self.buckets(process))
 
 
 @dataclass(frozen=True)
@@ -112,8 +78,6 @@ class BucketLoad:
     """Of all frames."""
     longest: int
     """Bytes of the longest frame."""
-    sums: bool
-    """Whether sums follow the parts."""
     both: int
     """Bytes of all frames of parts and of sums together, of the replica that sends the most."""
 
@@ -143,73 +107,50 @@ def loads(
 ) -> tuple[BucketLoad, ...]:
     """The loads of the replica with the most bytes, by bucket."""
     method = parse(gradients)
+
+    def frame(rows: int) -> int:
+        return frame_length((torch.empty(layout.shape(rows), device="meta", requires_grad=True),), method, method)
+
     found = []
     for bucket in divide(ceil(elements / layout.row), count, BUCKET // layout.row):
         whole = len(bucket.rows)
         if to_all:
-            length = _frame(layout.shape(whole), method)
+            length = frame(whole)
             nbytes = (count - 1) * length
-            found.append(BucketLoad(whole * layout.row, count - 1, nbytes, length, sums=False, both=nbytes))
+            found.append(BucketLoad(whole * layout.row, count - 1, nbytes, length, both=nbytes))
             continue
-        lengths = [_frame(layout.shape(len(part)), method) for part in bucket.parts if part]
+        lengths = [frame(len(part)) for part in bucket.parts if part]
         # as parts, a frame to each other owner; as sums, its own part to each other replica
         own = min(lengths) if len(lengths) == count else 0
         most = max(sum(lengths) - own, (count - 1) * max(lengths))
         # who owns the longest part sends one part less of that length, and its sum to all others
         both = sum(lengths) - max(lengths) + (count - 1) * max(lengths)
-        found.append(BucketLoad(whole * layout.row, count - 1, most, max(lengths), sums=True, both=both))
+        found.append(BucketLoad(whole * layout.row, count - 1, most, max(lengths), both=both))
     return tuple(found)
-
-
-def _frame(shape: tuple[int, ...], method: Method) -> int:
-    example = torch.empty(shape, device="meta", requires_grad=True)
-    return frame_length((example,), method, method)
 
 
 def time_exchange(work: ReplicaWork, course: Course, network: Network) -> ExchangeTime:
     """The exchange after the last pass, whose course is given."""
-    table = course.table
-    processes = range(table.num_processes)
-    own = [table.process == process for process in processes]
+    own = [course.table.process == process for process in range(course.table.num_processes)]
     begins = [float(course.end[mine].max()) for mine in own]
-    # where a host has one uplink, the last gradient may still be on it
-    busy = [float(_left(course)[mine].max()) if network.wires == "host" else 0.0 for mine in own]
-    ends = [
-        _end_of_exchange(work, process, network, begin, free)
-        for process, (begin, free) in enumerate(zip(begins, busy, strict=True))
-    ]
+    ends = [begin + seconds_alone(work, process, network) for process, begin in enumerate(begins)]
     first = [float(course.start[mine].min()) for mine in own]
     # without a norm to wait for, a later stage is needed in the next step only when its first input arrives
     period = max(ends) if work.clips else max(end - begin for begin, end in zip(first, ends, strict=True))
     return ExchangeTime(
         begins=tuple(begins),
         ends=tuple(ends),
-        nbytes=max(map(work.sent, processes)),
+        nbytes=max(map(work.sent, range(len(own)))),
         adds=max(0.0, period - course.seconds),
     )
 
 
 def seconds_alone(work: ReplicaWork, process: int, network: Network) -> float:
-    """Seconds of the exchange of a process, if all replicas begin it together and nothing else is on their wires."""
-    return _end_of_exchange(work, process, network, 0.0, 0.0)
-
-
-def _left(course: Course) -> Seconds:
-    """When the last byte of the output of each action had left, [actions]."""
-    return course.arrival - course.latency
-
-
-def _end_of_exchange(work: ReplicaWork, process: int, network: Network, begin: float, wire: float) -> float:
-    """When a process has all sums, what travels ahead of them included."""
-    wire = max(wire, begin) + sum(_on_wire(load, network) for load in work.ahead(process))
-    return _end(work, work.loads(process), network, begin, wire)
-
-
-def _end(work: ReplicaWork, buckets: Sequence[BucketLoad], network: Network, begin: float, wire: float) -> float:
-    """When a process has all sums, if it begins at `begin` and its wire is free from `wire` on."""
+    """Seconds of the exchange of a process, which all replicas begin together."""
+    buckets = work.buckets(process)
     encode, decode = (costs.get(work.gradients, 0.0) for costs in (work.encode, work.decode))
-    latency = 0.0 if network.wires == "home" else network.of_replicas.latency  # there the wire is busy for it
-    now, parts, sums = begin, np.zeros(len(buckets)), np.zeros(len(buckets))
+    _, latency = network.filled(network.replicas)
+    now, wire, parts, sums = 0.0, 0.0, np.zeros(len(buckets)), np.zeros(len(buckets))
     # 1. encode all parts; each frame leaves as soon as the wire is free
     for index, load in enumerate(buckets):
         now += encode * load.elements
@@ -232,8 +173,7 @@ def _end(work: ReplicaWork, buckets: Sequence[BucketLoad], network: Network, beg
 
 def _on_wire(load: BucketLoad, network: Network) -> float:
     """Seconds that the frames of a bucket, as parts or as sums, keep a wire busy."""
-    link = network.of_replicas
+    bandwidth, _ = network.filled(network.replicas)
     if network.wires == "pair":  # a link to each replica, busy both ways
-        return 8 * load.longest / (link.bandwidth * network.duplex)
-    serial = load.frames * link.latency if network.wires == "home" else 0.0
-    return 8 * load.nbytes / link.bandwidth + serial
+        return 8 * load.longest / (bandwidth * network.duplex)
+    return 8 * load.nbytes / bandwidth

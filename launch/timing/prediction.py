@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.compress import parse
 from thinwire.launch.timing.exchange import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
-from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.shared_wires import time_over
-from thinwire.launch.timing.step_time import Course
+from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.step_time import Course, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.options.overrides import named
 from thinwire.pipeline.schedules import SCHEDULES
 
 HIDDEN = 0.95
@@ -49,6 +46,8 @@ class Prediction:
 
     schedule: str
     codec: str
+    compressed: bool
+    """Whether anything is: between stages, or between replicas."""
     bandwidth: float
     """Bits a second."""
     seconds: float
@@ -77,16 +76,11 @@ class Step:
     """One optimizer step: a pass, or with replicas all passes and the exchange."""
 
     course: Course
-    """One pass; with replicas, one of the replica that takes longest."""
+    """One pass."""
     exchange: ExchangeTime | None
     seconds: float
     passes: int = 1
-    """Those of that replica."""
-
-    def every(self, count: int) -> float:
-        """Seconds of an average step if replicas exchange everything once in `count` steps."""
-        adds = self.exchange.adds if self.exchange else 0.0
-        return self.seconds - adds + adds / count
+    """Those of the replica that has the most; the exchange waits for it."""
 
 
 def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
@@ -94,28 +88,16 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
     cut = workload.cut_for(schedule)
     table = timetable(schedule, cut.num_stages, cut.num_microbatches)
     channels = [cut.channel(name, compression, network) for name in CHANNELS]
-    return time_over(network.wires, table, cut.compute(), *channels)
+    return time_step(table, cut.compute(), *channels)
 
 
 def step(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Step:
     """Simulate one optimizer step."""
-    replicas = workload.replicas
+    course, replicas = run(workload, schedule, compression, network), workload.replicas
     if replicas is None:
-        course = run(workload, schedule, compression, network)
         return Step(course=course, exchange=None, seconds=course.seconds)
-    # the exchange waits for the replica that takes longest, whatever the others do
-    courses = []
-    for replica in replicas.unlike(network.inside):
-        of_it = workload.at(replicas.speeds.get(replica, 1.0)), schedule, replicas.codecs_of(replica, compression)
-        courses.append((replicas.passes_of(replica), run(*of_it, network.of_replica(replica))))
-    passes, course = max(courses, key=lambda each: each[0] * each[1].seconds)
-    exchange = time_exchange(replicas, course, network)
-    return Step(
-        course=course,
-        exchange=exchange,
-        seconds=passes * course.seconds + exchange.adds,
-        passes=passes,
-    )
+    exchange, passes = time_exchange(replicas, course, network), max(replicas.passes, default=1)
+    return Step(course=course, exchange=exchange, seconds=passes * course.seconds + exchange.adds, passes=passes)
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
@@ -143,6 +125,7 @@ def predict_each(
             Prediction(
                 schedule=schedule,
                 codec=label_of(workload, compression),
+                compressed=label_of(workload, compression) != label_of(nothing, NO_COMPRESSION),
                 bandwidth=network.bandwidth,
                 seconds=found.seconds,
                 samples_per_second=workload.samples / found.seconds,
@@ -168,20 +151,14 @@ def _of_exchange(workload: Workload, found: Step, every: int) -> ExchangePredict
         seconds=exchange.longest,
         adds=exchange.adds,
         every=every,
-        samples_per_second_every=workload.samples / found.every(every),
+        samples_per_second_every=workload.samples / (found.seconds - exchange.adds * (1 - 1 / every)),
     )
 
 
 def label_of(workload: Workload, compression: CompressionOptions) -> str:
     """The codecs of a prediction: of the boundaries, and of the gradients between replicas if there are any."""
-    replicas, common = workload.replicas, label(compression)
-    if replicas is None:
-        return common
-    others: dict[str, list[int]] = {}
-    for replica in sorted(replicas.codecs):
-        others.setdefault(label(replicas.codecs_of(replica, compression)), []).append(replica)
-    single = [f"{codecs} in {named(which)}" for codecs, which in others.items() if codecs != common]
-    return ", ".join([common, *single, f"replicas {parse(replicas.gradients)}"])
+    common = label(compression)
+    return f"{common}, replicas {parse(workload.replicas.gradients)}" if workload.replicas else common
 
 
 def needed_bandwidth(
@@ -195,8 +172,7 @@ def needed_bandwidth(
     """
     free = {pair: replace(link, bandwidth=math.inf) for pair, link in network.links.items()}
     apart = replace(network.replicas, bandwidth=math.inf)
-    inside = {replica: replace(link, bandwidth=math.inf) for replica, link in network.inside.items()}
-    unlimited = replace(network, bandwidth=math.inf, links=free, replicas=apart, inside=inside)
+    unlimited = replace(network, bandwidth=math.inf, links=free, replicas=apart)
     allowed = step(workload, schedule, compression, unlimited).seconds / hidden
 
     def hides(bandwidth: float) -> bool:
@@ -213,31 +189,6 @@ def needed_bandwidth(
     return math.exp(high)
 
 
-def hides_in_words(bandwidth: float, network: Network) -> str:
-    """A sentence that says which bandwidth hides the wire: that one, as `needed_bandwidth` found it.
-
-    Names the links of the network that have their own bandwidth.
-    """
-    hides = f"hides the wire ({HIDDEN:.0%} of full speed)"
-    inside = sorted(replica for replica, link in network.inside.items() if link.bandwidth is not None)
-    own = {"--link": _names(network.links)} if network.links else {}
-    own |= {} if network.replicas.bandwidth is None else {"--replica-link": "those between replicas"}
-    own |= {"--inside": f"those inside {named(inside)}"} if inside else {}
-    options, kept = " and ".join(own), " and ".join(own.values())
-    if math.isinf(bandwidth):
-        make = "makes" if len(own) == 1 else "make"
-        slow = re.sub("^those", "the links", kept)
-        return f"never {hides}: {options} {make} {slow} too slow, at any bandwidth of the other links"
-    needs = f"from {bandwidth_text(bandwidth)} up" if bandwidth else "at any bandwidth"
-    return f"{hides} {needs}" + (f" of the links other than {kept}" if own else "")
-
-
-def _names(links: Mapping[tuple[int, int], Link]) -> str:
-    """Links by their stages, as --link names them."""
-    both = [f"{a}-{b}" for a, b in links if a < b and (b, a) in links]
-    return ", ".join([*both, *(f"{a}>{b}" for a, b in links if (b, a) not in links)])
-
-
 def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
     """The schedules that can run a workload's micro-batches on its processes, with a layer for each stage."""
     found = []
@@ -251,9 +202,16 @@ def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
 
 
 def best(predictions: Sequence[Prediction], max_in_flight: float = math.inf) -> Prediction | None:
-    """The fastest prediction that holds at most `max_in_flight` micro-batches; None if there is none."""
+    """The fastest prediction that holds at most `max_in_flight` micro-batches; None if there is none.
+
+    It is one without compression where compression does not pay.
+    """
     fitting = [prediction for prediction in predictions if prediction.in_flight <= max_in_flight]
-    return max(fitting, key=lambda prediction: (prediction.samples_per_second, -prediction.in_flight), default=None)
+    by_speed = sorted(fitting, key=lambda one: (-one.samples_per_second, one.in_flight))
+    plain = [one for one in by_speed if not one.compressed]
+    if plain and by_speed[0].samples_per_second < PAYS * plain[0].samples_per_second:
+        return plain[0]
+    return by_speed[0] if by_speed else None
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
@@ -261,7 +219,7 @@ def verdict(predictions: Sequence[Prediction]) -> str:
     winner = max(predictions, key=lambda prediction: prediction.speedup)
     where = f"at {bandwidth_text(winner.bandwidth)} with {winner.schedule}"
     if winner.speedup < PAYS:
-        return f"{where} compression does not pay: the best of these codecs gains less than {PAYS - 1:.0%} of speed"
+        return f"{where} compression does not pay: take none, because no codec here gains {PAYS - 1:.0%} of speed"
     return (
         f"{where} compression pays: {winner.codec} is {winner.speedup:.2f}x as fast as uncompressed, "
         f"and reaches {winner.of_unthrottled:.0%} of the speed at unlimited bandwidth"

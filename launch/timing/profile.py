@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -20,16 +21,13 @@ from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
-from thinwire.models.batch_norm import running_statistics
 from thinwire.models.data.clients import some_ids
-from thinwire.models.layers import Stage, build_layers, build_stage
+from thinwire.models.layers import build_layers, build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.options.overrides import ReplicaCodecs
 from thinwire.pipeline.replicas.division import BUCKET
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.state import trained
 
 REPETITIONS = 5
 
@@ -67,6 +65,7 @@ def from_recipe(
         boundaries=tuple(outputs[:-1]),
         replicas=replica_work(prepared),
         layers=len(prepared.of_model().blueprint.layers),
+        steps=prepared.recipe.training.steps,
     )
     if forward is not None and backward is not None:
         return workload
@@ -79,7 +78,7 @@ def from_recipe(
                 workload,
                 forward=tuple(spent if forward is None else forward for spent, _ in times),
                 backward=tuple(spent if backward is None else backward for _, spent in times),
-                costs=codec_costs(_of_all_replicas(codecs, workload), workload, choose(recipe.training.device)),
+                costs=codec_costs(codecs, workload, choose(recipe.training.device)),
                 replicas=workload.replicas and _with_costs(workload.replicas, between),
             )
     finally:
@@ -154,29 +153,17 @@ def replica_work(prepared: Prepared) -> ReplicaWork | None:
     if recipe.replicas.count == 1:
         return None
     layers = build_layers(prepared.blueprint)
-    stages = [Stage(layers[cut.start : cut.stop], shared=prepared.blueprint.shared) for cut in prepared.cuts]
+    parts = [[*chain(*(layer.parameters() for layer in layers[cut.start : cut.stop]))] for cut in prepared.cuts]
+    trained = [{id(each): each for each in part if each.requires_grad} for part in parts]  # tied weights once
     return ReplicaWork(
         count=recipe.replicas.count,
         gradients=recipe.replicas.gradients,
-        elements=tuple(sum(each.numel() for each in trained(stage).values()) for stage in stages),
-        statistics=tuple(sum(each.numel() for each in running_statistics(stage).values()) for stage in stages),
+        elements=tuple(sum(each.numel() for each in part.values()) for part in trained),
         layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
         to_all=recipe.replicas.step_alone,
         passes=recipe.replicas.passes(recipe.pipeline.accumulation),
-        codecs={
-            replica: each.compression
-            for replica, each in recipe.replicas.overrides.items()
-            if each.compression != ReplicaCodecs()
-        },
         clips=recipe.optimizer.max_grad_norm is not None,
     )
-
-
-def _of_all_replicas(codecs: Sequence[CompressionOptions], workload: Workload) -> list[CompressionOptions]:
-    """The codecs, and those of single replicas beside each of them."""
-    work = workload.replicas
-    own = [work.codecs_of(replica, each) for each in codecs for replica in work.codecs] if work else []
-    return [*codecs, *own]
 
 
 def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:

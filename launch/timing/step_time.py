@@ -106,7 +106,7 @@ def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gr
     Raises:
         ValueError: the length of a list is not the number of stages or boundaries.
     """
-    costs = action_costs(table, compute, activations, gradients)
+    costs = _action_costs(table, compute, activations, gradients)
     course = _run(table, costs, costs.on_wire)
     for _ in range(_ROUNDS if costs.loaded.any() else 0):
         slowed = costs.on_wire / (1 - costs.loaded * _shared(course, costs))
@@ -115,7 +115,7 @@ def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gr
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ActionCosts:
+class _Costs:
     """What each action takes, arrays of [actions]; seconds."""
 
     duration: Seconds
@@ -133,10 +133,8 @@ class ActionCosts:
     """Whether the output goes to another process."""
 
 
-def action_costs(
-    table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming
-) -> ActionCosts:
-    """What each action takes; arguments as of `time_step`."""
+def _action_costs(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> _Costs:
+    """What each action takes."""
     forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
     by_kind = np.empty((len(ACTION_KINDS), table.num_stages))
     by_kind[FORWARD], by_kind[BACKWARD] = forward, backward
@@ -149,7 +147,7 @@ def action_costs(
     encode = np.where(gives, _by_giving(table, activations, gradients, "encode"), 0.0)
     link, crosses = _links(table)
     bits = 8 * _by_giving(table, activations, gradients, "nbytes")
-    return ActionCosts(
+    return _Costs(
         duration=decode + by_kind[table.kind, table.stage] + encode,
         decode=decode,
         encode=encode,
@@ -161,7 +159,7 @@ def action_costs(
     )
 
 
-def _run(table: Timetable, costs: ActionCosts, on_wire: Seconds) -> Course:
+def _run(table: Timetable, costs: _Costs, on_wire: Seconds) -> Course:
     """The course of the step, if the frame of each action keeps a link busy for `on_wire`."""
     free, link_free = np.zeros(table.num_processes), np.zeros(int(costs.link.max()) + 1)
     arrived, sent = np.zeros((2, table.nothing + 1))
@@ -181,19 +179,6 @@ def _run(table: Timetable, costs: ActionCosts, on_wire: Seconds) -> Course:
         arrived[gave] = leaves + flight[now]
         sent[gave] = ended
         arrived[-1] = sent[-1] = 0.0  # the message that is always there
-    return course_of(table, costs, start, idle_from, sent, departure, departure + flight)
-
-
-def course_of(
-    table: Timetable,
-    costs: ActionCosts,
-    start: Seconds,
-    idle_from: Seconds,
-    sent: Seconds,
-    departure: Seconds,
-    arrival: Seconds,
-) -> Course:
-    """The course with these times of all actions; `sent` has the time when each message was encoded."""
     end = start + costs.duration
     seconds = float(end.max())
     busy = _summed(table, costs.duration)
@@ -205,7 +190,7 @@ def course_of(
         decode=costs.decode,
         encode=costs.encode,
         departure=departure,
-        arrival=arrival,
+        arrival=departure + flight,
         latency=costs.latency,
         seconds=seconds,
         busy=busy,
@@ -214,7 +199,7 @@ def course_of(
     )
 
 
-def _shared(course: Course, costs: ActionCosts) -> Seconds:
+def _shared(course: Course, costs: _Costs) -> Seconds:
     """The share of each frame's time on its link in which the other direction was busy too, [actions]."""
     link = costs.link
     source, target = np.divmod(link, course.table.num_processes)

@@ -6,9 +6,7 @@ few operations over arrays, for two stages or a thousand.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,41 +68,9 @@ def timetable(schedule: str, num_stages: int, num_microbatches: int) -> Timetabl
     """
     spec = SCHEDULES[schedule]
     num_processes = num_stages // spec.stages_per_process
-    if spec.warmups is not None:
-        return alternating_timetable(spec.warmups(num_stages, num_microbatches), num_microbatches)
-    with _uncollected():
-        order = actions(schedule, num_stages, num_processes, num_microbatches)
+    order = actions(schedule, num_stages, num_processes, num_microbatches)
     where = placement(schedule, num_stages, num_processes)
     return compile_order(order, [where[stage] for stage in range(num_stages)], num_microbatches)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Switch off the garbage collector: it would look at the many objects of an order again and again."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-def alternating_timetable(warmups: Sequence[int], num_microbatches: int) -> Timetable:
-    """The timetable of `schedules.alternating`, one stage in each process, made without an object for each action."""
-    num_stages = len(warmups)
-    index = np.arange(num_microbatches)
-    rows = []
-    for warmup in warmups:
-        # sort by place: the k-th backward comes after forward number warmup + k - 1, if there is one
-        kinds = np.repeat([FORWARD, BACKWARD], num_microbatches)
-        place = np.concatenate([2 * index, 2 * (index + warmup) - 1])
-        order = np.argsort(place, kind="stable")
-        rows.append((kinds[order], np.concatenate([index, index])[order]))
-    stage = np.repeat(np.arange(num_stages), 2 * num_microbatches)
-    kind = np.concatenate([kinds for kinds, _ in rows])
-    microbatch = np.concatenate([microbatches for _, microbatches in rows])
-    return _in_rounds(stage, stage, kind, microbatch, np.arange(num_stages), num_microbatches)
 
 
 def compile_order(order: Order, process_of: Sequence[int], num_microbatches: int) -> Timetable:

@@ -55,6 +55,8 @@ class Workload:
     """What replicas of the pipeline exchange; None for one pipeline."""
     layers: int | None = None
     """The layers of the model, which cannot have more stages; None if they are not known."""
+    steps: int | None = None
+    """Optimizer steps of the whole run; None if they are not known."""
 
     @property
     def num_stages(self) -> int:
@@ -72,15 +74,6 @@ class Workload:
         """The same work with codecs that cost nothing."""
         replicas = self.replicas and replace(self.replicas, encode={}, decode={})
         return replace(self, costs={}, replicas=replicas)
-
-    def at(self, speed: float) -> Workload:
-        """The same work on machines that compute at `speed` times the speed of these; codecs take as long."""
-        forward, backward = (tuple(each / speed for each in seconds) for seconds in (self.forward, self.backward))
-        return replace(self, forward=forward, backward=backward)
-
-    def with_speeds(self, speeds: Mapping[int, float]) -> Workload:
-        """The same work, with the speed of single replicas, if there are replicas."""
-        return replace(self, replicas=self.replicas and replace(self.replicas, speeds=speeds))
 
     def exchanging(self, gradients: str) -> Workload:
         """The same work with another codec of the gradients between replicas, if there are replicas."""
@@ -114,11 +107,11 @@ class Workload:
         methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
         found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
         costs = [found[method] for method in methods]
-        bandwidth, latency = network.of(name, self.where or tuple(range(self.num_stages)))
+        links = network.of(name, self.where or tuple(range(self.num_stages)))
         return ChannelTiming(
             nbytes=[_frame_bytes(*given, name) for given in zip(self.boundaries, methods, forth, strict=True)],
-            bandwidth=bandwidth,
-            latency=latency,
+            bandwidth=[bandwidth for bandwidth, _ in links],
+            latency=[latency for _, latency in links],
             duplex=network.duplex,
             encode=[cost.encode for cost in costs],
             decode=[cost.decode for cost in costs],

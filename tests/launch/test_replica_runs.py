@@ -348,12 +348,7 @@ def test_weights_of_another_dtype_are_refused():
     [
         ("bench", [*EVERY_SIX, "--replicas.membership", "elastic"], "set replicas.membership to fixed, got elastic"),
         ("bench", MORE, "remove pipeline.accumulation from replicas.overrides, got 2 in replica 1"),
-        ("predict", [*OVERRIDE, "--codec", "topk(0.1)/reuse"], "--codec topk(0.1)/reuse: replicas.overrides.1: "),
-        ("predict", ["--replica-speed", "2:0.5"], "--replica-speed must name replicas in 0..1, got 2"),
-        ("predict", ["--inside", "3:1gbit", "2:1gbit"], "--inside must name replicas in 0..1, got 3, 2"),
-        ("predict", ["--inside", "1gbit"], "must be a replica and its bandwidth, such as 1:10gbit,0.1ms, got '1gbit'"),
         ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
-        ("predict", ["--wires", "host", "--duplex", "0.9"], "--duplex is for --wires pair"),
     ],
 )
 def test_what_arithmetic_does_not_know_is_refused(folder, capsys, command, options, said):

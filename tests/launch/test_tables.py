@@ -3,7 +3,7 @@ import json
 import pytest
 from rich.console import Console
 
-from thinwire.launch.shared.tables import Table, document, is_document, read_document, show, text_of
+from thinwire.launch.shared.tables import Table, document, duration_text, is_document, read_document, show, text_of
 
 TABLE = Table(
     "speed",
@@ -22,14 +22,12 @@ def test_a_document_comes_back_from_its_json():
     assert is_document(json.loads(text)) and not is_document([]) and not is_document({"title": "x"})
 
 
-def test_a_terminal_shows_every_cell_and_takes_no_markup():
-    console = Console(width=120, record=True, file=None, quiet=False)
-    with console.capture() as shown:
-        console.print(TABLE.rich())
-    words = shown.get().split()
+def test_a_terminal_shows_every_cell_and_takes_no_markup(capsys):
+    show([TABLE])
+    shown = capsys.readouterr().out
     for word in ("speed", "q(4)", "1.235", "no", "yes", "12,345", "-", "[bytes]"):
-        assert word in words, (word, shown.get())
-    assert "one thread" in shown.get()
+        assert word in shown.split(), (word, shown)
+    assert "one thread" in shown
 
 
 def test_numbers_stay_whole_on_a_narrow_terminal():
@@ -47,12 +45,39 @@ def test_numbers_stay_whole_on_a_narrow_terminal():
     assert max(map(len, shown.get().splitlines())) <= 80
 
 
-def test_what_is_too_wide_for_a_terminal_is_shown_whole(capsys, monkeypatch):
+def test_what_is_too_wide_for_a_terminal_is_shown_in_parts_that_fit(capsys, monkeypatch):
+    """A study's report had lines of 182 characters."""
     monkeypatch.setenv("COLUMNS", "40")
     numbers = [1234.5 + column for column in range(12)]
-    show([Table("speed", ("who", *("x" * 9 for _ in numbers)), (("aqsgd(q(2), store='disk')", *numbers),))])
+    show([Table("speed", ("who", *("x" * 9 for _ in numbers)), (("aqsgd(q(2))", *numbers),), "wide")])
     said = capsys.readouterr().out
     assert [word for word in said.split() if word[0] == "1"] == [text_of(number) for number in numbers], said
+    assert max(map(len, said.splitlines())) <= 40 and said.count("aqsgd") == 6 and said.count("wide") == 1
+
+
+def test_markdown_has_the_same_cells():
+    assert TABLE.markdown == (
+        "## speed\n\n| codec | GB/s | lossless | [bytes] |\n|---|---:|---|---:|\n"
+        "| q(4) | 1.235 | no | 12,345 |\n| none | - | yes | 0 |\n\none thread"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.3, "0.3 s"),
+        (12, "12 s"),
+        (59.6, "1 min"),
+        (320, "5 min 20 s"),
+        (3600, "1 h"),
+        (11_100, "3 h 5 min"),
+        (90_000, "1 day 1 h"),
+        (172_800, "2 days"),
+        (10**6, "11 days 13 h"),
+    ],
+)
+def test_times_are_said_as_people_say_them(seconds, text):
+    assert duration_text(seconds) == text
 
 
 def test_columns_of_numbers_are_known_by_their_cells():

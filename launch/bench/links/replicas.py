@@ -9,7 +9,6 @@ from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.timing.exchange import ReplicaWork, seconds_alone, time_exchange
 from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.prediction import Step
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import Course
 from thinwire.pipeline.probe import LinkSpeed
@@ -51,10 +50,7 @@ def ends_of_processes(
             decode={between: every * most["decode"] / elements / (work.count if work.to_all else 2)},
         )
     exchange = time_exchange(work, course, network)
-    if every == 1:
-        return list(exchange.ends)
-    step = Step(course=course, exchange=exchange, seconds=course.seconds + exchange.adds)
-    return [end + step.every(every) - course.seconds for end in own]
+    return list(exchange.ends) if every == 1 else [end + exchange.adds / every for end in own]
 
 
 def limits_of_exchange(prepared: Prepared, between: str, links: Mapping[tuple[int, int], LinkSpeed]) -> Sequence[float]:
@@ -78,8 +74,7 @@ def network_of(prepared: Prepared, links: Mapping[tuple[int, int], LinkSpeed]) -
 
 def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:
     """The same with what each process of a pipeline has, from that of each stage."""
-    elements, statistics = [0] * recipe.pipeline.num_processes, [0] * recipe.pipeline.num_processes
+    elements = [0] * recipe.pipeline.num_processes
     for stage, process in real_placement(recipe).process_of.items():
         elements[process] += work.elements[stage]
-        statistics[process] += work.statistics[stage] if work.statistics else 0
-    return replace(work, elements=tuple(elements), statistics=tuple(statistics))
+    return replace(work, elements=tuple(elements))
