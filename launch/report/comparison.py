@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -25,6 +26,7 @@ from thinwire.launch.report.numbers import (
 )
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
+from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.pipeline.errors import OptionsError
 
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
 """Fields that change nothing in the training: the names of a run, and its folder."""
-HARMLESS = ("save_every", "wait_for_space", "rotate_logs", "checkpoint.", "wire.", "debug.")
-"""Beginnings of the fields that no loss depends on."""
 COMPRESSION = "compression."
 SEED = "training.seed"
+BUSY = 1.25
+"""If compute took so many times as long in one of several runs alike, their measured times are not compared."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,23 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence
     names = distinct_names(runs)
     differing = differences(runs)
     seeds = _by_seed(runs, names, baseline)
+    busy = busyness(runs)
     tables = [
         _costs(runs, names, baseline),
         *([seeds] if seeds else []),
-        *([_predicted(runs, names, links)] if links else []),
+        *([_predicted(runs, names, links, busy)] if links else []),
         *([_recipes(names, differing)] if differing else []),
     ]
-    return Comparison(tables, _charts(runs, names, links), _warning(differing))
+    return Comparison(tables, _charts(runs, names, links, busy), " ".join(filter(None, _warnings(differing, busy))))
+
+
+def busyness(runs: Sequence[RunFiles]) -> list[float]:
+    """How many times as long compute took in each run as in the fastest of those that differ in compression alone."""
+    kinds = [_alike(run, COMPRESSION) for run in runs]
+    spent = [math.fsum(stage["seconds"]["compute"] for stage in run.summary["stages"]) for run in runs]
+    spent = [seconds / max(1, run.summary["steps"]) for seconds, run in zip(spent, runs, strict=True)]
+    least = {kind: min(one for one, its in zip(spent, kinds, strict=True) if its == kind) for kind in kinds}
+    return [one / least[kind] if least[kind] else 1.0 for one, kind in zip(spent, kinds, strict=True)]
 
 
 def distinct_names(runs: Sequence[RunFiles]) -> list[str]:
@@ -115,14 +127,20 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _warning(differing: Mapping[str, Sequence[Any]]) -> str:
-    others = [name for name in differing if not name.startswith((COMPRESSION, *HARMLESS)) and name != SEED]
-    if not others:
-        return ""
-    return (
-        f"These runs differ in more than compression and seed: in {', '.join(others)}. So the difference between "
-        "their losses is not the cost of compression alone."
-    )
+def _warnings(differing: Mapping[str, Sequence[Any]], busy: Sequence[float]) -> Iterator[str]:
+    others = [
+        name for name in differing if not name.startswith(COMPRESSION) and not is_among(name, (*WITHOUT_EFFECT, SEED))
+    ]
+    if others:
+        yield (
+            f"These runs differ in more than compression and seed: in {', '.join(others)}. So the difference between "
+            "their losses is not the cost of compression alone."
+        )
+    if max(busy) > BUSY:
+        yield (
+            f"The machine was busy: the same compute took up to {max(busy):.1f} times as long in some of these runs as "
+            "in others. So do not compare samples/s and measured seconds."
+        )
 
 
 def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table:
@@ -156,12 +174,12 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     """Mean and spread of runs whose recipes differ only in the seed; None if there are no two such runs."""
     groups: dict[str, list[RunFiles]] = {}
     for run in runs:
-        groups.setdefault(_but_for_seed(run), []).append(run)
+        groups.setdefault(_alike(run), []).append(run)
     if max(map(len, groups.values())) < 2:
         return None
     columns = ["runs", "activations/gradients", "seeds"]
     columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
-    reference = groups[_but_for_seed(baseline)] if baseline is not None else None
+    reference = groups[_alike(baseline)] if baseline is not None else None
     columns += [f"loss {mode}, difference of means" for mode in MODES if reference]
     rows: list[list[Value]] = []
     for group in groups.values():
@@ -179,16 +197,19 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     return Table("Over seeds", columns, rows, note)
 
 
-def _predicted(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> Table:
+def _predicted(
+    runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink], busy: Sequence[float]
+) -> Table:
     """Seconds of a step: measured, and predicted for each link."""
     rows: list[list[Value]] = []
-    for name, run in zip(names, runs, strict=True):
-        steps = [_step_seconds(run, link) for link in links]
-        rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), *steps])
-    columns = ["run", "s a step, measured", *(f"at {link.name}, predicted" for link in links)]
+    for name, run, times in zip(names, runs, busy, strict=True):
+        steps = [_step_seconds(run, link, times) for link in links]
+        rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), round(times, 2), *steps])
+    columns = ["run", "s a step, measured", "compute, x least", *(f"at {link.name}, predicted" for link in links)]
     note = (
         "The prediction simulates the schedule of the run with this link between all stages. It uses the compute "
-        "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute."
+        "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute. Runs "
+        "that differ in compression alone have the compute of the one where it took least, and codec times to match."
     )
     return Table("Over other links", columns, rows, note)
 
@@ -198,9 +219,12 @@ def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Ta
     return Table("What differs between the recipes", ["field", *names], rows)
 
 
-def _charts(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink]) -> list[Chart]:
+def _charts(
+    runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink], busy: Sequence[float]
+) -> list[Chart]:
     """The losses over steps, bytes, seconds, and seconds predicted for each link."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
+    times = {run.folder: factor for run, factor in zip(runs, busy, strict=True)}
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
     told = f"Training loss{smoothed}; points are held out, with compression on."
     axes: list[tuple[str, str, Callable[[RunFiles], list[float]], str]] = [
@@ -211,7 +235,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[Pred
             (
                 f"Loss over time, predicted at {link.name}",
                 f"seconds of training steps at {link.name}",
-                lambda run, link=link: _predicted_progress(run, link),
+                lambda run, link=link: _predicted_progress(run, link, times[run.folder]),
                 f"{told} The prediction assumes that all steps take the same time.",
             )
             for link in links
@@ -239,18 +263,18 @@ def _losses_over(
     return curves(lines, title, x_label=label)
 
 
-def _step_seconds(run: RunFiles, link: PredictedLink) -> float:
+def _step_seconds(run: RunFiles, link: PredictedLink, busy: float) -> float:
     from thinwire.launch.timing.replay import step_seconds  # which imports torch
 
     if (count := run.fields.get("replicas", {}).get("count", 1)) > 1:
         raise OptionsError(
             f"--link predicts one pipeline, but {run.folder} has {count} replicas; remove one of the two"
         )
-    return step_seconds(run.fields["pipeline"], run.summary, link)
+    return step_seconds(run.fields["pipeline"], run.summary, link, busy=busy)
 
 
-def _predicted_progress(run: RunFiles, link: PredictedLink) -> list[float]:
-    seconds = _step_seconds(run, link)
+def _predicted_progress(run: RunFiles, link: PredictedLink, busy: float) -> list[float]:
+    seconds = _step_seconds(run, link, busy)
     return [seconds * step for step in range(len(run.steps) + 1)]
 
 
@@ -258,9 +282,11 @@ def _has(runs: Sequence[RunFiles], name: str) -> bool:
     return any(score(run, mode, name) is not None for run in runs for mode in MODES)
 
 
-def _but_for_seed(run: RunFiles) -> str:
-    """The recipe of a run as text, without `NAMES` and the seed: a key that groups runs."""
-    kept = {name: value for name, value in _flat(run.fields).items() if name not in (*NAMES, SEED)}
+def _alike(run: RunFiles, *others: str) -> str:
+    """A key that groups runs: recipe and cut as text, without the seed, what has no effect, and the groups `others`."""
+    ignored = (*WITHOUT_EFFECT, SEED, *others)
+    kept = {name: value for name, value in _flat(run.fields).items() if not is_among(name, ignored)}
+    kept["pipeline.layers"] = [stage.get("layers") for stage in run.summary["stages"]]
     return json.dumps(kept, sort_keys=True)
 
 

@@ -13,22 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.launch.report.timeline import ExchangeSpan, Transfer
-from thinwire.pipeline.tracing.spans import Span
-from thinwire.pipeline.tracing.traces import StepTrace
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SERIES = tuple(f"series-{index}" for index in range(6))
-KINDS = ("forward", "backward", "optimizer", "encode", "decode", "wait", "exchange")
-WIRE_COLORS = ("wire", "wire-latest")
-ROLES = ("ink", "muted", "grid", "page", *KINDS, *WIRE_COLORS, *SERIES)
+ROLES = ("ink", "muted", "grid", "page", *SERIES)
 STAND_INS = {role: f"#a1b2{index:02x}" for index, role in enumerate(ROLES)}
 STROKES = ("-", "--", "-.", ":")
-LEGIBLE = 0.013
-"""The smallest share of a step's width that a bar must have so that the number of its micro-batch fits."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +30,6 @@ class Curve:
     label: str
     points: Sequence[tuple[float, float]]
     marker: str = ""
-
-
-def role_of(span: Span) -> str:
-    """The role (colour) of a span: for compute the role of its task, else its kind."""
-    if span.kind != "compute":
-        return span.kind
-    return {"forward": "forward", "loss": "forward", "backward": "backward", "weights": "backward"}.get(
-        span.task, "optimizer"
-    )
 
 
 def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer step") -> str:
@@ -71,48 +54,6 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
     return _svg(figure, title)
 
 
-def timeline(
-    steps: Sequence[tuple[int, StepTrace]],
-    frames: Sequence[Transfer],
-    title: str,
-    exchanges: Sequence[ExchangeSpan] = (),
-) -> str:
-    """A picture of one step: a lane for the work of each stage, and under it a thin lane for each channel it sends on.
-
-    The exchange with replicas is in the lane of the activations, which are there by then.
-
-    Args:
-        steps: (stage, its trace of the step), in stage order.
-        frames: the frames of that step.
-        title: a description of the picture, for screen readers.
-        exchanges: those of that step.
-    """
-    zero = min(step.start for _, step in steps)
-    length = max(step.end for _, step in steps) - zero
-    figure, axes = _plot(width=11.0, height=0.75 + 0.62 * len(steps))
-    for lane, (stage, step) in enumerate(steps):
-        for span in step.spans:
-            _bar(axes, (span.start - zero, span.end - zero), (lane - 0.38, 0.5), role_of(span))
-            if span.kind == "compute" and span.microbatch is not None and span.end - span.start > LEGIBLE * length:
-                _number(axes, span.microbatch, (span.start + span.end) / 2 - zero, lane - 0.13)
-        for row, channel in enumerate(("activations", "gradients")):
-            for frame in frames:
-                if frame.source == stage and frame.channel == channel:
-                    role = "wire" if frame.seen else "wire-latest"
-                    _bar(axes, (frame.start - zero, frame.end - zero), (lane + 0.17 + 0.13 * row, 0.1), role)
-        for exchange in exchanges:
-            if exchange.stage == stage:
-                _bar(axes, (exchange.start - zero, exchange.end - zero), (lane + 0.17, 0.1), "exchange")
-    axes.set_xlim(0, length)
-    axes.set_ylim(len(steps) - 0.45, -0.5)
-    axes.set_yticks([lane - 0.13 for lane in range(len(steps))], [f"stage {stage}" for stage, _ in steps])
-    axes.xaxis.set_major_formatter(lambda seconds, _: f"{1e3 * seconds:g}")
-    axes.set_xlabel("milliseconds from the start of the step")
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    return _svg(figure, title)
-
-
 def running_mean(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
     """The points, each value replaced by the mean of the last `window` values up to it, without NaN."""
     smoothed = []
@@ -120,15 +61,6 @@ def running_mean(points: Sequence[tuple[float, float]], window: int) -> list[tup
         recent = [y for _, y in points[max(0, index - window + 1) : index + 1] if math.isfinite(y)]
         smoothed.append((x, math.fsum(recent) / len(recent) if recent else math.nan))
     return smoothed
-
-
-def _bar(axes: Axes, extent: tuple[float, float], band: tuple[float, float], role: str) -> None:
-    start, end = extent
-    axes.broken_barh([(start, end - start)], band, facecolor=STAND_INS[role], linewidth=0)
-
-
-def _number(axes: Axes, number: int, x: float, y: float) -> None:
-    axes.text(x, y, str(number), ha="center", va="center", fontsize=7, color=STAND_INS["page"])
 
 
 def _plot(width: float, height: float) -> tuple[Figure, Axes]:

@@ -11,12 +11,10 @@ from typing import Any
 
 import yaml
 
-from thinwire.launch.report.timeline import read_traces
 from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.tracing.traces import StageTrace
 
 SUMMED_UP = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
 """What the summary of a run has at least."""
@@ -40,7 +38,6 @@ class RunFiles:
     """The resolved recipe, as YAML."""
     steps: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
-    traces: Sequence[StageTrace]
     documents: Sequence[Document]
 
     @cached_property
@@ -102,16 +99,14 @@ def _read_run(folder: Path) -> RunFiles:
     )
     if summary is not None and (lacking := [name for name in SUMMED_UP if name not in summary]):
         mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")
-    traces: list[StageTrace] = []
     found: list[Document] = []
     try:
-        traces = read_traces(folder) if (folder / "trace").exists() else []
         found = _documents_in(folder)
     except OptionsError as error:
         mistakes += error.mistakes
     if mistakes:
         raise OptionsError(mistakes)
-    return RunFiles(folder, summary, recipe, steps, evaluations, traces, found)
+    return RunFiles(folder, summary, recipe, steps, evaluations, found)
 
 
 def _documents_in(folder: Path) -> list[Document]:
@@ -144,7 +139,8 @@ def _summary(text: str) -> Mapping[str, Any]:
 
 def _recipe(folder: Path, text: str) -> str:
     """The text of a recipe. OptionsError if it has no fields."""
-    if not isinstance(load_yaml(text, str(folder / "recipe.yaml")), Mapping):
+    found = load_yaml(text, str(folder / "recipe.yaml"))
+    if not isinstance(found, Mapping) or not isinstance(found.get("pipeline"), Mapping):
         raise OptionsError(f"{folder / 'recipe.yaml'} must hold the fields of a recipe")
     return text
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from thinwire.compress.stores.space import in_words
+from thinwire.launch.run import tables
 from thinwire.launch.run.failures import named
-from thinwire.launch.shared.tables import size_text, ways_between_replicas
+from thinwire.launch.shared.tables import FOLDED, Table, Value, duration_text, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.meters import SECTIONS, WAITS
+from thinwire.pipeline.meters import WAITS
 from thinwire.pipeline.tracing.record import StepRecord
+
+if TYPE_CHECKING:
+    from thinwire.launch.run.assembly import Prepared
 
 UNEVEN_STAGES = 2.0
 """If the slowest stage computes so many times as long as the fastest, the run suggests a better cut."""
@@ -31,8 +33,6 @@ SILENCE = 30.0
 ROOMY = 120
 """The least columns of a terminal for a progress bar."""
 SMOKE_NOTE = "a smoke run: every part has worked, but the numbers say nothing about loss or speed"
-_UNLIMITED = 10_000
-"""Columns of a terminal that is wide enough for any table."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class ProgressLine:
         total: the steps of the run.
         stages: those of this process: its steps count the bytes at their boundaries.
         num_stages: those of the pipeline.
+        tokens: those of a sample of text, whose speed is told in tokens; 0 for other samples.
         clock: tells seconds.
     """
 
@@ -64,20 +65,21 @@ class ProgressLine:
         total: int,
         stages: Sequence[int] = (0,),
         num_stages: int = 1,
+        tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = Console()
+        self._console, self._tokens = Console(), tokens
         self._total, self._where = total, "" if len(stages) == num_stages else f" at {named(stages)}"
         self._bar = Progress(
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             *([BarColumn(bar_width=20)] if self._console.width >= ROOMY else []),
             expand=True,  # the text column takes the rest of the width
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=total)
+        self._task = self._bar.add_task("starting", total=total, left="")
         self._clock, self._started, self._taken, self._said = clock, clock(), 0, -math.inf
 
     def __enter__(self) -> ProgressLine:
@@ -94,22 +96,27 @@ class ProgressLine:
     def step(self, record: StepRecord) -> None:
         """Show a finished step."""
         line = (
-            f"loss {record.loss:.3f}  {record.samples / record.seconds:.1f} samples/s  "
+            f"loss {record.loss:.3f}  {self._speed(record)}  "
             f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes{self._where}  "
             f"{_waiting(record)}"
         )
         self._taken += 1
-        self._bar.update(self._task, completed=record.step + 1, description=line)
         done, now = record.step + 1, self._clock()
+        # if all steps take as long as those so far
+        left = f"{duration_text((self._total - done) * (now - self._started) / self._taken)} left"
+        self._bar.update(self._task, completed=done, description=line, left=left)
         every = max(1, self._total // 10)
         if self._bar.disable and (self._said < 0 or done % every == 0 or now - self._said >= SILENCE):
-            self._console.print(f"step {done}/{self._total}  {line}  {self._left(done, now)}", soft_wrap=True)
+            self._console.print(f"step {done}/{self._total}  {line}  {left}", soft_wrap=True)
             self._said = now
 
-    def _left(self, done: int, now: float) -> str:
-        """The time that is left, if all steps take as long as those so far."""
-        seconds = (self._total - done) * (now - self._started) / self._taken
-        return f"{timedelta(seconds=round(seconds))} left"
+    def _speed(self, record: StepRecord) -> str:
+        """Samples or tokens a second; before it the seconds of a step where a sample takes longer than a second."""
+        samples = record.samples / record.seconds
+        slow = f"{duration_text(record.seconds)} a step" if samples < 1 else ""
+        if self._tokens:
+            return f"{slow}{'  ' if slow else ''}{self._tokens * samples:,.0f} tokens/s"
+        return slow or f"{samples:.1f} samples/s"
 
     def evaluation(self, done: int, scores: Mapping[Compression, Score]) -> None:
         """Show the held-out scores after `done` steps."""
@@ -119,6 +126,11 @@ class ProgressLine:
         }
         parts = [f"{mode} {values}" for mode, values in said.items()]
         self.say(f"held out after step {done}, compression {'; '.join(parts)}")
+
+
+def tokens_of(prepared: Prepared) -> int:
+    """The tokens of a sample, if a model of language is trained; else 0."""
+    return prepared.inputs.shape[1] if prepared.data.task.unit == "nats per token" else 0
 
 
 def _waiting(record: StepRecord) -> str:
@@ -154,22 +166,42 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     console = Console()
     if summary["smoke"]:
         console.print(SMOKE_NOTE, highlight=False, soft_wrap=True)
-    _show_scores(console, summary)
-    console.print(_apart(summary), highlight=False, soft_wrap=True)
-    if summary["loss_scale"]:
-        console.print(_scaled(summary), highlight=False, soft_wrap=True)
-    _show_channels(console, summary["channels"])
-    if summary["replicas"]:
-        console.print(_replicas_table(summary["replicas"]))
-        console.print(_exchange_table(summary))
-        if summary["samples"]:
-            console.print(_samples(summary["samples"]), highlight=False, soft_wrap=True)
-    console.print(_stages_table(summary))
-    console.print(_devices(summary["stages"]), highlight=False, soft_wrap=True, markup=False)
-    if note := uneven(summary):
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"weights digest {summary['weights_digest']}", highlight=False, soft_wrap=True)
-    console.print(f"everything is in {summary['folder']}", highlight=False, soft_wrap=True)
+    scores = tables.scores(summary)
+    if scores is None:
+        console.print(tables.title_of(summary), highlight=False, soft_wrap=True, markup=False)
+    show([scores] if scores else [])
+    _say(console, _apart(summary), _scaled(summary) if summary["loss_scale"] else "")
+    channels, codecs = _named_once(tables.channels(summary), console.width)
+    show([channels], notes=False)
+    _say(console, *codecs)
+    between = [tables.replicas(summary), tables.exchange(summary)] if summary["replicas"] else []
+    show([table for table in between if table], notes=False)
+    _say(console, _samples(summary["samples"]) if summary["replicas"] and summary["samples"] else "")
+    show([tables.stages(summary)], notes=False)
+    _say(
+        console,
+        _devices(summary["stages"]),
+        uneven(summary),
+        f"weights digest {summary['weights_digest']}",
+        f"everything is in {summary['folder']}",
+    )
+
+
+def _say(console: Console, *lines: str) -> None:
+    """Print the lines that are not empty."""
+    for line in filter(None, lines):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _named_once(table: Table, width: int) -> tuple[Table, list[str]]:
+    """The table of channels; if its codecs make it too wide, with numbers in their place, and a line for each."""
+    place = list(table.columns).index("codec")
+    codecs = list(dict.fromkeys(str(row[place]) for row in table.rows))
+    if sum(table.widths) - FOLDED + max(map(len, codecs), default=0) <= width:
+        return table, []
+    marks = {codec: f"({number})" for number, codec in enumerate(codecs, 1)}
+    rows = [[marks.get(str(cell), cell) for cell in row] for row in table.rows]
+    return replace(table, rows=rows), [f" {mark} {codec}" for codec, mark in marks.items()]
 
 
 def show_gains(measured: float, gains: Sequence[Gain], notes: Sequence[str]) -> None:
@@ -180,39 +212,19 @@ def show_gains(measured: float, gains: Sequence[Gain], notes: Sequence[str]) -> 
     if not gains:
         return
     console = Console()
-    table = _table("samples/s over slower links between the stages: predicted, not measured")
-    for column in ("link", "compressed", "uncompressed", "gain"):
-        table.add_column(column, justify="left" if column == "link" else "right", no_wrap=True)
-    table.add_row("this machine, measured", f"{measured:.1f}", "", "")
-    for gain in gains:
-        table.add_row(gain.link, f"{gain.compressed:.1f}", f"{gain.uncompressed:.1f}", f"{gain.times:.2f}x")
-    console.print(table)
-    for note in filter(None, notes):
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
-
-
-def _show_scores(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print the steps and their time, and below them the held-out scores, if there are any."""
-    title = f"{summary['name']}: {summary['steps']} steps in {summary['training_seconds']:.0f} s"
-    if not summary["held_out"]:
-        console.print(title, highlight=False, soft_wrap=True, markup=False)
-        return
-    table = _table(title)
-    table.add_column("")
-    columns = [name for name in next(iter(summary["held_out"].values())) if name != "num_targets"]
-    for column in columns:
-        table.add_column(column, justify="right")
-    for mode, score in summary["held_out"].items():
-        table.add_row(f"held out, compression {mode}", *(f"{score[column]:.4f}" for column in columns))
-    console.print(table)
+    rows: list[list[Value]] = [["this machine, measured", measured, None, None]]
+    rows += [[gain.link, gain.compressed, gain.uncompressed, round(gain.times, 2)] for gain in gains]
+    columns = ["link", "compressed", "uncompressed", "x as fast"]
+    show([Table("samples/s over slower links between the stages: predicted, not measured", columns, rows)])
+    _say(console, *notes)
 
 
 def _apart(summary: Mapping[str, Any]) -> str:
     """The time and the bytes of the run outside its training steps, in a sentence."""
     sent = sum(carried["bytes"] for phase, carried in summary["traffic"].items() if phase != "train")
     return (
-        f"evaluations: {_seconds(summary['evaluation_seconds'])} and {size_text(sent)}; "
-        f"saves: {_seconds(summary['saving_seconds'])}; the whole run: {_seconds(summary['seconds'])}"
+        f"evaluations: {duration_text(summary['evaluation_seconds'])} and {size_text(sent)}; "
+        f"saves: {duration_text(summary['saving_seconds'])}; the whole run: {duration_text(summary['seconds'])}"
     )
 
 
@@ -245,100 +257,6 @@ def uneven(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _show_channels(console: Console, channels: Sequence[Mapping[str, Any]]) -> None:
-    """Print the bytes of each channel. If the table would be too wide, each codec gets a line below it."""
-    codecs = list(dict.fromkeys(channel["codec"] for channel in channels))
-    table = _channels_table(channels, {codec: codec for codec in codecs})
-    if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
-        console.print(table)
-        return
-    marks = {codec: f"({number})" for number, codec in enumerate(codecs, 1)}
-    console.print(_channels_table(channels, marks))
-    for codec, mark in marks.items():
-        console.print(f" {mark} {codec}", highlight=False, soft_wrap=True, markup=False)
-    console.print()
-
-
-def _channels_table(channels: Sequence[Mapping[str, Any]], codecs: Mapping[str, str]) -> Table:
-    """The bytes of each channel; `codecs` maps an expression to its text in the table."""
-    table = _table("bytes sent while training")
-    for column in ("boundary", "channel", "codec"):
-        table.add_column(column, no_wrap=True)
-    for column in ("sent", "of", "ratio", "bits", "in full"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for channel in channels:
-        low, high = channel["boundary"], channel["boundary"] + 1
-        table.add_row(
-            f"{low} -> {high}" if channel["channel"] == "activations" else f"{high} -> {low}",
-            channel["channel"],
-            codecs[channel["codec"]],
-            size_text(channel["bytes"]),
-            size_text(channel["uncompressed"]),
-            f"{channel['uncompressed'] / max(1, channel['bytes']):.2f}x",
-            f"{channel['bits_per_element']:.2f}",
-            f"{channel['full_share']:.0%}",
-        )
-    return table
-
-
-def _replicas_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The bytes that the replicas of each stage sent each other."""
-    ways = ways_between_replicas(rows)
-    table = _table(f"gradients of weights sent between replicas, {rows[0]['codec']}")
-    table.add_column("stage", no_wrap=True)
-    table.add_column("way", no_wrap=True)
-    for column in ("sent", "of", "ratio", "bits"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            str(row["stage"]),
-            ways[row["channel"]],
-            size_text(row["bytes"]),
-            size_text(row["uncompressed"]),
-            f"{row['uncompressed'] / max(1, row['bytes']):.2f}x",
-            f"{row['bits_per_element']:.2f}",
-        )
-    return table
-
-
-def _exchange_table(summary: Mapping[str, Any]) -> Table:
-    """The seconds of the exchange between replicas, and how much the drain of the pipeline hid, if that is known."""
-    whose = "" if summary["timed"] == "all" else f" of {summary['timed']}"
-    known = any(stage["exchange"]["hidden"] is not None for stage in summary["stages"])
-    hid = ", and how much the drain of the pipeline hid"
-    table = _table(f"the exchange between replicas{whose}{hid * known}")
-    table.add_column("stage", no_wrap=True)
-    for column in ("exchange", *(["hidden"] * known), "codecs", "replica", "wire", "other"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for stage in summary["stages"]:
-        # without a step, no section has seconds
-        spent = {name: stage["exchange"].get(name, 0.0) for name in (*SECTIONS, "other")}
-        share = stage["exchange"]["hidden"]
-        total = sum(spent.values())
-        times = [f"{_seconds(part)} {part / max(1e-9, total):.0%}" for part in _parts(spent, total)[1:]]
-        shares = ["" if share is None else f"{share:.0%}"] * known
-        table.add_row(str(stage["stage"]), _seconds(total), *shares, *times)
-    return table
-
-
-def _stages_table(summary: Mapping[str, Any]) -> Table:
-    total = max(1e-9, summary["training_seconds"])
-    whose = "" if summary["timed"] == "all" else f" of {summary['timed']}"
-    table = _table(f"where the {total:.0f} s of training steps{whose} went, and peak memory")
-    table.add_column("stage", no_wrap=True)
-    on_cards = any(stage["peak_on_card"] is not None for stage in summary["stages"])
-    for column in ("compute", "codecs", "neighbour", "wire", "other", "memory", *(["on card"] if on_cards else [])):
-        table.add_column(column, justify="right", no_wrap=True)
-    for stage in summary["stages"]:
-        parts = _parts(stage["seconds"], total)
-        whole = sum(parts)  # more than the total where a stage waits in a step while the last stage saves
-        times = [f"{_seconds(spent)} {spent / whole:.0%}" for spent in parts]
-        peaks = [stage["peak_memory"], stage["peak_on_card"]]
-        sizes = [size_text(peak) if peak is not None else "" for peak in peaks[: 1 + on_cards]]
-        table.add_row(str(stage["stage"]), *times, *sizes)
-    return table
-
-
 def _devices(stages: Sequence[Mapping[str, Any]]) -> str:
     """Where the stages computed, in a sentence."""
     found: dict[str, list[str]] = {}
@@ -349,18 +267,3 @@ def _devices(stages: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(
         f"{'stages' if len(here) > 1 else 'stage'} {', '.join(here)} computed on {name}" for name, here in found.items()
     )
-
-
-def _parts(seconds: Mapping[str, float], total: float) -> list[float]:
-    """The seconds of a stage as in the table: compute, codecs, waiting for the neighbour and the wire, rest."""
-    shown = [seconds["compute"], seconds["encode"] + seconds["decode"], seconds["neighbour"], seconds["wire"]]
-    return [*shown, max(0.0, total - sum(shown))]
-
-
-def _table(title: str) -> Table:
-    """An empty table with narrow columns."""
-    return Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
-
-
-def _seconds(spent: float) -> str:
-    return f"{spent:.1f} s" if spent < 100 else f"{spent:.0f} s"

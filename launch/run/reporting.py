@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.console import ProgressLine, show_notes, show_summary
+from thinwire.launch.run.console import ProgressLine, show_notes, show_summary, tokens_of
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import keep_folder, save_model_files
 from thinwire.launch.run.outputs import (
@@ -86,7 +86,8 @@ class Reporting:
             yield
             return
         mine = [stage.stage_index for stage in self._trainer.stages]
-        with ProgressLine(self._recipe.training.steps, mine, self._recipe.pipeline.num_stages) as self._line:
+        steps, num_stages = self._recipe.training.steps, self._recipe.pipeline.num_stages
+        with ProgressLine(steps, mine, num_stages, tokens_of(self._prepared)) as self._line:
             yield
 
     def say(self, text: str) -> None:

@@ -120,7 +120,7 @@ class Table:
         ]
 
 
-def show(tables: Iterable[Table]) -> None:
+def show(tables: Iterable[Table], *, notes: bool = True) -> None:
     """Print tables. One that is too wide for the terminal is printed in parts."""
     from rich.console import Console
 
@@ -132,7 +132,7 @@ def show(tables: Iterable[Table]) -> None:
             console.width = max(given, sum(part.widths))
             console.print(part.rich())
             console.width = given
-        if table.note:
+        if table.note and notes:
             console.print(table.note, style="dim", highlight=False, markup=False)
             console.print()
 
@@ -171,16 +171,6 @@ def duration_text(seconds: float) -> str:
     unit, name, part, below = next(each for each in units if whole >= each[0])
     count, rest = whole // unit, whole % unit // part
     return f"{count} {name}{'s' * (name == 'day' and count > 1)}" + (f" {rest} {below}" if rest else "")
-
-
-def ways_between_replicas(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """In words, by channel: which way the frames between replicas go, in the rows of a summary."""
-    has_owners = any(row["channel"] == "sums" for row in rows)
-    return {
-        "parts": "to the owner of a part" if has_owners else "to all replicas",
-        "sums": "from the owner to all",
-        "statistics": "running statistics, uncompressed, to all",
-    }
 
 
 def _over_numbers(name: str, numbers: Sequence[str]) -> str:

@@ -41,7 +41,12 @@ def parse_link(text: str) -> PredictedLink:
 
 
 def step_seconds(
-    pipeline: Mapping[str, Any], summary: Mapping[str, Any], link: PredictedLink, *, compressed: bool = True
+    pipeline: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    link: PredictedLink,
+    *,
+    compressed: bool = True,
+    busy: float = 1.0,
 ) -> float:
     """Seconds of an average step with this link at every boundary. Compute and codecs take as long as in the run.
 
@@ -52,10 +57,11 @@ def step_seconds(
         summary: the summary of the run.
         link: the link at all boundaries between processes.
         compressed: whether the codecs of the run compress the tensors; without them, codecs take no time.
+        busy: how many times as long compute and codecs took in the run as they shall here.
     """
     passes = max(1, summary["steps"]) * pipeline["accumulation"]
     microbatches = passes * pipeline["num_microbatches"]
-    compute = [stage["seconds"]["compute"] / microbatches for stage in summary["stages"]]
+    compute = [stage["seconds"]["compute"] / microbatches / busy for stage in summary["stages"]]
     table = timetable(pipeline["schedule"], pipeline["num_stages"], pipeline["num_microbatches"])
     course = time_step(
         table,
@@ -63,12 +69,14 @@ def step_seconds(
             forward=[FORWARD_SHARE * seconds for seconds in compute],
             backward=[(1 - FORWARD_SHARE) * seconds for seconds in compute],
         ),
-        *(_channel(summary, name, link, compressed) for name in CHANNELS),
+        *(_channel(summary, name, link, compressed, busy) for name in CHANNELS),
     )
     return course.seconds * int(pipeline["accumulation"])
 
 
-def _channel(summary: Mapping[str, Any], name: ChannelName, link: PredictedLink, compressed: bool) -> ChannelTiming:
+def _channel(
+    summary: Mapping[str, Any], name: ChannelName, link: PredictedLink, compressed: bool, busy: float
+) -> ChannelTiming:
     rows = sorted((row for row in summary["channels"] if row["channel"] == name), key=lambda row: row["boundary"])
     if not compressed:
         frames = [HEADER_BYTES + row["uncompressed"] / max(1, row["frames"]) for row in rows]
@@ -78,8 +86,8 @@ def _channel(summary: Mapping[str, Any], name: ChannelName, link: PredictedLink,
         nbytes=[row["bytes"] / max(1, row["frames"]) for row in rows],
         bandwidth=link.bandwidth,
         latency=link.latency,
-        encode=[_codec_seconds(summary, row["boundary"] + senders, "encode") for row in rows],
-        decode=[_codec_seconds(summary, row["boundary"] + receivers, "decode") for row in rows],
+        encode=[_codec_seconds(summary, row["boundary"] + senders, "encode") / busy for row in rows],
+        decode=[_codec_seconds(summary, row["boundary"] + receivers, "decode") / busy for row in rows],
     )
 
 

@@ -11,6 +11,7 @@ from thinwire.launch import cli
 from thinwire.launch.report.comparison import compare, differences, find_baseline
 from thinwire.launch.report.numbers import held_out_losses, losses, progress_in_megabytes, progress_in_seconds
 from thinwire.launch.report.reading import RunFiles
+from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
 from thinwire.pipeline.errors import OptionsError
 
@@ -51,11 +52,11 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
         "compression": {"activations": codec, "gradients": codec, "boundaries": {}},
         "training": {"seed": seed, "steps": STEPS},
     }
-    steps = [{"step": n, "loss": 5.0 - n, "seconds": 1.0 + n, "samples": 8, "bytes": 100} for n in range(STEPS)]
+    steps = [{"step": n, "loss": 5.0 - n, "seconds": 1.0 + n, "samples": 8, "process_bytes": 100} for n in range(STEPS)]
     evaluations = [{"step": 2, "on": {"loss": 3.5}}, {"step": STEPS, "on": {"loss": on}}]
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
-    return RunFiles(folder, summary, yaml.safe_dump(recipe), steps, evaluations, [], [])
+    return RunFiles(folder, summary, yaml.safe_dump(recipe), steps, evaluations, [])
 
 
 def columns(table):
@@ -126,10 +127,26 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
 def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     """A run that saved more often was said to be no measure of compression."""
     runs = [made(tmp_path, "none"), made(tmp_path, "often")]
-    saving = {**yaml.safe_load(runs[1].recipe), "save_every": 10, "checkpoint": {"every": "5 steps"}}
-    runs[1] = replace(runs[1], recipe=yaml.safe_dump(saving))
-    assert set(differences(runs)) == {"save_every", "checkpoint.every"}
-    assert compare(runs, runs[0]).warning == ""
+    other = yaml.safe_load(runs[1].recipe)
+    other |= {"save_every": 10, "checkpoint": {"every": "5 steps"}, "data": {"outline": "x"}}
+    other["training"]["recompute"] = True
+    runs[1] = replace(runs[1], recipe=yaml.safe_dump(other))
+    names = {"save_every", "checkpoint.every", "data.outline", "training.recompute"}
+    assert set(differences(runs)) == names and all(is_among(name, WITHOUT_EFFECT) for name in names)
+    found = compare(runs, runs[0])
+    assert found.warning == "" and found.tables[1].title == "Over seeds"
+
+
+def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_path):
+    """A codec was predicted to be 2.6 times slower than none, because other work ran beside it."""
+    none, four = made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")
+    for stage in four.summary["stages"]:
+        stage["seconds"] = {name: 2.6 * spent for name, spent in stage["seconds"].items()}
+    found = compare([none, four], none, [parse_link("none")])
+    rows = columns(next(table for table in found.tables if table.title == "Over other links"))
+    assert [row["compute, x least"] for row in rows] == [1.0, 2.6]
+    assert rows[1]["at none, predicted"] == pytest.approx(rows[0]["at none, predicted"]) == pytest.approx(0.45)
+    assert "took up to 2.6 times as long" in found.warning
 
 
 def test_losses_are_placed_over_bytes_and_seconds(tmp_path):

@@ -63,8 +63,8 @@ def test_the_table_says_what_is_measured_and_what_is_not(capsys, monkeypatch):
     show_gains(16.0, [Gain("100mbit", 12.0, 4.0)], ["", "to measure it on Linux, as root: thinwire bench X"])
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines]
-    assert ["this", "machine,", "measured", "16.0"] in rows
-    assert ["100mbit", "12.0", "4.0", "3.00x"] in rows
+    assert ["this", "machine,", "measured", "16", "-", "-"] in rows
+    assert ["100mbit", "12", "4", "3"] in rows
     assert any("predicted, not measured" in line for line in lines)
     assert any(line.endswith("to measure it on Linux, as root: thinwire bench X") for line in lines)
     show_gains(16.0, [], ["no note"])

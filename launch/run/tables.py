@@ -1,0 +1,185 @@
+"""The tables of a run, from its summary: for its closing lines and for the page of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire.launch.shared.tables import Table, Value, duration_text
+from thinwire.pipeline.meters import SECTIONS
+
+Summary = Mapping[str, Any]
+
+
+def scores(summary: Summary) -> Table | None:
+    """The last held-out scores; None if there are none."""
+    if not (found := summary["held_out"]):
+        return None
+    names = [name for name in next(iter(found.values())) if name != "num_targets"]
+    rows = [
+        [mode, *("NaN" if score[name] is None else f"{score[name]:.4f}" for name in names)]
+        for mode, score in found.items()
+    ]
+    return Table(title_of(summary), ["held out, compression", *names], rows)
+
+
+def title_of(summary: Summary) -> str:
+    """The name of a run, its steps and their time."""
+    return f"{summary['name']}: {steps_of(summary)} steps in {duration_text(summary['training_seconds'])}"
+
+
+def steps_of(summary: Summary) -> str:
+    """The steps of a run, and how many were planned where it is not finished."""
+    planned = f" of {summary['planned_steps']:,}, not finished," if summary.get("running") else ""
+    return f"{summary['steps']:,}{planned}"
+
+
+def channels(summary: Summary) -> Table:
+    """The bytes of each channel."""
+    columns = ["boundary", "channel", "codec", "MB sent", "of", "ratio", "bits", "% in full"]
+    rows = [
+        [
+            route(row),
+            row["channel"],
+            row["codec"],
+            *_sizes(row),
+            round(100 * row["full_share"], 1),
+        ]
+        for row in summary["channels"]
+    ]
+    note = (
+        "Frames of training with their headers, and the bytes of the tensors in them. bits: of an element. in full: "
+        "rows sent uncompressed, such as in warm-up."
+    )
+    return Table("bytes sent while training", columns, rows, note)
+
+
+def route(channel: Mapping[str, Any]) -> str:
+    """The sending and the receiving stage of a channel."""
+    low, high = channel["boundary"], channel["boundary"] + 1
+    return f"{low} -> {high}" if channel["channel"] == "activations" else f"{high} -> {low}"
+
+
+def _sizes(row: Mapping[str, Any]) -> list[Value]:
+    ratio = row["uncompressed"] / max(1, row["bytes"])
+    return [row["bytes"] / 1e6, row["uncompressed"] / 1e6, round(ratio, 2), round(row["bits_per_element"], 2)]
+
+
+def replicas(summary: Summary) -> Table | None:
+    """The bytes that the replicas of each stage sent each other; None without replicas."""
+    if not (found := summary.get("replicas")):
+        return None
+    has_owners = any(row["channel"] == "sums" for row in found)
+    ways = {
+        "parts": "to the owner of a part" if has_owners else "to all replicas",
+        "sums": "from the owner to all",
+        "statistics": "running statistics, uncompressed, to all",
+    }
+    rows = [[row["stage"], ways[row["channel"]], *_sizes(row)] for row in found]
+    title = f"gradients of weights sent between replicas, {found[0]['codec']}"
+    return Table(title, ["stage", "way", "MB sent", "of", "ratio", "bits"], rows, "Bytes of all replicas.")
+
+
+def exchange(summary: Summary) -> Table | None:
+    """The seconds of the exchange between replicas, and what the drain of the pipeline hid; None without replicas."""
+    stages = [stage for stage in summary["stages"] if "exchange" in stage]
+    if not stages:
+        return None
+    known = any(stage["exchange"]["hidden"] is not None for stage in stages)
+    rows: list[list[Value]] = []
+    for stage in stages:
+        spent = {name: stage["exchange"].get(name, 0.0) for name in (*SECTIONS, "other")}  # without a step, none
+        total, share = sum(spent.values()), stage["exchange"]["hidden"]
+        hidden = [None if share is None else f"{share:.0%}"] * known
+        rows.append([stage["stage"], _seconds(total), *hidden, *_shares(spent, total)[1:]])
+    hid = ", and how much of it the drain of the pipeline hid" * known
+    note = (
+        "replica: waiting until another replica has sent. wire: waiting until that frame arrives. other: gathering and "
+        "adding up gradients."
+    )
+    columns = ["stage", "exchange", *(["hidden"] * known), "codecs", "replica", "wire", "other"]
+    return Table(f"the exchange between replicas{_whose(summary)}{hid}", columns, rows, note)
+
+
+def stages(summary: Summary) -> Table:
+    """Where the time of training went in each stage, and the peak of its memory."""
+    total = max(1e-9, summary["training_seconds"])
+    on_gpus = any(stage.get("peak_on_card") is not None for stage in summary["stages"])
+    rows: list[list[Value]] = []
+    for stage in summary["stages"]:
+        peaks = [stage["peak_memory"], stage.get("peak_on_card")][: 1 + on_gpus]
+        memory = [None if peak is None else round(peak / 1e6) for peak in peaks]
+        rows.append([stage["stage"], *_shares(stage["seconds"], total), *memory])
+    note = (
+        "neighbour: waiting until the other stage has sent a frame, or for the gradient norm of all stages. wire: "
+        "waiting until that frame arrives. other: reading data, clipping, the schedule itself, waiting of which the "
+        "cause is not known, and the work of other stages in the same process. Memory is that of the process."
+    )
+    columns = ["stage", "compute", "codecs", "neighbour", "wire", "other", "MB", *(["MB on GPU"] * on_gpus)]
+    title = f"where the {duration_text(total)} of training steps{_whose(summary)} went, and peak memory"
+    return Table(title, columns, rows, note)
+
+
+def _whose(summary: Summary) -> str:
+    """Of which replica the seconds are, if not of all."""
+    timed = summary.get("timed", "all")
+    return "" if timed == "all" else f" of {timed}"
+
+
+def _shares(seconds: Mapping[str, float], total: float) -> list[str]:
+    """Seconds of compute, codecs, waiting for the neighbour and the wire, and the rest, with their shares."""
+    parts = [seconds["compute"], seconds["encode"] + seconds["decode"], seconds["neighbour"], seconds["wire"]]
+    parts.append(max(0.0, total - sum(parts)))
+    whole = max(1e-9, sum(parts))  # more than the total where a stage waits in a step while the last stage saves
+    return [f"{_seconds(spent)} {spent / whole:.0%}" for spent in parts]
+
+
+def _seconds(spent: float) -> str:
+    return f"{spent:.1f} s" if spent < 100 else f"{spent:.0f} s"
+
+
+def cut(summary: Summary) -> Table:
+    """The size of each stage, and where it computed."""
+    known = [
+        (stage["stage"], stage.get("layers"), stage.get("parameters"), stage.get("device"))
+        for stage in summary["stages"]
+    ]
+    return Table("The stages", ["stage", "layers", "parameters", "device"], known)
+
+
+def choices(summary: Summary) -> Table | None:
+    """The codecs that auto chose, with the measurements behind the choice; None if auto chose nothing."""
+    if not (found := summary.get("choices")):
+        return None
+    columns = (
+        *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide it", "hidden"),
+        *("compute, ms", "next milder codec", "its ms on the wire"),
+    )
+    rows = [
+        (
+            route(choice) if choice.get("replica") is None else f"{route(choice)} of replica {choice['replica']}",
+            choice["channel"],
+            choice["codec"],
+            choice["nbytes"],
+            _scaled(choice["goodput"], 8e-6),
+            _scaled(choice["wire"], 1e3),
+            _scaled(choice["hidden"], 1e3),
+            choice["hides"],
+            _scaled(choice["hidden"] / choice["share"], 1e3),
+            choice["milder"],
+            _scaled(choice["milder_wire"], 1e3),
+        )
+        for choice in found
+    ]
+    note = (
+        "Measured in the first steps. Compute: time of one micro-batch's forwards (for gradients: backwards) in the "
+        "slowest process. The schedule sends frames during a share of this time: a wire that needs no more is hidden. "
+        "Each channel got the mildest candidate whose wire is hidden, or else the strongest candidate. Mbit/s: the "
+        "part of the link that this channel gets; empty if both stages are in one process. Of replicas, the numbers "
+        "are those of the one that needs the strongest codec."
+    )
+    return Table("The codecs that auto chose, and why", columns, rows, note)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else round(value * factor, 2)
