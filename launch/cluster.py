@@ -11,6 +11,7 @@ the network is removed.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from argparse import Namespace
@@ -67,6 +68,9 @@ def run(argv: Sequence[str]) -> int:
     The exit status is that of the first command that failed, or 0.
     """
     given, command = _split(argv)
+    _, rest = _run_parser().parse_known_args(given)
+    if rest and not command and not rest[0].startswith("-"):
+        raise OptionsError(f"give -- before the command of the hosts: {PROG} run ... -- {shlex.join(rest)}")
     options = _run_parser().parse_args(given)
     links = _links(options)
     if reason := missing(links):

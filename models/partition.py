@@ -40,8 +40,8 @@ def partition(
         num_stages: the number of ranges to return.
         boundary_costs: the cost of a boundary after each layer except the last, in the unit of `costs`
             (`boundary_seconds`); 0 by default.
-        memory: the memory that each layer adds to its stage; 0 by default.
-        memory_limit: the most memory of one stage, in the unit of `memory`.
+        memory: the gigabytes of memory that each layer adds to its stage; 0 by default.
+        memory_limit: the most gigabytes of one stage.
 
     Raises:
         ModelError: there are more stages than layers, or no stage; a number is negative or not finite; or no cut keeps
@@ -58,9 +58,9 @@ class Machine:
     costs: Sequence[float]
     """The cost of each layer, in the unit of all other machines."""
     memory: Sequence[float] | None = None
-    """The memory that each layer adds to the stage; None is 0."""
+    """The gigabytes of memory that each layer adds to the stage; None is 0."""
     memory_limit: float = math.inf
-    """The most memory of the stage."""
+    """The most gigabytes of the stage."""
 
 
 def partition_over(machines: Sequence[Machine], *, boundary_costs: Sequence[float] | None = None) -> tuple[range, ...]:
@@ -108,8 +108,8 @@ def _too_large(machines: Sequence[Machine]) -> str:
     limits = list(dict.fromkeys(f"{machine.memory_limit:g}" for machine in machines))
     within = limits[0] if len(limits) == 1 else "its own of " + ", ".join(f"{each.memory_limit:g}" for each in machines)
     return (
-        f"no cut of {len(sizes)} layers into {len(machines)} stages keeps each stage within {within} of memory: all "
-        f"layers take {math.fsum(sizes):g}, the largest {max(sizes):g}; raise num_stages or the limit"
+        f"no cut of {len(sizes)} layers into {len(machines)} stages keeps each stage within {within} GB of memory: all "
+        f"layers take {math.fsum(sizes):.3g} GB, the largest {max(sizes):.3g} GB; raise num_stages or the limit"
     )
 
 

@@ -36,9 +36,11 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         measured = {} if found.measured is None else {"measured": found.measured.to_json()}
         title = f"partition of {prepared.recipe.name}"
-        print(dumps(document(title, found.tables, layers=found.cut, **measured), indent=2))
+        print(dumps(document(title, found.tables, layers=found.cut, fits=found.fits, **measured), indent=2))
         return OK
     show(found.tables)
+    for line in found.fits:
+        Console().print(line, highlight=False, soft_wrap=True)
     advice = f"to use the best cut: --pipeline.layers '{json.dumps(found.cut)}'"
     Console().print(advice, highlight=False, soft_wrap=True)
     return OK

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinwire.launch.partition.measured import MeasuredMachine, read_all
 from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.room import numbers_of_a_parameter
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
@@ -24,9 +25,6 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
-_COPIES = {"adamw": 4, "quantized-adam": 4, "sgd": 3}
-"""Tensors as large as the parameters that training keeps: parameters, gradients, moments of the optimizer."""
-
 
 @dataclass(frozen=True)
 class Examination:
@@ -37,6 +35,8 @@ class Examination:
     """The number of layers of each stage in the best cut."""
     measured: MeasuredMachine | None
     """What was measured on this machine; None if nothing was."""
+    fits: list[str]
+    """Whether each cut fits into the memory that was given, a sentence each; empty without."""
 
 
 def examine(prepared: Prepared, options: argparse.Namespace) -> Examination:
@@ -67,11 +67,37 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> Examination:
         _stages_table("the best cut for these costs", cuts, places, memory),
         *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
-    return Examination(tables, [len(cut) for cut in cuts], None if options.count or options.measured else places[0])
+    fits = []
+    if memory is not None and options.memory:
+        for name, shown in (("the cut of the recipe", prepared.cuts), ("the best cut", cuts)):
+            fits.append(_fit(name, _sizes(shown, places, memory), limits))
+    return Examination(
+        tables, [len(cut) for cut in cuts], None if options.count or options.measured else places[0], fits
+    )
+
+
+def _sizes(
+    cuts: Sequence[range], places: Sequence[MeasuredMachine], memory: Mapping[MeasuredMachine, list[int]]
+) -> list[float]:
+    """The gigabytes of each stage."""
+    return [sum(memory[place][layer] for layer in cut) / 1e9 for place, cut in zip(places, cuts, strict=True)]
+
+
+def _fit(name: str, sizes: Sequence[float], limits: Sequence[float]) -> str:
+    """Whether the stages of a cut fit, in words."""
+    large = [
+        f"stage {stage} needs {size:.3g} GB and has {limit:.3g} GB"
+        for stage, (size, limit) in enumerate(zip(sizes, limits, strict=True))
+        if size > limit
+    ]
+    if large:
+        return f"{name} does not fit: {', '.join(large)}"
+    needs = (f"{size:.3g} of {limit:.3g} GB" for size, limit in zip(sizes, limits, strict=True))
+    return f"{name} fits: its stages need {', '.join(needs)}"
 
 
 def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
-    """The most bytes of each stage."""
+    """The most gigabytes of each stage."""
     gigabytes = list(given or [math.inf])
     if mistaken := [value for value in gigabytes if not value > 0]:
         raise OptionsError(f"--memory must be above 0 GB, got {mistaken[0]:g}")
@@ -79,7 +105,7 @@ def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
         raise OptionsError(
             f"--memory must be one number for all stages, or one for each of {num_stages}, got {len(gigabytes)}"
         )
-    return [1e9 * value for value in gigabytes] * (num_stages if len(gigabytes) == 1 else 1)
+    return gigabytes * (num_stages if len(gigabytes) == 1 else 1)
 
 
 def _machines(
@@ -89,7 +115,7 @@ def _machines(
     made = {
         (place, limit): Machine(
             costs=[cost.compute for cost in place.costs],
-            memory=None if memory is None else memory[place],
+            memory=None if memory is None else [size / 1e9 for size in memory[place]],
             memory_limit=limit,
         )
         for place, limit in zip(places, limits, strict=True)
@@ -126,7 +152,8 @@ def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
 
 def _memory(cost: LayerCost, prepared: Prepared) -> int:
     recipe = prepared.recipe
-    return cost.memory(parameter_copies=_COPIES[recipe.optimizer.name], microbatches=recipe.pipeline.num_microbatches)
+    copies = numbers_of_a_parameter(recipe)
+    return cost.memory(parameter_copies=copies, microbatches=recipe.pipeline.num_microbatches)
 
 
 def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], bandwidth: float) -> list[float]:
@@ -198,8 +225,8 @@ def _stages_table(
     ]
     if memory is not None:
         columns.append("memory, MB")
-        for row, place, cut in zip(rows, places, cuts, strict=True):
-            row.append(sum(memory[place][layer] for layer in cut) / 1e6)
+        for row, size in zip(rows, _sizes(cuts, places, memory), strict=True):
+            row.append(1e3 * size)
     if any(place.name for place in places):
         columns.append("measured in")
         for row, place in zip(rows, places, strict=True):

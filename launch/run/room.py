@@ -52,7 +52,7 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    needed = _FLOAT32 * parameters * (replicas * _numbers_of_a_parameter(recipe) + _copied_share(recipe))
+    needed = _FLOAT32 * parameters * (replicas * numbers_of_a_parameter(recipe) + _copied_share(recipe))
     if needed > held:
         of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
         raise OptionsError(
@@ -62,7 +62,7 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
         )
 
 
-def _numbers_of_a_parameter(recipe: Recipe) -> int:
+def numbers_of_a_parameter(recipe: Recipe) -> int:
     """Numbers that training keeps for each parameter: itself, its gradient, its moments."""
     optimizer = recipe.optimizer
     if not _trains(recipe):

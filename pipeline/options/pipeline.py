@@ -102,7 +102,7 @@ class PipelineOptions:
         wanted = "a name for each stage except the last" if named else "a number for each stage"
         return [
             f"pipeline.layers must have {wanted}, got {len(self.layers)} for {self.num_stages} stages; give as many, "
-            f"or null for a cut of equal costs"
+            f"or add --pipeline.layers null for a cut of equal costs"
         ]
 
     @property

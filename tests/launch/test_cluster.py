@@ -93,6 +93,10 @@ def test_any_other_command_runs_as_it_is():
             "argument --hosts: must be a whole number, got 'abc'; see thinwire cluster run --help\n",
         ),
         ("run --loss 150% -- true", "loss must be at least 0 and below 100%, got 150%\n"),
+        (
+            "run --hosts 2 thinwire train quickstart",
+            "give -- before the command of the hosts: thinwire cluster run ... -- thinwire train quickstart\n",
+        ),
         ("run --hostz 2 -- true", "unrecognized arguments: --hostz 2; see thinwire cluster run --help\n"),
         (
             "run -- thinwire train quickstart --wire.timeout 0",

@@ -57,6 +57,14 @@ def test_costs_are_measured_and_links_counted(here, capsys):
     assert all(0 < row["memory, MB"] < 1000 for row in best)
     assert set(activations[0]) == {"boundary", "topk(0.1)/reuse", "q(2)"}
     assert sum(found["layers"]) == 6 and min(found["layers"]) >= 1
+    for optimizer, copies in ((["adamw"], 4), (["sgd", "--optimizer.momentum", "0"], 2)):
+        (layers, _, best, *_), found = asked(capsys, *options, "--optimizer.name", *optimizer)
+        first = [row for row in layers if row["stage"] == 0]
+        memory = sum(copies * row["weights, MB"] + 2 * row["kept, MB"] for row in first)
+        assert best[0]["memory, MB"] == pytest.approx(memory), "as a run counts the copies of its weights"
+    own, cut = found["fits"]
+    assert own.startswith("the cut of the recipe fits: its stages need ") and own.count(" of 1 GB") == 3
+    assert cut.startswith("the best cut fits: ")
 
 
 @pytest.mark.parametrize("options", [["--count"], ["--bandwidth", "100mbit"]])
@@ -86,7 +94,10 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
         (["--measured", "a.json", "a.json", "a.json"], "cannot read --measured a.json: No such file or directory"),
         (["--measured", "tiny.yaml", "tiny.yaml", "tiny.yaml"], "tiny.yaml must be the output of `thinwire partition"),
         (["--count", "--measured", "a.json"], "--memory and --measured need measured costs; remove --count"),
-        (["--memory", "0.0000001"], "no cut of 6 layers into 3 stages keeps each stage within 100 of memory"),
+        (
+            ["--memory", "0.0000001"],
+            "no cut of 6 layers into 3 stages keeps each stage within 1e-07 GB of memory: all layers take 0.00",
+        ),
         (["--bandwidth", "fast"], "fast"),
         (["--pipeline.num_stages", "7", "--pipeline.layers", "null"], "each stage must have a layer, got 7 stages"),
         (
@@ -126,6 +137,8 @@ def test_a_slow_machine_gets_fewer_layers_where_each_measured_its_own(here, caps
     assert layers[0]["old/fast.json, ms"] == pytest.approx(90)
     (_, _, best, *_), found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "0.00021", "1")
     assert found["layers"] == [3, 1, 2] and best[1]["memory, MB"] <= 0.21
+    _, found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "1", "0.00021")
+    assert "does not fit: stage 2 needs 0.000" in found["fits"][0] and "GB and has 0.00021 GB" in found["fits"][0]
 
 
 def test_costs_of_other_microbatches_or_models_are_not_mixed(here, capsys):

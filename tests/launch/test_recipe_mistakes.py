@@ -78,7 +78,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (
             ["quickstart", "--pipeline.layers", "[a]"],
             "pipeline.layers must have a name for each stage except the last, got 1 for 4 stages; give as many, "
-            "or null for a cut of equal costs",
+            "or add --pipeline.layers null for a cut of equal costs",
         ),
         (
             ["quickstart", "--optimizer.betas", "[5, 5]"],

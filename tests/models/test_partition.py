@@ -117,7 +117,7 @@ def test_memory_moves_a_cut():
     assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=6)] == [2, 2]
     assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=5)] == [1, 3]
     with pytest.raises(
-        ModelError, match=r"4 layers into 2 stages .* within 4 of memory: .* take 8, the largest 5; raise"
+        ModelError, match=r"4 layers into 2 stages .* within 4 GB of memory: .* take 8 GB, the largest 5 GB; raise"
     ):
         partition(costs, 2, memory=memory, memory_limit=4)
 
@@ -218,10 +218,10 @@ def test_a_slow_machine_gets_fewer_layers():
 def test_a_small_memory_gets_fewer_layers():
     small, large = (Machine(costs=[1.0] * 6, memory=[4.0] * 6, memory_limit=limit) for limit in (8.0, 80.0))
     assert [len(cut) for cut in partition_over([small, large])] == [2, 4]
-    with pytest.raises(ModelError, match=r"6 layers into 2 stages keeps each stage within 8 of memory"):
+    with pytest.raises(ModelError, match=r"6 layers into 2 stages keeps each stage within 8 GB of memory"):
         partition_over([small, small])
     huge = Machine(costs=[1.0] * 6, memory=[9.0] * 6, memory_limit=16.0)
-    with pytest.raises(ModelError, match=r"within its own of 8, 16 of memory: all layers take 54"):
+    with pytest.raises(ModelError, match=r"within its own of 8, 16 GB of memory: all layers take 54 GB"):
         partition_over([small, huge])
 
 
