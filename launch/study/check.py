@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.run import forks, recipe
-from thinwire.launch.shared.exit_codes import FailedError, ended
+from thinwire.launch.run import recipe
 from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.origin import file_digest, origin_of
 from thinwire.pipeline.errors import OptionsError
@@ -88,35 +84,6 @@ def _check_score(data: Data, score: str) -> None:
             "data.evaluation",
         ),
     )
-
-
-def check_apart(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
-    """As `check`, in a copy of this process where that is safe, so that this one does not keep the data."""
-    if not forks.is_safe():
-        return check(cells, prog, score)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, cells, prog, score), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        found: list[Checked] | ThinwireError = ours.recv()
-    except EOFError as error:
-        process.join()
-        raise FailedError(f"the process that checks the cells {ended(process.exitcode or 0)}") from error
-    process.join()
-    if isinstance(found, ThinwireError):
-        raise OptionsError(found.mistakes)
-    return found
-
-
-def _answer(to: Connection, cells: Sequence[Cell], prog: str, score: str) -> None:
-    """Send what `check` gives or raises."""
-    with suppress(KeyboardInterrupt):
-        try:
-            to.send(check(cells, prog, score))
-        except ThinwireError as error:
-            to.send(OptionsError(error.mistakes))
 
 
 class _Once:

@@ -17,21 +17,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from rich.console import Console
-from rich.table import Table
-
 from thinwire.launch.hosts.crew import gathered_signals
-from thinwire.launch.run import forks
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
+from thinwire.launch.shared.tables import Table, show
 from thinwire.launch.study.cells import Cell, cells_of, own_options, second
-from thinwire.launch.study.check import Checked, check_apart
+from thinwire.launch.study.check import Checked, check
 from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
 from thinwire.launch.study.engine import CellProgress, Runner, run_cells
-from thinwire.launch.study.live import LiveView
+from thinwire.launch.study.live import Lines
 from thinwire.launch.study.progress import State, find
 from thinwire.launch.study.results import read_twice
 from thinwire.pipeline.errors import OptionsError
@@ -70,15 +67,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list() -> int:
-    table = Table("study", "question")
-    for name, description in packaged().items():
-        table.add_row(name, description)
-    Console().print(table)
+    show([Table("the packaged studies", ("study", "question"), list(packaged().items()))])
     return OK
 
 
 def _run(argv: Sequence[str]) -> int:
-    forks.use_one_thread()
     options, given = make_parser().parse_known_args(argv)
     _refuse_words(given)
     study = read_study(options.name)
@@ -91,7 +84,7 @@ def _run(argv: Sequence[str]) -> int:
     _refuse_own([own_options(study, scale, cell.row) for cell in chosen], given)
     once, again = _RUNNERS[options.processes], _RUNNERS[not options.processes]
     twice = [second(cell, folder) for cell in _first_seeds(chosen, options.twice)]
-    checked = check_apart([*chosen, *twice], PROG, study.score)
+    checked = check([*chosen, *twice], PROG, study.score)
     cells = [_progress(one, again if one.cell.again else once, any_code=options.any_code) for one in checked]
     jobs = options.jobs or max(1, cores() // max(map(_cores, cells)))
     _tell(cells, folder, jobs)
@@ -100,8 +93,8 @@ def _run(argv: Sequence[str]) -> int:
             print(f"  {one.checked.cell.name}: {_FATES[one.found.state]}, {one.checked.steps} steps")
         return OK
     _hold(folder)
-    with gathered_signals() as came, LiveView(study, jobs) as view:
-        run_cells(cells, jobs, view, came)
+    with gathered_signals() as came:
+        run_cells(cells, jobs, Lines(study, jobs), came)
     _conclude(cells, folder, bool(came))
     for pair in read_twice(chosen, folder):
         print(pair)

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from thinwire.launch.run import parent
 from thinwire.launch.shared.environment import environment
@@ -51,13 +51,6 @@ class CellProgress:
     """How long its process has run."""
     trouble: str = ""
     """Why it failed, in the words of its process."""
-
-
-class View(Protocol):
-    """Shows the cells while they run."""
-
-    def update(self, cells: Sequence[CellProgress]) -> None:
-        """Show how far all cells are."""
 
 
 class _Job:
@@ -119,13 +112,18 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def run_cells(cells: Sequence[CellProgress], jobs: int, view: View, came: Sequence[signal.Signals]) -> None:
+def run_cells(
+    cells: Sequence[CellProgress],
+    jobs: int,
+    tell: Callable[[Sequence[CellProgress]], None],
+    came: Sequence[signal.Signals],
+) -> None:
     """Run the cells that wait, `jobs` at once.
 
     Args:
         cells: all cells; brought up to date.
         jobs: how many run at once.
-        view: shows the cells, again and again.
+        tell: called with all cells, again and again.
         came: the signals that this process has got; the first one stops the cells.
     """
     waiting = [progress for progress in cells if progress.status == "waits"]
@@ -140,7 +138,7 @@ def run_cells(cells: Sequence[CellProgress], jobs: int, view: View, came: Sequen
                     place = error.filename or ready.checked.cell.folder
                     ready.status, ready.trouble = "failed", f"{place} cannot be written: {error.strerror}"
             running = [job for job in running if not job.look()]
-            view.update(cells)
+            tell(cells)
             if running:
                 time.sleep(_POLL)
     finally:

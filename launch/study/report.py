@@ -102,7 +102,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     twice = read_twice(cells, folder)
     tables += [twice_table(twice)] if twice else []
     tables += [missing_table(missing)] if missing else []
-    words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
+    words = _question(study, scale_name, scale)
     words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")
     words += [*circumstances(study, scale, results), *unmeasured]
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
@@ -113,6 +113,11 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         draw(study, rows, results),
         {**beside, **_claims_json(judged)},
     )
+
+
+def _question(study: Study, scale_name: str, scale: Scale) -> list[str]:
+    """What the study asks, and what its scale is."""
+    return [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
 
 
 def _energies(study: Study, results: Sequence[Result]) -> tuple[dict[Cell, dict[Signal, Measures]], list[str]]:
@@ -139,7 +144,7 @@ def _of_predictions(study: Study, scale_name: str, scale: Scale, rows: Mapping[s
     results = predicted(study, rows)
     judged = [judge(claim, results, study.all_rows, exact=True) for claim in study.claims]
     tables = [predictions_table(study, rows, results), *([claims_table(study, judged)] if judged else [])]
-    words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else []), _PREDICTED]
+    words = [*_question(study, scale_name, scale), _PREDICTED]
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": 0}
     return StudyReport(study.name, words, tables, b"", {**beside, **_claims_json(judged)})
 
@@ -172,21 +177,18 @@ def _missing_words(count: int) -> str:
 
 def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:
     """What the claims come to, and each of them."""
-    return {
-        "verdicts": dict(Counter(one.verdict for one in judged)),
-        "claims": [_claim_json(one) for one in judged],
-    }
-
-
-def _claim_json(judged: Judged) -> dict[str, Any]:
-    return {
-        "claim": judged.claim.claim,
-        "verdict": judged.verdict,
-        "seeds": list(judged.seeds),
-        "difference": judged.mean,
-        "standard_error": judged.error,
-        "published": judged.published,
-    }
+    claims = [
+        {
+            "claim": one.claim.claim,
+            "verdict": one.verdict,
+            "seeds": list(one.seeds),
+            "difference": one.mean,
+            "standard_error": one.error,
+            "published": one.published,
+        }
+        for one in judged
+    ]
+    return {"verdicts": dict(Counter(one.verdict for one in judged)), "claims": claims}
 
 
 def _write(made: StudyReport, folder: Path, option: str) -> None:
@@ -207,18 +209,7 @@ def _write(made: StudyReport, folder: Path, option: str) -> None:
 
 def _markdown(made: StudyReport) -> str:
     picture = ["![Learning curves](curves.png)"] if made.curves else []
-    return "\n\n".join([f"# {made.title}", *made.words, *map(_markdown_table, made.tables), *picture]) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    rule = "|".join("---:" if numeric else "---" for numeric in table.numeric)
-    lines = [f"| {' | '.join(map(_escaped, row))} |" for row in [table.columns, *table.texts]]
-    body = "\n".join([lines[0], f"|{rule}|", *lines[1:]])
-    return "\n\n".join([f"## {table.title}", body, *([table.note] if table.note else [])])
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+    return "\n\n".join([f"# {made.title}", *made.words, *(table.markdown for table in made.tables), *picture]) + "\n"
 
 
 def _html(made: StudyReport) -> str:

@@ -18,7 +18,7 @@ from thinwire.launch.study.check import Checked
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, parse_study, read_study
 from thinwire.launch.study.engine import CellProgress
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.live import LiveView, seconds_left
+from thinwire.launch.study.live import Lines, seconds_left
 from thinwire.launch.study.progress import Found, begin, find
 from thinwire.launch.study.results import Result, read_results
 from thinwire.pipeline.errors import OptionsError
@@ -236,16 +236,16 @@ def test_the_time_left_counts_the_cells_that_wait():
     assert seconds_left([progress(first, "waits")], jobs=1) is None
 
 
-def test_without_a_terminal_a_study_says_every_half_minute_how_far_it_is(capsys):
+def test_a_study_says_every_half_minute_how_far_it_is(capsys):
     study = parse_study(STUDY, "s", "s")
     first, second = cells_of(study, Scale(), Path("f"))
     time = iter([0.0, 0.0, 10.0, 29.0, 31.0, 31.0])
-    with LiveView(study, jobs=1, clock=lambda: next(time)) as view:
-        for done in (0, 10, 20, 40):
-            view.update([progress(first, "runs", done, float(done)), progress(second, "waits")])
+    tell = Lines(study, jobs=1, clock=lambda: next(time))
+    for done in (0, 10, 20, 40):
+        tell([progress(first, "runs", done, float(done)), progress(second, "waits")])
     assert capsys.readouterr().out.splitlines() == [
         "0 of 2 cells are finished; none, seed 0 at step 0/100",
-        "0 of 2 cells are finished, 0:02:40 left; none, seed 0 at step 40/100",
+        "0 of 2 cells are finished, 2 min 40 s left; none, seed 0 at step 40/100",
     ]
 
 

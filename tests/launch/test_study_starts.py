@@ -19,7 +19,7 @@ from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side
 from thinwire.launch.study.energy import energy_of, measured
 from thinwire.launch.study.engine import CellProgress, _ready, run_cells
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.live import LiveView
+from thinwire.launch.study.live import Lines
 from thinwire.launch.study.progress import Found, begin, is_finished
 from thinwire.launch.study.results import Result, read_results, read_twice
 from thinwire.pipeline.errors import OptionsError
@@ -92,10 +92,9 @@ def test_a_cell_whose_folder_cannot_be_written_fails_and_those_that_need_it_too(
     study = parse_study(STUDY, "s", "s")
     first, second = (progress(cell, "waits") for cell in cells_of(study, Scale(), tmp_path))
     (tmp_path / "cells").write_text("a file where a folder should be")
-    with LiveView(study, jobs=1) as view:
-        run_cells([first, second], 1, view, came=[])
+    run_cells([first, second], 1, Lines(study, jobs=1), came=[])
     told = capsys.readouterr().out
-    assert "first, seed 0 failed after 0:00:00: " in told and "cannot be written: " in told
+    assert "first, seed 0 failed after 0.0 s: " in told and "cannot be written: " in told
     assert f"it starts with the weights of {first.checked.cell.folder}, which failed" in told
 
 
