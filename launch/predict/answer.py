@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from thinwire.launch.shared.tables import Table, Value, document, duration_text
-from thinwire.launch.timing import published
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
@@ -227,23 +226,6 @@ def answer(
         best=best(schedules, max_in_flight),
         verdicts=[*map(verdict, by_network), *(map(exchange_verdict, by_network) if workload.replicas else ())],
     )
-
-
-def published_tables() -> list[Table]:
-    """Tables 2 and 3 of 2206.01299 beside the prediction."""
-    compared: Mapping[str, Sequence[published.PublishedNumber]] = {
-        "Table 2, sequences/s": published.throughput_numbers(),
-        "Table 2, share of the speed at 10 Gbps": published.share_numbers(),
-        "Table 3, ms on the wire": published.wire_numbers(),
-    }
-    return [
-        Table(
-            f"2206.01299, {title}",
-            ("Mbit/s", "method", "published", "predicted", "deviation"),
-            [(1e-6 * one.bandwidth, one.method, one.published, one.predicted, one.deviation) for one in numbers],
-        )
-        for title, numbers in compared.items()
-    ]
 
 
 def _shares(one: Prediction, stage: int) -> str:

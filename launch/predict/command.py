@@ -15,7 +15,7 @@ from thinwire.launch.shared.arguments import Parser, at_least_one, positive, sha
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
-from thinwire.launch.shared.tables import document, show
+from thinwire.launch.shared.tables import show
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.overrides import ReplicaCodecs, named
@@ -36,23 +36,18 @@ COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
-    wanted = None if options.like else recipe.parse([options.recipe, *overrides], prog=PROG)
+    wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     from rich.console import Console
 
-    from thinwire.launch.predict.answer import published_tables
-
-    predicted = None if wanted is None else _answer(options, wanted)
+    predicted = _answer(options, wanted)
     if options.json:
-        found = predicted.to_json() if predicted else document("prediction of 2206.01299", published_tables())
-        print(dumps(found, indent=2))
-    elif predicted is None:
-        show(published_tables())
-    else:
-        console = Console()
-        console.print(predicted.heading, highlight=False, soft_wrap=True, markup=False)
-        show(predicted.tables)
-        for line in (*predicted.verdicts, predicted.advice):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print(dumps(predicted.to_json(), indent=2))
+        return OK
+    console = Console()
+    console.print(predicted.heading, highlight=False, soft_wrap=True, markup=False)
+    show(predicted.tables)
+    for line in (*predicted.verdicts, predicted.advice):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     return OK
 
 
@@ -158,14 +153,6 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = make_parser()
     options, overrides = parser.parse_known_args(argv)
-    if options.recipe is None and options.like is None:
-        parser.error("give a RECIPE, or --like aqsgd")
-    if options.like:
-        alone = parser.parse_args(["--like", options.like, *["--json"] * options.json])
-        if options != alone or overrides:
-            parser.error(
-                f"--like {options.like} predicts a published workload; remove RECIPE and all other options but --json"
-            )
     if (options.forward_ms is None) != (options.backward_ms is None):
         parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     options.link = {pair: link for group in options.link for pair, link in group.items()}
@@ -183,7 +170,7 @@ def make_parser() -> Parser:
         takes_recipe=True,
     )
     add = parser.add_argument
-    add("recipe", nargs="?", metavar="RECIPE", help="packaged name or path of a YAML file")
+    add("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
     for way in ("forward", "backward"):
         add(
             f"--{way}-ms",
@@ -206,7 +193,6 @@ def make_parser() -> Parser:
         default=math.inf,
         help="the number of micro-batches that fit in the memory of a process",
     )
-    add("--like", choices=["aqsgd"], help="compare this prediction with the published tables of 2206.01299")
     add("--json", action="store_true", help="print JSON")
     return parser
 
