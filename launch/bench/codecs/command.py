@@ -16,7 +16,7 @@ from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import cores, environment
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
-from thinwire.launch.shared.tables import document
+from thinwire.launch.shared.tables import document, show
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
 
     from thinwire.launch.bench.codecs.inputs import FEEDBACK_EXAMPLES, captured, default_codecs, gaussian, parse_method
     from thinwire.launch.bench.codecs.page import page
-    from thinwire.launch.bench.codecs.tables import OWN, documented, feedback_table, heading, table
+    from thinwire.launch.bench.codecs.tables import OWN, documented, shown
     from thinwire.launch.bench.codecs.trial import measure, measure_feedback, processors
 
     wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
@@ -52,15 +52,9 @@ def main(argv: Sequence[str]) -> int:
     console, machine = Console(), found["machine"]
     console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
     for name, messages in data.items():
-        of_data = [result for result in results if result.data == name]
-        of_feedback = [result for result in feedback if result.data == name]
-        if of_data or of_feedback:
-            speeds = (of_data or of_feedback)[0].speeds
-            console.print(heading(name, messages, speeds), highlight=False, soft_wrap=True)
-        if of_data:
-            console.print(table(of_data))
-        if of_feedback:
-            console.print(feedback_table(of_feedback))
+        for measured in (results, feedback):
+            of_data = [result for result in measured if result.data == name]
+            show([shown(name, messages, of_data)] if of_data else [])
     console.print("enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound")
     if rules:
         console.print(OWN)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.links import Links, parse_bandwidth
-from thinwire.launch.shared.tables import text_of
+from thinwire.launch.shared.tables import duration_text, text_of
 from thinwire.launch.timing.published import RATIOS
 from thinwire.launch.timing.workload import at_the_end, codec_pair, label
 from thinwire.pipeline.errors import OptionsError
@@ -215,7 +214,7 @@ class _Crew:
     def _progress(self, index: int, taken: int, seconds: float) -> str:
         turns = len(self._plan.shaped if index else self._plan.contenders) * self._plan.repetitions
         said = f"{index + 1} of {self._plan.contests}: turn {min(taken + 1, turns)} of {turns}"
-        return f"{said}, {timedelta(seconds=round(seconds / taken * (turns - taken)))} left" if taken else said
+        return f"{said}, {duration_text(seconds / taken * (turns - taken))} left" if taken else said
 
 
 def _like_aqsgd(unshaped: Contest, ratios: Mapping[float, float]) -> list[float]:
