@@ -183,7 +183,7 @@ def test_tensorboard_reads_the_curves(trained, folder):
     assert {"train/lr", "train/grad_norm", "share/wait", "held-out/loss compression off"} <= set(
         events.Tags()["scalars"]
     )
-    sent = [point.value for point in events.Scalars("bytes/frames")]
+    sent = [point.value for point in events.Scalars("bytes/frames of the last process")]
     assert sent == [line["process_bytes"] for line in metrics(folder / "trained")]
     assert {"bytes/tensors in them", "seconds/compute", "train/seconds"} <= set(events.Tags()["scalars"])
     [recipe] = events.Tensors("recipe/text_summary")
