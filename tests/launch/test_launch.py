@@ -111,7 +111,7 @@ def test_metrics_have_a_line_a_step(trained, folder):
         assert 0 < line["loss"] < 2 * math.log(256)
         assert line["samples"] == 4
         assert line["process_bytes"] == MICROBATCHES * sum(FRAME_BYTES.values())
-        assert line["uncompressed"] == MICROBATCHES * 2 * (2 * 16 * 16 * 4)
+        assert line["process_uncompressed"] == MICROBATCHES * 2 * (2 * 16 * 16 * 4)
         assert set(line["sections"]) == {"compute", "encode", "neighbour", "wire", "wait", "decode"}
         assert line["sections"]["wait"] == 0, "every wait of a run over sockets is told apart"
         assert sum(line["sections"].values()) <= line["seconds"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thinwire.launch.bench.codecs.trial import CodecResult, FeedbackResult, Speed
+from thinwire.launch.bench.codecs.trial import CodecResult, FeedbackResult, FeedbackSpeed, Speed
 from thinwire.launch.shared.tables import Table, Value
 
 OWN = "own: time of the feedback itself, over time of its codec, both ends together"
@@ -28,7 +28,7 @@ def shown(name: str, messages: Sequence[Tensor], results: Sequence[CodecResult |
             row = [one.codec, f"{found.bits_per_element:.2f}", f"{found.of_entropy:.3f}", noise]
         for speed in one.speeds:
             row += [f"{rate:.2f} {rate / speed.memcpy:3.0%}" for rate in (speed.encode, speed.decode)]
-            row += [f"{speed.own:.2f}"] if feedback else []
+            row += [f"{speed.own:.2f}"] if isinstance(speed, FeedbackSpeed) else []
         rows.append(row)
     shape = "x".join(map(str, messages[0].shape))
     memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.processor}" for speed in speeds)
