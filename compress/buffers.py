@@ -87,8 +87,14 @@ class Buffers:
         return (None if purpose is None else self.store(purpose)), writes
 
     def slots(self, microbatch: Microbatch) -> Tensor:
-        """Each row's slot, int64 [R]; CodecError if slots are samples and the micro-batch has no sample ids."""
+        """Each row's slot, int64 [R]; CodecError if there is none, or the micro-batch has no sample ids for it."""
         if self._kept is None or self._kept.slot == "position":
+            if self._kept is not None and microbatch.positions.stop > self._counts.positions:
+                raise CodecError(
+                    f"{self._method} keeps a buffer for each position in a batch, and has {self._counts.positions}, "
+                    f"but a pass reaches position {microbatch.positions.stop}; give the samples between two optimizer "
+                    f"steps with Wire(slots=SlotCounts(positions=...))"
+                )
             return torch.arange(microbatch.positions.start, microbatch.positions.stop)
         if microbatch.sample_ids is None:
             raise CodecError(

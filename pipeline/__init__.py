@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
     from thinwire.pipeline.passes import Pass
     from thinwire.pipeline.stage import CompressedStage
-    from thinwire.pipeline.wire import Wire
+    from thinwire.pipeline.wire import Wire, compressed
 else:
     __getattr__ = on_demand(
         __name__,
@@ -24,7 +24,7 @@ else:
             "thinwire.pipeline.options": ["BoundaryOptions", "CompressionOptions", "WireOptions"],
             "thinwire.pipeline.passes": ["Pass"],
             "thinwire.pipeline.stage": ["CompressedStage"],
-            "thinwire.pipeline.wire": ["Wire"],
+            "thinwire.pipeline.wire": ["Wire", "compressed"],
         },
     )
 
@@ -37,4 +37,5 @@ __all__ = [
     "SlotCounts",
     "Wire",
     "WireOptions",
+    "compressed",
 ]

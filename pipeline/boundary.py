@@ -253,21 +253,15 @@ class Receiver(ChannelEnd):
         super().__init__(channel, decoders, meter, copies)
         self._decoders, self._way, self._options = tuple(decoders), way, options
         self._local_time = local_time
-        self._ahead = 0  # micro-batches of the next pass for whose frames there is room
+        self._room = 0  # frames that may arrive
 
     def post(self, count: int) -> None:
-        """Expect the `count` micro-batches of a pass; their frames may arrive from now on."""
-        self._make_room(count - self._ahead)
-        self._ahead = 0
-
-    def post_ahead(self, count: int) -> None:
-        """Expect the `count` micro-batches of the next pass before it begins."""
-        self._make_room(count - self._ahead)
-        self._ahead = count
-
-    def _make_room(self, count: int) -> None:
-        channel = self.channel
-        self._way.post(count, f"{channel.receiver} was making room for {channel.name} from {channel.sender}")
+        """Let `count` frames arrive from now on; those that there is room for already count."""
+        if count > self._room:
+            channel = self.channel
+            waiting = f"{channel.receiver} was making room for {channel.name} from {channel.sender}"
+            self._way.post(count - self._room, waiting)
+            self._room = count
 
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors, or into `room` if there is any.
@@ -277,8 +271,10 @@ class Receiver(ChannelEnd):
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
         # 1. Wait; the time of departure counts for measurements only, so the frame need not be checked yet.
+        self.post(1)  # a pass of another schedule may have more micro-batches than the stage knows of
         with self._meter.waiting(waiting, work) as wait:
             frame = self._way.receive(waiting)
+            self._room -= 1
             wait.departed = self._local_time(departure(frame))
         with self._meter.section("decode", work=work), torch.no_grad():
             # 2. Plan before a buffer changes, as the sender did.
@@ -366,12 +362,14 @@ class BoundaryEnd:
     def begin(self, microbatches: Sequence[Microbatch]) -> None:
         """Open a pass: wait for the sends of the last one, and post the receives of this one.
 
-        Gradients flow in training only.
+        Gradients flow in training only, and where a tensor needs one.
         """
         # sends first: their buffers go back to the pool, which would else grow with every pass
         self.outgoing.flush()
         for end in (self.outgoing, self.incoming):
-            if end.channel.name == "activations" or phase_of(microbatches[0].kind) == "train":
+            if end.channel.examples and (
+                end.channel.name == "activations" or phase_of(microbatches[0].kind) == "train"
+            ):
                 # in the order of use: a store on disk reads ahead in this order
                 for microbatch in microbatches:
                     end.prefetch(microbatch)

@@ -45,7 +45,11 @@ class Channel:
     @property
     def methods(self) -> tuple[Method, ...]:
         """The method of each tensor."""
-        return tuple(self.method if example.requires_grad else AS_IT_IS for example in self.examples)
+        return _methods(self.method, self.examples)
+
+    def is_like(self, other: Channel) -> bool:
+        """Whether the ends of one channel can be those of the other: tensors and methods are the same."""
+        return self.methods == other.methods and self._tensors == other._tensors
 
     @property
     def source(self) -> int:
@@ -102,13 +106,17 @@ class Channel:
         """What both ends must agree on, as JSON values."""
         return {
             f"{self.name} codec": str(self.method),
-            f"{self.name} tensors": [
-                f"{str(example.dtype).removeprefix('torch.')}{list(example.shape)}"
-                + (" with gradient" if example.requires_grad else "")
-                for example in self.examples
-            ],
+            f"{self.name} tensors": self._tensors,
             "seed": self.seed,
         }
+
+    @property
+    def _tensors(self) -> list[str]:
+        return [
+            f"{str(example.dtype).removeprefix('torch.')}{list(example.shape)}"
+            + (" with gradient" if example.requires_grad else "")
+            for example in self.examples
+        ]
 
     def work(self, microbatch: Microbatch) -> Work:
         """A frame of this channel in the terms of a trace."""
@@ -125,6 +133,11 @@ class Channel:
             f"{self.name} of micro-batch {microbatch.index}, {phase_of(microbatch.kind)} pass {microbatch.step}, "
             f"over boundary {self.boundary}"
         )
+
+
+def _methods(method: Method, examples: Sequence[Tensor]) -> tuple[Method, ...]:
+    """The method of each tensor: one that needs no gradient, or has no elements, goes as it is."""
+    return tuple(method if one.requires_grad and one.numel() else AS_IT_IS for one in examples)
 
 
 def place_of(size: int, stop: int) -> slice:
@@ -154,7 +167,7 @@ def frame_length(
     Raises:
         CodecError: `reuse` beside activations that share no indices.
     """
-    methods = [method if example.requires_grad else AS_IT_IS for example in examples]
+    methods = _methods(method, examples)
     if sent is None:
         return frame_bytes(
             _gaussian_payload(method, activations, tuple(example.shape), example.dtype)

@@ -1,7 +1,7 @@
 """The comparison at the start: both ends of a boundary exchange their settings before the first frame.
 
-It uses the rendezvous store, where writing never waits. Every stage announces its settings when it is built, and waits
-for its neighbours only when it connects. So the stages of a process can be built and used in any order.
+It uses the rendezvous store, where writing never waits. When the first stage of a process connects, all announce their
+settings; only then it waits for its neighbours. So the stages of a process can be built and used in any order.
 """
 
 from __future__ import annotations
@@ -37,21 +37,33 @@ class Handshake:
         """Begin a new round, in every process; earlier announcements are not read again."""
         self._round += 1
 
-    def announce(self, stage: int, boundary: int, configuration: Mapping[str, Any]) -> None:
+    def announce(self, stage: str, boundary: int, configuration: Mapping[str, Any]) -> None:
         """Announce the settings of a stage at one of its boundaries, as JSON values. Never waits."""
         self._store.set(f"{boundary}/{stage}", json.dumps(configuration))
 
-    def compare(self, stage: int, boundary: int, configuration: Mapping[str, Any]) -> None:
+    def compare(self, stage: str, neighbour: str, boundary: int, configuration: Mapping[str, Any]) -> None:
         """Wait for the announcement of a stage's neighbour, and compare.
 
         Raises MismatchError with every difference, PeerError if the neighbour announces nothing in time. Warns if only
         the torch version differs.
         """
-        neighbour = boundary + 1 if stage == boundary else boundary
-        store, name = self._store, f"{boundary}/{neighbour}"
-        with reaching(f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {boundary}"):
+        what = f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {boundary}"
+        told = _read(self._wait(f"{boundary}/{neighbour}", what), neighbour)
+        _raise_on_difference(configuration, told, boundary, stage, neighbour)
+
+    def tell_training(self, stage: str, trains: bool) -> None:
+        """Tell all stages whether anything in a stage trains. Never waits."""
+        self._store.set(f"trains/{stage}", "yes" if trains else "no")
+
+    def trains(self, stage: str) -> bool:
+        """Whether anything in a stage trains; PeerError if it does not tell in time."""
+        return self._wait(f"trains/{stage}", f"waiting for stage {stage} to tell whether it trains") == b"yes"
+
+    def _wait(self, name: str, what: str) -> bytes:
+        store = self._store
+        with reaching(what):
             store.wait([name], self._timeout)
-        _raise_on_difference(configuration, _read(store.get(name), neighbour), boundary, stage, neighbour)
+        return bytes(store.get(name))
 
     @property
     def _store(self) -> dist.Store:
@@ -59,7 +71,7 @@ class Handshake:
         return dist.PrefixStore(f"thinwire/{self._name}/{self._round}", default)
 
 
-def _read(text: bytes, stage: int) -> dict[str, Any]:
+def _read(text: bytes, stage: str) -> dict[str, Any]:
     """What a stage announced. WireError if it is not an object of JSON: a stranger may have written it."""
     try:
         told = json.loads(text)
@@ -77,7 +89,7 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
 
 
 def _raise_on_difference(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], boundary: int, stage: int, neighbour: int
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], boundary: int, stage: str, neighbour: str
 ) -> None:
     found = differences(mine, theirs)
     for name in ADVISORY:

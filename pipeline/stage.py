@@ -6,16 +6,23 @@ schedule orders the work and sends nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from thinwire.compress import Key, Microbatch, PassKind
+from thinwire.models.autoencoder import Half
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
 from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
@@ -24,10 +31,9 @@ from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.passes import Pass, phase_of, require_expected
+from thinwire.pipeline.split_backward import SplitBackward, changeable
 from thinwire.pipeline.tracing.spans import Work
-from thinwire.pipeline.wire import BoundaryShape, Holder, Wire
-
-Tensors = Tensor | tuple[Tensor, ...]
+from thinwire.pipeline.wire import BoundaryShape, Holder, Wire, wire_of
 
 
 class CompressedStage(PipelineStage):
@@ -37,13 +43,14 @@ class CompressedStage(PipelineStage):
     the last step, before the process group is destroyed.
 
     Args:
-        submodule: this stage's part of the model.
-        stage_index, num_stages, device, group, dw_builder: as for PipelineStage.
-        input_args, output_args: examples of one micro-batch's inputs and outputs, real or meta; required. If any
-            example of a tuple has requires_grad set, those need gradients; else all floating ones do.
-        wire: shared by all stages of this process.
+        *args, **kwargs: as for PipelineStage of the installed torch. Where any tensor of the examples `input_args` or
+            `output_args` has requires_grad set, those need gradients; else all floating ones do. torch before 2.13
+            needs both; a later one learns shapes in the first step.
+        wire: shared by all stages of this process; None is that of `compressed`, one for each process group.
         first_layer: seeds the random numbers of each forward (dropout) from (wire.seed, first_layer, step,
             micro-batch); None leaves torch's generator alone.
+
+    The module may be wrapped, filled, frozen or replaced (`stage.submod`) until the first step.
 
     Attributes:
         meter: seconds and bytes of this stage.
@@ -54,59 +61,44 @@ class CompressedStage(PipelineStage):
         keeps_codecs: whether its ends keep their codecs from step to step, as they do but for auto.
 
     Raises:
-        OptionsError: input_args or output_args are missing, or a codec's weights.
+        OptionsError: torch needs examples and has none, or the wire is another process group's.
     """
 
-    def __init__(
-        self,
-        submodule: nn.Module,
-        stage_index: int,
-        num_stages: int,
-        device: torch.device,
-        input_args: Tensors | None = None,
-        output_args: Tensors | None = None,
-        group: dist.ProcessGroup | None = None,
-        dw_builder: Callable[[], Callable[..., None]] | None = None,
-        *,
-        wire: Wire,
-        first_layer: int | None = None,
-    ) -> None:
-        if input_args is None or output_args is None:
+    def __init__(self, *args: Any, wire: Wire | None = None, first_layer: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given = inspect.signature(PipelineStage).bind(*args, **kwargs).arguments
+        inputs, outputs = (given.get(name) for name in ("input_args", "output_args"))
+        if (inputs is None or outputs is None) and not hasattr(self, "_user_meta"):
             raise OptionsError(
-                "CompressedStage needs input_args and output_args, because frames have a size known in advance"
+                "CompressedStage needs input_args and output_args with this torch, because frames have a size known in "
+                "advance; torch 2.13 and later learn shapes in the first step"
             )
-        super().__init__(
-            submodule,
-            stage_index,
-            num_stages,
-            device,
-            input_args=input_args,
-            output_args=output_args,
-            group=group,
-            dw_builder=dw_builder,
-        )
-        self.wire = wire
+        self.wire = wire or wire_of(self.group)
+        self.wire.require_group(self.group)
         self.meter = Meter()
         self.keep_outputs, self.keeps_codecs = True, True
         self._first_layer = first_layer
-        self._gradients = GradientsApart(submodule.parameters())
-        self._examples = (_examples(input_args), _examples(output_args))
-        self._boundaries = [
-            BoundaryShape(index, examples)
-            for index, examples in zip((stage_index - 1, stage_index), self._examples, strict=True)
-            if 0 <= index < num_stages - 1
-        ]
-        self._halves = learned_ends(submodule, stage_index, num_stages - 1, wire.compression)
-        wire.announce(stage_index, self._boundaries)
-        self.all_ends = EndsOfReplicas(wire)
+        self._gradients = GradientsApart()
+        self._examples: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
+        self._rows = 0
+        self._knows_shapes = self._input_trains = False
+        if inputs is not None and outputs is not None:
+            self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
+        self._halves: list[Half] = []
+        self._number = self.wire.join(self)
+        self.all_ends = EndsOfReplicas(self.wire)
         self.ends = self.all_ends.common
         self._connected = False
+        self._gradients_at: set[int] = set()
         self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
         self._coming: Pass | None = None
         self._pass = Pass()
         self._open = False
-        self._num_microbatches = 0
-        self._rows = _num_rows(self._examples[0][0])
+        self._unused: Phase | None = None
+        self._scales = False
+        self._counts: dict[bool, int] = {}
+        self._backwards = 0
+        self._leaves: tuple[Tensor, ...] = ()
         self._microbatches: list[Microbatch] = []
 
     def use(self, replica: int) -> None:
@@ -124,17 +116,40 @@ class CompressedStage(PipelineStage):
         """Count passes of a kind that this stage does not run, because other replicas do."""
         self.passes[phase_of(kind)] += count
 
+    def announce(self) -> bool:
+        """Publish the configuration at both boundaries; False before shapes are known. Its Wire calls this."""
+        if not self._knows_shapes:
+            return False
+        parameters = self.submod.parameters()
+        trains = self._input_trains or any(parameter.requires_grad for parameter in parameters)
+        self.wire.announce(self._name(self.stage_index), self._boundaries, self._rows, trains)
+        return True
+
     def connect(self) -> None:
         """Set up both boundaries, after the schedule is built, and compare them with peers; or the first step does."""
         if self._connected:
             return
-        for wire, ends in self.all_ends:
-            for shape in self._boundaries:
-                if shape.index == self.stage_index:
-                    ends.downstream = self._end(wire, shape, ends.downstream)
-                else:
-                    ends.upstream = self._end(wire, shape, ends.upstream)
-        self.wire.compare(self.stage_index, [shape for shape in self._boundaries if self._peer(shape) is not None])
+        if not self._knows_shapes:
+            raise OptionsError(
+                f"stage {self.stage_index} must know its shapes before it connects; give input_args and output_args, "
+                f"or leave it to the first step"
+            )
+        index, wire = self.stage_index, self.wire
+        self._halves = learned_ends(self.submod, index, self.num_stages - 1, wire.compression)
+        wire.announce_all({stage for stage, rank in self.stage_index_to_group_rank.items() if rank == self.group_rank})
+        self._gradients_at.clear()
+        for shape in self._boundaries:
+            neighbour = shape.index + 1 if shape.index == index else shape.index
+            if self._peer(shape) is not None:
+                wire.compare(self._name(index), self._name(neighbour), shape, self._rows)
+        for shape in self._boundaries:
+            # nearest first: nobody else is asked where the neighbour trains
+            trains = any(wire.trains(self._name(stage)) for stage in range(shape.index, -1, -1))
+            if replace(shape, trains=trains).gradients:
+                self._gradients_at.add(shape.index)
+            for each, ends in self.all_ends:
+                end = self._end(each, replace(shape, trains=trains), getattr(ends, _side(shape, index)))
+                setattr(ends, _side(shape, index), end)
         self._connected = True
 
     def reconnect(self) -> None:
@@ -153,7 +168,7 @@ class CompressedStage(PipelineStage):
     def post_ahead(self) -> None:
         """Make room for the next pass's activations, unless codecs may change, or a card would wait for them."""
         if (end := self.ends.upstream) and self.keeps_codecs and not self.wire.cards.groups:
-            end.incoming.post_ahead(self._num_microbatches)
+            end.incoming.post(self._num_microbatches)
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
@@ -201,8 +216,10 @@ class CompressedStage(PipelineStage):
             result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
         finally:
             self.has_backward = training
-        self._num_microbatches = num_microbatches
+        self._counts[training] = num_microbatches
         _drop_buffers(self.args_recv_info)
+        if not self._knows_shapes:
+            self._learn_shapes(self._stage_meta.inputs, self._stage_meta.outputs)
         return result
 
     def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
@@ -221,25 +238,38 @@ class CompressedStage(PipelineStage):
         self._open_pass()
         work = Work("forward", self.step, fwd_chunk_id)
         with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id), self.in_memory():
-            output = super().forward_one_chunk(
-                fwd_chunk_id, args, kwargs, save_forward_output=save_forward_output and self.keep_outputs
-            )
-        if self.is_last and save_forward_output and not self.keep_outputs:
-            self.output_chunks.append(torch.empty(0))  # the schedule concatenates all of output_chunks
+            output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
+        outputs, inputs = self.fwd_cache[fwd_chunk_id]
+        # torch reads gradients off the leaves; those of the last stage come from the loss
+        inputs = [*self._leaves, *inputs[len(self._leaves) :]]
+        self.fwd_cache[fwd_chunk_id] = (() if self.is_last else outputs, inputs)
+        if self.is_last and save_forward_output:
+            kept = tree_map_only(Tensor, Tensor.detach, output) if self.has_backward else output
+            # the schedule concatenates all of output_chunks
+            self.output_chunks.append(kept if self.keep_outputs else torch.empty(0))
         if self.ends.downstream is not None:
-            self.ends.downstream.outgoing.send(self._microbatch(fwd_chunk_id), _as_tuple(output))
+            self._check_outputs(tensors := _as_tuple(output))
+            if self._examples[1]:
+                self.ends.downstream.outgoing.send(self._microbatch(fwd_chunk_id), tensors)
+        self._unused = None
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run one micro-batch backward and send its input's gradients back."""
         if not self.has_backward:
             return
+        self._backwards += 1
+        if not self.is_last and self.stage_index not in self._gradients_at:  # nothing trains until here
+            del self.fwd_cache[bwd_chunk_id]
+            return
         with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
             self._gradients.look()
+        if isinstance(state := self.backward_state.get(bwd_chunk_id), tuple) and isinstance(state[1], SplitBackward):
+            self.backward_state[bwd_chunk_id] = ((), state[1], (), None)  # outputs would keep their graph
         # in torch 2.11 and 2.13, gradients of side inputs follow those of the received tensors
         gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
-        if self.ends.upstream is not None:
+        if self.ends.upstream is not None and self.stage_index - 1 in self._gradients_at:
             needed = [
                 gradient
                 for gradient, example in zip(gradients, self._examples[0], strict=True)
@@ -249,19 +279,52 @@ class CompressedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that computes the gradients of the weights."""
+        if bwd_chunk_id not in self.dw_runner:  # nothing trains until here
+            return
         with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
             self._gradients.look()
 
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], Any]:
+        """Run a backward, or a part of one: both in the first part, where the graph cannot be split."""
+        if backward_type == "full":
+            return super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+        if backward_type == "weight":
+            if (split := bwd_kwargs["param_groups"]) is not None:
+                split.of_weights()
+            return (), None
+        outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
+        if not isinstance(self.submod, DistributedDataParallel | FSDPModule):
+            pairs = zip(outputs, gradients or [None] * len(outputs), strict=True)
+            needed = [(output, gradient) for output, gradient in pairs if output.requires_grad]
+            split = SplitBackward(*(zip(*needed, strict=True) if needed else ((), ())), bwd_kwargs["input_values"])
+            if split.is_possible:
+                return split.of_inputs(), split
+        whole = {**bwd_kwargs, "stage_output": outputs if gradients else outputs[0]}
+        is_last = self._backwards == self._num_microbatches
+        return super().backward_maybe_with_nosync("full", whole, is_last)
+
+    def scale_grads(self, grad_scale_factor: int) -> None:
+        """Called by a schedule that divides gradients by the number of micro-batches, at the end of a step."""
+        self._scales = grad_scale_factor != 1
+        self._require_unscaled()
+        super().scale_grads(grad_scale_factor)
+
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         assert self.ends.upstream is not None, "the first stage receives no activations"
-        received = self.ends.upstream.incoming.receive(self._microbatch(fwd_chunk_id))
-        needs_gradient = self.has_backward and torch.is_grad_enabled()
-        activations = []
-        for tensor, example in zip(received, self._examples[0], strict=True):
+        examples, received = self._examples[0], ()
+        if examples:
+            received = self.ends.upstream.incoming.receive(self._microbatch(fwd_chunk_id))
+            self._unused = None
+        needs_gradient = self._differentiates and self.stage_index - 1 in self._gradients_at
+        leaves = []
+        for tensor, example in zip(received, examples, strict=True):
             assert tensor is not None, "an activation is never None"
-            activations.append(tensor.requires_grad_(needs_gradient and example.requires_grad))
-        return tuple(activations)
+            leaves.append(tensor.requires_grad_(needs_gradient and example.requires_grad))
+        self._leaves = tuple(leaves)
+        return tuple(changeable(leaf) for leaf in leaves)
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         assert self.ends.downstream is not None, "the last stage receives no gradients"
@@ -318,32 +381,99 @@ class CompressedStage(PipelineStage):
         samples = self._num_microbatches * self._rows
         require_expected(coming, self.stage_index, trains=self.has_backward, samples=samples)
         self._pass, self._coming = coming, None
-        # 3. Count the pass before its micro-batches are made: they carry the number, the same at both ends.
+        self._require_unscaled()
+        # 3. Count the pass before its micro-batches are made: they carry the number, the same at both ends. One that
+        #    failed before anything was sent or received is not counted: for the neighbours it never began.
         phase = phase_of(self._pass.kind)
+        if self._unused is not None:
+            self.passes[self._unused] -= 1
         self.passes[phase] += 1
+        self._unused = phase
         self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
         # 4. A learned codec maps nothing where the boundaries do not compress.
         for half in self._halves:
             half.active = self._pass.kind in ("train", "eval-on")
         # 5. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         self.ends.begin(self._microbatches)
-        self._gradients.begin()
+        self._gradients.begin(self.submod.parameters() if self.has_backward else ())
+        self._backwards, self._leaves = 0, ()
         self._open = True
 
+    @property
+    def _num_microbatches(self) -> int:
+        """Those of a pass; before the first pass, 0."""
+        return self._counts.get(self.has_backward, 0)
+
+    @property
+    def _differentiates(self) -> bool:
+        """Whether this pass builds graphs."""
+        return self.has_backward and torch.is_grad_enabled()
+
+    @property
+    def _boundaries(self) -> list[BoundaryShape]:
+        index = self.stage_index
+        sides = zip((index - 1, index), self._examples, strict=True)
+        return [BoundaryShape(side, examples) for side, examples in sides if 0 <= side < self.num_stages - 1]
+
+    def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Take what crosses the boundaries from examples, or from torch's description of them."""
+        self._examples = (_examples(inputs), _examples(outputs))
+        self._rows = _num_rows(self._examples[0])
+        self._knows_shapes = True
+        self._input_trains = self.is_first and any(one.requires_grad for one in inputs)
+
+    def _name(self, stage: int) -> str:
+        """How stages of this one's number are told apart from others with the same index."""
+        return f"{stage}.{self._number}" if self._number else f"{stage}"
+
     def _microbatch(self, index: int) -> Microbatch:
-        if index >= len(self._microbatches):
-            raise PipelineError(
-                f"a step of {len(self._microbatches)} micro-batches has no micro-batch {index}; use one schedule for "
-                f"each stage, or schedules with the same number of micro-batches"
-            )
+        missing = range(len(self._microbatches), index + 1)  # another schedule has more micro-batches
+        if missing:
+            more = self._pass.microbatches(self.step, missing.stop, self._rows)
+            self._microbatches += more[missing.start :]
         return self._microbatches[index]
+
+    def _check_outputs(self, outputs: tuple[Any, ...]) -> None:
+        """Raise PipelineError if an output is no tensor, or needs a gradient that would not come back."""
+        for index, output in enumerate(outputs):
+            if not isinstance(output, Tensor) or isinstance(output, DTensor):
+                raise PipelineError(
+                    f"stage {self.stage_index} must return tensors, got {type(output).__name__} as output {index}; "
+                    f"send numbers as tensors, the local part of a DTensor, and leave out what the next stage knows"
+                )
+        if not self._differentiates:
+            return
+        comes = self.stage_index in self._gradients_at
+        for index, (output, example) in enumerate(zip(outputs, self._examples[1], strict=False)):
+            if output.requires_grad and not example.requires_grad:
+                raise PipelineError(
+                    f"output {index} of stage {self.stage_index} needs a gradient, but its example in output_args has "
+                    f"no requires_grad; set it on all examples that need one, or detach the output"
+                )
+            if output.requires_grad and not comes:
+                raise PipelineError(
+                    f"stage {self.stage_index} told its neighbour that nothing trains until there, but its output "
+                    f"{index} needs a gradient; unfreeze before the first step, or call wire.switch(wire.compression) "
+                    f"and then stage.reconnect() on all processes; for gradients of inputs set requires_grad in the "
+                    f"input_args of stage 0"
+                )
+
+    def _require_unscaled(self) -> None:
+        if self._pass.accumulation and self._scales:
+            raise PipelineError(
+                f"a schedule must not divide gradients where passes are accumulated, because pass "
+                f"{self._pass.accumulation} would divide those of pass {self._pass.accumulation - 1} again; give the "
+                f"schedule scale_grads=False, and divide the loss"
+            )
 
     def _end(self, wire: Wire, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
         holder = Holder(
             stage=self.stage_index,
             peer=self._peer(shape),
             meter=self.meter,
+            rows=self._rows,
             positions=self._num_microbatches * self._rows,
+            number=self._number,
             device=self.device,
         )
         return wire.attach(shape, holder, before)
@@ -362,23 +492,26 @@ class CompressedStage(PipelineStage):
         return Seeded(key.generator(), self.device)
 
 
-def _examples(tensors: Tensors) -> tuple[Tensor, ...]:
-    """Meta copies of example tensors, requires_grad set on those that need gradients."""
-    given = (tensors,) if isinstance(tensors, Tensor) else tensors
-    marked = any(tensor.requires_grad for tensor in given)
+def _side(shape: BoundaryShape, stage: int) -> str:
+    return "downstream" if shape.index == stage else "upstream"
+
+
+def _examples(given: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Meta copies of example tensors, or of torch's descriptions, requires_grad set on those that need gradients."""
+    marked = any(one.requires_grad for one in given)
     examples = []
-    for tensor in given:
-        needs_gradient = tensor.requires_grad if marked else tensor.is_floating_point()
-        examples.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(needs_gradient))
+    for one in given:
+        needs_gradient = one.requires_grad if marked else one.dtype.is_floating_point or one.dtype.is_complex
+        examples.append(torch.empty(one.shape, dtype=one.dtype, device="meta").requires_grad_(needs_gradient))
     return tuple(examples)
 
 
-def _num_rows(example: Tensor) -> int:
+def _num_rows(examples: Sequence[Tensor]) -> int:
     """Rows of a micro-batch: the first dimension of its first tensor."""
-    return example.shape[0] if example.shape else 1
+    return examples[0].shape[0] if examples and examples[0].shape else 1
 
 
-def _as_tuple(output: Any) -> tuple[Tensor | None, ...]:
+def _as_tuple(output: Any) -> tuple[Any, ...]:
     if isinstance(output, Tensor):
         return (output,)
     if isinstance(output, tuple | list):

@@ -7,12 +7,15 @@ has a process group of its own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -30,11 +33,12 @@ from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.devices.nccl import CardArrivals, CardLinks, CardReceiver, CardSender, PayloadSums
 from thinwire.pipeline.devices.staging import Ways
-from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.handshake import Handshake
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
+from thinwire.pipeline.options.compression import split_pair
 from thinwire.pipeline.tracing.clocks import NeighbourClocks
 from thinwire.pipeline.transport import (
     MemoryEnd,
@@ -56,11 +60,13 @@ class BoundaryShape:
 
     index: int
     examples: tuple[Tensor, ...]
+    trains: bool = True
+    """Whether anything before the boundary trains."""
 
     @property
     def gradients(self) -> tuple[Tensor, ...]:
         """The tuple that crosses the boundary backward: a gradient for each tensor that needs one."""
-        return tuple(example for example in self.examples if example.requires_grad)
+        return tuple(example for example in self.examples if example.requires_grad) if self.trains else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +78,12 @@ class Holder:
     """Rank of the neighbour's process in the group; None if the neighbour is in this process."""
     meter: Meter
     """Counts the time and the bytes of this end."""
+    rows: int
+    """Samples of a micro-batch: the first dimension of the stage's first input."""
     positions: int
-    """Rows in one pass: the number of position slots if the Wire has no `slots`."""
+    """Samples of a pass: the number of position slots if the Wire has no `slots`."""
+    number: int = 0
+    """Its number among the stages of this process with the same index, such as one to train and one to evaluate."""
     device: torch.device = CPU
     """Where the stage computes."""
 
@@ -81,6 +91,15 @@ class Holder:
     def on_card(self) -> bool:
         """Whether the stage computes on a card."""
         return self.device.type != "cpu"
+
+
+class Member(Protocol):
+    """A stage of a Wire."""
+
+    stage_index: int
+
+    def announce(self) -> bool:
+        """Publish its configuration; False if it does not know its shapes yet."""
 
 
 class Wire:
@@ -128,9 +147,10 @@ class Wire:
         self._files = StoreFiles(Path(self.compression.store_folder) if self.compression.store_folder else None)
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
-        self._local: dict[tuple[int, ChannelName], MemoryEnd] = {}
+        self._local: dict[tuple[int, ChannelName, int, int], MemoryEnd] = {}
         self._ways = Ways()
-        self._announced: dict[int, tuple[BoundaryShape, ...]] = {}
+        self._members: list[Member] = []
+        self._silent: list[Member] = []
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         created = dist.new_group(
             ranks,
@@ -155,38 +175,62 @@ class Wire:
             observer=self._observer,
         )
 
-    def announce(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
-        """Publish the configuration of a stage for its neighbours. This never waits, so any order of calls is right."""
-        self._announced[stage] = tuple(boundaries)
-        for shape in boundaries:
-            self._handshake.announce(stage, shape.index, self._configuration(shape))
+    def require_group(self, group: dist.ProcessGroup | None) -> None:
+        """Raise OptionsError unless a stage's process group is that of this wire."""
+        theirs, mine = (dist.get_process_group_ranks(one or dist.group.WORLD) for one in (group, self._of))
+        if theirs != mine:
+            raise OptionsError(
+                f"a stage and its Wire must have the same process group, got ranks {theirs} for the stage and {mine} "
+                f"for the Wire; create it with Wire(..., group=group)"
+            )
 
-    def compare(self, stage: int, boundaries: Sequence[BoundaryShape]) -> None:
-        """Compare the configuration of each boundary with the neighbour's. Announce all stages of this process first.
+    def join(self, stage: Member) -> int:
+        """Take in a stage of this process; its number among those with the same index."""
+        self._members.append(stage)
+        self._silent.append(stage)
+        return sum(member.stage_index == stage.stage_index for member in self._members[:-1])
+
+    def announce_all(self, here: Collection[int]) -> None:
+        """Let all stages of this process publish their configuration; this never waits. `here` are their indices.
+
+        Raises PipelineError if one of them has another Wire.
+        """
+        joined = {member.stage_index for member in self._members}
+        if away := sorted(set(here) - joined):
+            raise PipelineError(
+                f"all stages of a process must share one Wire, but stage {away[0]} has another one than stages "
+                f"{sorted(joined)} of its process; create one Wire, and give it to each CompressedStage"
+            )
+        self._silent = [member for member in self._silent if not member.announce()]
+
+    def announce(self, stage: str, boundaries: Sequence[BoundaryShape], rows: int, trains: bool) -> None:
+        """Publish the configuration of a stage for its neighbours, and for all whether anything in it trains."""
+        for shape in boundaries:
+            self._handshake.announce(stage, shape.index, self._configuration(shape, rows))
+        self._handshake.tell_training(stage, trains)
+
+    def compare(self, stage: str, neighbour: str, shape: BoundaryShape, rows: int) -> None:
+        """Compare the configuration of a boundary with the neighbour's.
 
         It warns if only the torch version differs. Raises MismatchError with all differences, and PeerError when a
         neighbour does not answer in time.
         """
-        for shape in boundaries:
-            self._handshake.compare(stage, shape.index, self._configuration(shape))
+        self._handshake.compare(stage, neighbour, shape.index, self._configuration(shape, rows))
+
+    def trains(self, stage: str) -> bool:
+        """Whether anything in a stage of the pipeline trains; PeerError if it does not tell in time."""
+        return self._handshake.trains(stage)
 
     def switch(self, compression: CompressionOptions) -> None:
-        """Use other codecs from the next step on.
+        """Use other codecs from the next step on, and let stages say anew whether they train.
 
         Every process must call this between two steps, when no frame is under way, and then call `reconnect` on each
         of its stages.
         """
-        before, self.compression = self.compression, _usable(compression)
-        # an end in memory is kept only if its codec stays: another codec needs buffers of another size
-        self._local = {
-            channel: end
-            for channel, end in self._local.items()
-            if before.method(*channel) == compression.method(*channel)
-        }
+        self.compression = _usable(compression)
         # restart first: it names a new round, so that no neighbour compares with an answer of the round before
         self._handshake.restart()
-        for stage, boundaries in self._announced.items():
-            self.announce(stage, boundaries)
+        self._silent = list(self._members)
 
     def attach(self, shape: BoundaryShape, holder: Holder, before: BoundaryEnd | None = None) -> BoundaryEnd:
         """A stage's end of a boundary.
@@ -197,13 +241,16 @@ class Wire:
             before: the end until now. A channel with the same codec stays as it is, with its buffers.
         """
         channels = self.channels(shape)
+        for channel in channels.values():
+            _require_rows(channel, holder)
         existing = {} if before is None else before.by_name
-        kept = {name: end for name, end in existing.items() if end.channel.method == channels[name].method}
+        kept = {name: end for name, end in existing.items() if end.channel.is_like(channels[name])}
         # activations first: a `reuse` of the gradients needs the coders of the activations
         forth = kept.get("activations") or self._channel_end(
             channels["activations"], holder, activations=[None] * len(shape.examples)
         )
-        activations = [coder for coder, x in zip(forth.coders, shape.examples, strict=True) if x.requires_grad]
+        coded = [coder for coder, x in zip(forth.coders, shape.examples, strict=True) if x.requires_grad]
+        activations = coded if shape.trains else []
         back = kept.get("gradients") or self._channel_end(channels["gradients"], holder, activations=activations)
         outgoing, incoming = (forth, back) if holder.stage == shape.index else (back, forth)
         assert isinstance(outgoing, Sender) and isinstance(incoming, Receiver)
@@ -303,12 +350,12 @@ class Wire:
 
     def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:
         if holder.peer is None:
-            return self._memory(channel, capacity, pinned=holder.on_card)
+            return self._memory(channel, capacity, holder)
         return ProcessGroupSender(capacity, **self._link(channel, holder.peer), pinned=holder.on_card)
 
     def _receiving(self, channel: Channel, capacity: int, holder: Holder) -> ReceivingEnd:
         if holder.peer is None:
-            return self._memory(channel, capacity, pinned=holder.on_card)
+            return self._memory(channel, capacity, holder)
         return ProcessGroupReceiver(capacity, **self._link(channel, holder.peer), pinned=holder.on_card)
 
     def _link(self, channel: Channel, peer: int) -> dict[str, Any]:
@@ -320,11 +367,14 @@ class Wire:
         assert peer is not None, "the neighbour is in another process"
         return dist.get_process_group_ranks(self.group)[peer]
 
-    def _memory(self, channel: Channel, capacity: int, *, pinned: bool) -> MemoryEnd:
-        return self._local.setdefault((channel.boundary, channel.name), MemoryEnd(capacity, pinned=pinned))
+    def _memory(self, channel: Channel, capacity: int, holder: Holder) -> MemoryEnd:
+        key = (channel.boundary, channel.name, holder.number, capacity)
+        return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_card))
 
-    def _configuration(self, shape: BoundaryShape) -> dict[str, Any]:
-        configurations = [channel.configuration() for channel in self.channels(shape).values()]
+    def _configuration(self, shape: BoundaryShape, rows: int) -> dict[str, Any]:
+        channels = self.channels(shape).values()
+        configurations = [channel.configuration() for channel in channels]
+        by_row = any(channel.method.feedback is not None for channel in channels)
         return {
             **{name: value for configuration in configurations for name, value in configuration.items()},
             "frame version": VERSION,
@@ -333,9 +383,37 @@ class Wire:
             "warmup_fill": self.compression.warmup_fill,
             "candidates": self.compression.candidates,
             "measure": self.compression.measure,
+            **({"samples in a micro-batch": rows} if by_row else {}),
             "torch": torch.__version__,
             **self._agreement,
         }
+
+
+@contextmanager
+def compressed(codecs: str) -> Iterator[None]:
+    """Give stages that are built inside without a wire these codecs: `activations/gradients`, or one for both.
+
+    Raises OptionsError if a codec cannot be used.
+    """
+    activations, gradients = split_pair(codecs)
+    token = _CODECS.set(CompressionOptions(activations=activations, gradients=gradients))
+    try:
+        yield
+    finally:
+        _CODECS.reset(token)
+
+
+def wire_of(group: dist.ProcessGroup | None) -> Wire:
+    """The wire of stages that are given none: one for each process group and pair of codecs."""
+    compression = _CODECS.get() or CompressionOptions()
+    wires = _WIRES.setdefault(group or dist.group.WORLD, [])
+    if not any(wire.compression == compression for wire in wires):
+        wires.append(Wire(compression, group=group))
+    return next(wire for wire in wires if wire.compression == compression)
+
+
+_CODECS: ContextVar[CompressionOptions | None] = ContextVar("codecs", default=None)
+_WIRES: WeakKeyDictionary[dist.ProcessGroup, list[Wire]] = WeakKeyDictionary()
 
 
 def _usable(compression: CompressionOptions) -> CompressionOptions:
@@ -347,6 +425,17 @@ def _usable(compression: CompressionOptions) -> CompressionOptions:
             f'has store="disk": give each run a folder of its own'
         )
     return compression
+
+
+def _require_rows(channel: Channel, holder: Holder) -> None:
+    """Raise PipelineError if feedback would take something else than samples for the rows of a tensor."""
+    for method, example in zip(channel.methods, channel.examples, strict=True):
+        if method.feedback is not None and (not example.shape or example.shape[0] != holder.rows):
+            raise PipelineError(
+                f"{method} keeps a buffer for each sample, so the first dimension of what crosses boundary "
+                f"{channel.boundary} must be the {holder.rows} samples of stage {holder.stage}'s input, got "
+                f"{list(example.shape)}; return such tensors, or take a codec without feedback"
+            )
 
 
 def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from thinwire.pipeline.errors import MemoryFullError
@@ -19,17 +20,18 @@ _OF_CPU = "DefaultCPUAllocator"
 class GradientsApart:
     """Gives each gradient of a stage memory of its own.
 
-    torch gives parameters that are added, as in `a.view(-1) + b.view(-1)`, gradients that lie in one memory; where the
-    backward is split, `a + b` is enough. The next micro-batch's would be added to both in each, and clipping would
-    scale both twice.
+    torch gives parameters that are added, as in `a.view(-1) + b.view(-1)`, gradients that lie in one memory. The next
+    micro-batch's would be added to both in each, and clipping would scale both twice. Gradients that lie side by side
+    in one buffer stay there.
     """
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
-        self._parameters = tuple(parameters)
+    def __init__(self) -> None:
+        self._parameters: tuple[Parameter, ...] = ()
         self._known = 0
 
-    def begin(self) -> None:
-        """Say that a pass begins: gradients may have been cleared since the last one."""
+    def begin(self, parameters: Iterable[Parameter]) -> None:
+        """Say that a pass begins: gradients may have been cleared since the last one, and modules wrapped."""
+        self._parameters = tuple(parameter for parameter in parameters if parameter.requires_grad)
         self._known = 0
 
     def look(self) -> None:
@@ -40,21 +42,25 @@ class GradientsApart:
         if len(present) == self._known:
             return
         self._known = len(present)
-        taken: set[int] = set()
-        for parameter in present:
-            place = _memory(parameter.grad)
-            if place in taken:
-                assert parameter.grad is not None, "it is present"
-                parameter.grad = parameter.grad.clone()
-            elif place is not None:
-                taken.add(place)
+        placed = [(place, index) for index, one in enumerate(present) if (place := _memory(one.grad)) is not None]
+        end = 0
+        for (start, stop), index in sorted(placed):
+            if start < end:
+                gradient = present[index].grad
+                assert gradient is not None, "it is present"
+                present[index].grad = gradient.clone()
+            else:
+                end = stop
 
 
-def _memory(gradient: Tensor | None) -> int | None:
-    """The address of the memory that a gradient is in, alone or with others; None if it has none, or is sparse."""
-    if gradient is None or gradient.layout != torch.strided:
+def _memory(gradient: Tensor | None) -> tuple[int, int] | None:
+    """The addresses that a gradient lies between, of this process's part of it; None if it has none, or is sparse."""
+    if isinstance(gradient, DTensor):
+        gradient = gradient.to_local()
+    if gradient is None or gradient.layout != torch.strided or not gradient.numel():
         return None
-    return gradient.untyped_storage().data_ptr() or None
+    last = sum((size - 1) * stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True))
+    return gradient.data_ptr(), gradient.data_ptr() + (last + 1) * gradient.element_size()
 
 
 def peak_on_card(device: torch.device) -> int | None:

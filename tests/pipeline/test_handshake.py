@@ -105,8 +105,8 @@ def test_an_announcement_that_is_none_is_one_sentence(alone, told):
     handshake = Handshake(group, timedelta(seconds=30))
     handshake._store.set("0/1", told)
     with pytest.raises(WireError, match="stage 1 must announce its settings as"):
-        handshake.compare(0, 0, {})
+        handshake.compare("0", "1", 0, {})
     handshake._store.set("0/1", b'{"\\u001b[2J": "\\u001b"}')
     with pytest.raises(MismatchError) as caught:
-        handshake.compare(0, 0, {})
+        handshake.compare("0", "1", 0, {})
     assert "\x1b" not in str(caught.value)

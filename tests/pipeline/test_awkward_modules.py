@@ -1,0 +1,410 @@
+"""Modules that are hard to cut, under every schedule: gradients are those of plain torch on the unsplit model.
+
+All stages are in one process, as in a simulation; what needs processes is at the end.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import (
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from support.processes import run
+from thinwire.pipeline import CompressedStage, CompressionOptions, PipelineError, Wire
+from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
+
+WIDTH, ROWS, COUNT, STAGES = 6, 3, 4, 4
+CODECS = {
+    "none": {"activations": "none", "gradients": "none"},
+    "feedback": {"activations": "ef21(none)", "gradients": "ef(none)"},
+}
+
+
+class Plain(nn.Module):
+    """A stage as most are; the awkward ones build on it."""
+
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, width)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+class WeightTwice(Plain):
+    def forward(self, x):
+        return self.first(torch.tanh(self.last(torch.tanh(self.first(x)))))
+
+
+class Several(Plain):
+    """Returns several tensors: `after` is a function of (module, x, y)."""
+
+    def __init__(self, after, width=WIDTH):
+        super().__init__(width)
+        self.query, self.after = nn.Parameter(torch.randn(WIDTH)), after
+
+    def forward(self, x):
+        return self.after(self, x, super().forward(x))
+
+
+class Join(Plain):
+    """Reads several tensors."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.join = join
+
+    def forward(self, *tensors):
+        return super().forward(self.join(*tensors))
+
+
+class InPlace(Plain):
+    def forward(self, x):
+        x += 1
+        return super().forward(nn.functional.relu(x, inplace=True))
+
+
+class Checkpointed(Plain):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
+
+
+class Hooked(Plain):
+    """Hooks that change gradients, on a tensor, a weight and a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.last.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+
+    def forward(self, x):
+        x = self.first(x)
+        x.register_hook(lambda gradient: gradient * 2)
+        y = torch.tanh(x)
+        y.register_hook(lambda gradient: gradient.clamp(-0.2, 0.2))
+        return self.last(y)
+
+
+class TokensFirst(Plain):
+    def forward(self, x):
+        return super().forward(x).unsqueeze(1).expand(-1, 5, -1).transpose(0, 1)
+
+
+def hooked_module():
+    module = Plain()
+    module.first.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 3,))
+    return module
+
+
+def normed():
+    module = Plain()
+    weight_norm(module.first)
+    return module
+
+
+def frozen(*indices):
+    modules = [Plain() for _ in range(STAGES)]
+    for index in indices:
+        modules[index].requires_grad_(False)
+    return modules
+
+
+def partly_frozen():
+    modules = frozen(0)
+    modules[1].first.requires_grad_(False)
+    return modules
+
+
+def among(awkward, join=None):
+    return [Plain(), awkward, Plain() if join is None else Join(join), Plain()]
+
+
+def flat_gradients(modules):
+    """All gradients of a stage in one buffer, as a fused optimizer keeps them."""
+    for module in modules:
+        parameters = list(module.parameters())
+        flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        for parameter, part in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+        module.flat = flat
+    return modules
+
+
+CASES = {
+    "plain": lambda: [Plain() for _ in range(STAGES)],
+    "a weight used twice": lambda: among(WeightTwice()),
+    "weights under a parametrization": lambda: among(normed()),
+    "a weight past the input": lambda: among(
+        Several(lambda self, x, y: (y, (self.query * 2).expand_as(y))), lambda y, q: y * q
+    ),
+    "a weight past the input and through it": lambda: among(
+        Several(lambda self, x, y: (y, self.first.weight.sum(0).expand_as(y))), lambda y, q: y * q
+    ),
+    "a view": lambda: among(Several(lambda self, x, y: y[:, :WIDTH], width=2 * WIDTH)),
+    "chunks": lambda: among(Several(lambda self, x, y: y.chunk(2, -1), width=2 * WIDTH), lambda a, b: a * b),
+    "the input itself": lambda: among(Several(lambda self, x, y: (x, y)), lambda x, y: x * y),
+    "one tensor twice": lambda: among(Several(lambda self, x, y: (y, y)), lambda x, y: x * y),
+    "in place at the beginning": lambda: among(InPlace()),
+    "integers and booleans": lambda: among(
+        Several(lambda self, x, y: (x > 0, y, y.argmax(-1))), lambda b, y, i: y * b + i[:, None]
+    ),
+    "an empty tensor": lambda: among(Several(lambda self, x, y: (y, y[:, :0])), lambda y, e: y + e.sum()),
+    "an unused tensor": lambda: among(Several(lambda self, x, y: (torch.tanh(x), y)), lambda x, y: y),
+    "only an integer": lambda: [
+        Plain().requires_grad_(False),
+        Several(lambda self, x, y: y.argmax(-1)).requires_grad_(False),
+        nn.Embedding(WIDTH, WIDTH),
+        Plain(),
+    ],
+    "frozen first": lambda: frozen(0),
+    "frozen first two": lambda: frozen(0, 1),
+    "frozen first, partly the second": partly_frozen,
+    "frozen middle": lambda: frozen(1, 2),
+    "frozen last": lambda: frozen(3),
+    "a result that its own backward needs": lambda: among(
+        Several(lambda self, x, y: (z := torch.tanh(y), torch.exp(z * self.query))), lambda x, y: x * y
+    ),
+    "without weights": lambda: among(nn.Tanh()),
+    "hooks on tensors": lambda: among(Hooked()),
+    "hooks on a module": lambda: among(hooked_module()),
+    "a checkpoint": lambda: among(Checkpointed(False)),
+    "a reentrant checkpoint": lambda: among(Checkpointed(True)),
+    "flat gradients": lambda: flat_gradients([Plain() for _ in range(STAGES)]),
+}
+BY_TENSOR = {
+    "tokens first": lambda: among(TokensFirst()),
+    "0 dimensions": lambda: among(Several(lambda self, x, y: (y, self.first.weight.norm())), lambda y, n: y * n),
+}
+"""Their tensors have something else than samples in the first dimension."""
+
+
+def built(case):
+    torch.manual_seed(0)
+    return (CASES | BY_TENSOR)[case]()
+
+
+def batch():
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(ROWS * COUNT, WIDTH, generator=generator)
+
+
+def loss_of(output, target):
+    return (output * output).sum()
+
+
+def unsplit(modules):
+    """The gradients of plain torch, and what crosses each boundary for the first micro-batch."""
+    crossing = []
+    for part in batch().chunk(COUNT):
+        tensors = (part,)
+        for module in modules:
+            crossing.append(tensors)
+            output = module(*tensors)
+            tensors = output if isinstance(output, tuple) else (output,)
+        crossing.append(tensors)
+        loss_of(*tensors, None).backward()
+    return gradients_of(modules), [tuple(x.detach() for x in tensors) for tensors in crossing[: STAGES + 1]]
+
+
+def gradients_of(modules):
+    return {
+        (index, name): parameter.grad
+        for index, module in enumerate(modules)
+        for name, parameter in module.named_parameters()
+    }
+
+
+@cache
+def expected(case):
+    return unsplit(built(case))
+
+
+@cache
+def order_of(schedule):
+    return merge(actions(schedule, STAGES, STAGES // SCHEDULES[schedule].stages_per_process, COUNT))
+
+
+def stages_of(modules, crossing, codec, **options):
+    wire = Wire(CompressionOptions(**CODECS[codec]))
+    return [
+        CompressedStage(module, index, STAGES, torch.device("cpu"), *crossing[index : index + 2], wire=wire, **options)
+        for index, module in enumerate(modules)
+    ]
+
+
+def trained(case, schedule, codec):
+    """The stages after a step, and their modules."""
+    modules = built(case)
+    stages = stages_of(modules, expected(case)[1], codec)
+    build_merged(order_of(schedule), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
+    return stages, modules
+
+
+def assert_gradients(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (gradient is None) == (found[name] is None), name
+        if gradient is not None:
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_unsplit_model(case, schedule, codec, alone):
+    _, modules = trained(case, schedule, codec)
+    assert_gradients(gradients_of(modules), expected(case)[0])
+    if case == "flat gradients":
+        for module in modules:
+            assert torch.equal(module.flat, torch.cat([p.grad.flatten() for p in module.parameters()]))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", BY_TENSOR)
+def test_what_has_no_sample_in_the_first_dimension_is_right_without_feedback_and_refused_with_it(case, schedule, alone):
+    _, modules = trained(case, schedule, "none")
+    assert_gradients(gradients_of(modules), expected(case)[0])
+    with pytest.raises(PipelineError, match="so the first dimension of what crosses boundary 1 must be"):
+        trained(case, schedule, "feedback")
+
+
+@pytest.mark.parametrize(
+    ("case", "bytes_back"),
+    [("frozen first", [0, 4, 4]), ("frozen first two", [0, 0, 4]), ("frozen middle", [4, 4, 4]), ("plain", [4, 4, 4])],
+)
+def test_gradients_are_sent_only_to_where_something_trains(case, bytes_back, alone):
+    """A gradient's frame is a header of 64 bytes and its numbers; activations travel as ever."""
+    stages, _ = trained(case, "1f1b", "none")
+    frame = 64 + ROWS * WIDTH * 4
+    sent = [stage.meter.sent for stage in stages]
+    back = [sent[index + 1].get((index, "gradients", "train")) for index in range(STAGES - 1)]
+    assert [each.frames if each else 0 for each in back] == bytes_back
+    assert [each.bytes if each else 0 for each in back] == [count * frame for count in bytes_back]
+    assert [sent[index][index, "activations", "train"].bytes for index in range(STAGES - 1)] == [COUNT * frame] * 3
+
+
+def test_what_is_unfrozen_later_is_refused_until_stages_connect_again(alone):
+    modules = built("frozen first")
+    stages = stages_of(modules, expected("plain")[1], "none")
+    schedule = build_merged(order_of("1f1b"), stages, COUNT, loss_of)
+    schedule.step(batch(), target=torch.zeros(ROWS * COUNT))
+    for module in modules:
+        module.requires_grad_(True).zero_grad()
+    with pytest.raises(PipelineError, match="stage 0 told its neighbour that nothing trains until there, but"):
+        schedule.step(batch(), target=torch.zeros(ROWS * COUNT))
+    schedule = build_merged(order_of("1f1b"), stages, COUNT, loss_of)
+    stages[0].wire.switch(stages[0].wire.compression)
+    for stage in stages:
+        stage.reconnect()
+    schedule.step(batch(), target=torch.zeros(ROWS * COUNT))
+    assert_gradients(gradients_of(modules), expected("plain")[0])
+
+
+REFUSED = {
+    "a number": (lambda self, x, y: (y, 3), "stage 1 must return tensors, got int as output 1"),
+    "None": (lambda self, x, y: (y, None), "stage 1 must return tensors, got NoneType as output 1"),
+    "a dict": (lambda self, x, y: {"y": y}, "a stage must return a tensor or a tuple of tensors, got dict"),
+    "a gradient that its example denies": (
+        lambda self, x, y: (y, y.sum(-1)),
+        "output 1 of stage 1 needs a gradient, but its example in output_args has no requires_grad",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_cross_a_boundary_is_refused_before_its_first_frame(case, alone):
+    after, told = REFUSED[case]
+    hidden = torch.empty(ROWS, WIDTH, requires_grad=True)
+    between = (hidden, torch.empty(ROWS)) if "gradient" in case else hidden
+    crossing = [hidden, hidden, between, hidden, hidden]
+    stages = stages_of(among(Several(after), lambda y, *_: y), crossing, "none")
+    with pytest.raises(PipelineError, match=told):
+        build_merged(order_of("gpipe"), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
+    assert (1, "activations", "train") not in stages[1].meter.sent
+
+
+SHARDED = {
+    "ddp": lambda module, mesh: nn.parallel.DistributedDataParallel(module, process_group=mesh.get_group()),
+    "fsdp": lambda module, mesh: fully_shard(module, mesh=mesh),
+    "tensor parallel": lambda module, mesh: parallelize_module(
+        module, mesh, {"first": ColwiseParallel(), "last": RowwiseParallel()}
+    ),
+}
+MULTI = [ScheduleInterleaved1F1B, ScheduleLoopedBFS, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble]
+
+
+def wrapped(rank, how, schedule_class, count):
+    """Gradients after two steps of two stages here, wrapped over `count` processes, each with its own batch."""
+    mesh = init_device_mesh("cpu", (count,))
+    pipeline, _ = dist.new_subgroups(1)
+    torch.manual_seed(0)
+    modules = [Plain() for _ in range(2)]
+    wire, example = Wire(CompressionOptions(**CODECS["none"]), group=pipeline), torch.empty(ROWS, WIDTH)
+    stages = [
+        CompressedStage(
+            module, index, 2, torch.device("cpu"), input_args=example, output_args=example, group=pipeline, wire=wire
+        )
+        for index, module in enumerate(modules)
+    ]
+    for stage in stages:  # as other programs do: the stage is built before its module is wrapped
+        stage.submod = SHARDED[how](stage.submod, mesh)
+    schedule = schedule_class(stages, COUNT, loss_fn=loss_of, scale_grads=False)
+    inputs = batch() * (rank + 1 if how != "tensor parallel" else 1)
+    for _ in range(2):
+        schedule.step(inputs, target=torch.zeros(ROWS * COUNT))
+    return {
+        (index, name): whole(parameter.grad)
+        for index, module in enumerate(modules)
+        for name, parameter in module.named_parameters()
+    }
+
+
+def whole(gradient):
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
+
+
+def wanted_of(how, count):
+    torch.manual_seed(0)
+    modules = [Plain() for _ in range(2)]
+    replicas = 1 if how == "tensor parallel" else count
+    for rank in range(replicas):
+        for _ in range(2):
+            (loss_of(modules[1](modules[0](batch() * (rank + 1))), None) / replicas).backward()
+    return gradients_of(modules)
+
+
+@pytest.mark.parametrize("schedule_class", MULTI)
+@pytest.mark.parametrize("how", SHARDED)
+def test_modules_wrapped_over_one_process_have_the_gradients_of_the_unsplit_model(how, schedule_class, alone):
+    assert_gradients(wrapped(0, how, schedule_class, 1), wanted_of(how, 1))
+
+
+def all_wrapped(rank):
+    return {
+        (how, schedule_class.__name__): wrapped(rank, how, schedule_class, 2)
+        for how in SHARDED
+        for schedule_class in MULTI
+    }
+
+
+@pytest.mark.processes
+def test_modules_wrapped_over_two_processes_have_the_gradients_of_the_unsplit_model():
+    for found in run(all_wrapped, 2):
+        for (how, _), gradients in found.items():
+            assert_gradients(gradients, wanted_of(how, 2))
