@@ -205,7 +205,7 @@ class Sender(ChannelEnd):
         if len(got) != len(planned) or any(g not in (p, *left_out) for g, p in zip(got, planned, strict=True)):
             raise PipelineError(
                 f"{self.channel.sender} announced {planned} but has {got} as {what}; give output_args and "
-                f"input_args that match what the modules return"
+                f"input_args that match what the modules return, and drop a smaller last batch (drop_last=True)"
             )
         if refuses_nonfinite(self._options, self.channel) and not all(
             self._is_finite(tensor, what) for tensor in tensors if tensor is not None

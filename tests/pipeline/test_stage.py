@@ -4,18 +4,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from support.processes import outcomes_of, run
 from support.toy import make_trainer
 from thinwire.models.autoencoder import EncoderHalf
-from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
+from thinwire.pipeline import CompressedStage, CompressionOptions, SlotCounts, Wire, WireOptions, compressed
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.schedules import actions, build_merged, merge
 
 BATCH, WIDTH = 8, 6
+needs_inference = pytest.mark.skipif(
+    not hasattr(PipelineStage, "_forward_metadata_inference"), reason="this torch learns no shapes"
+)
 
 
 def layer(index):
@@ -49,9 +52,9 @@ def plain_and_compressed(rank, schedule_class, expression):
 @pytest.mark.parametrize("schedule_class", [ScheduleGPipe, Schedule1F1B])
 def test_in_place_of_torchs_stage_none_gives_torchs_numbers_and_a_codec_others(schedule_class):
     for expression, same in (("none", True), ("q(4)", False)):
-        for rank, (plain, compressed) in enumerate(run(plain_and_compressed, 2, schedule_class, expression)):
+        for rank, (plain, ours) in enumerate(run(plain_and_compressed, 2, schedule_class, expression)):
             assert (plain[0] is None) == (rank == 0)
-            pairs = list(zip(plain[1], compressed[1], strict=True))
+            pairs = list(zip(plain[1], ours[1], strict=True))
             assert all(torch.equal(a, b) for a, b in pairs) == same
             assert all(torch.allclose(a, b, atol=0.1) for a, b in pairs)
 
@@ -90,6 +93,193 @@ def test_evaluation_before_between_and_after_training():
     assert all(torch.isfinite(torch.tensor(losses)))
     assert first[2] == {"train": 8, "eval-on": 12, "eval-off": 12}
     assert last[2] == {"train": 8}
+
+
+def without_examples(rank):
+    """The same step through torch's stage and ours, neither with examples, and ours by codec: gradients and bytes."""
+    inputs, targets = batch()
+    found = {}
+    for codecs in (None, "none", "q(4)/q(8)"):
+        module = layer(rank)
+        if codecs is None:
+            stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+        else:
+            with compressed(codecs):
+                stage = CompressedStage(module, rank, 2, torch.device("cpu"))
+        stage.submod = nn.Sequential(module)  # as by a program that wraps modules once the stage is there
+        schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+        for act in (schedule.step, schedule.eval, schedule.step):
+            act(*([inputs] if rank == 0 else []), **({"target": targets} if rank == 1 else {}))
+        sent = {}
+        if codecs is not None:
+            stage.flush()
+            sent = {name: traffic.bytes for (_, name, phase), traffic in stage.meter.sent.items() if phase == "train"}
+        found[codecs] = [parameter.grad.clone() for parameter in module.parameters()], sent
+    return found
+
+
+@needs_inference
+@pytest.mark.processes
+def test_a_stage_without_examples_and_wire_trains_as_torchs_does_with_the_codecs_around_it():
+    for rank, found in enumerate(run(without_examples, 2)):
+        name, elements = ("activations", 2 * WIDTH) if rank == 0 else ("gradients", 2 * WIDTH)
+        assert all(torch.equal(a, b) for a, b in zip(found[None][0], found["none"][0], strict=True))
+        assert all(torch.allclose(a, b, atol=0.1) for a, b in zip(found[None][0], found["q(4)/q(8)"][0], strict=True))
+        assert found["none"][1] == {name: 8 * (64 + 4 * elements)}
+        assert found["q(4)/q(8)"][1][name] < found["none"][1][name]
+
+
+def evaluating_otherwise(rank):
+    """Training, and evaluation by a stage of its own with larger micro-batches, in turn over one Wire; what came out.
+
+    And one stage in two schedules of several numbers of micro-batches.
+    """
+    inputs, targets = batch()
+    wire, module, results = Wire(CompressionOptions(activations="none", gradients="ef(q(8))")), layer(rank), []
+    small, large = torch.empty(2, WIDTH), torch.empty(BATCH // 2, WIDTH)
+    device = torch.device("cpu")
+    trains = CompressedStage(module, rank, 2, device, input_args=small, output_args=small, wire=wire)
+    evaluates = CompressedStage(module, rank, 2, device, input_args=large, output_args=large, wire=wire)
+    step = Schedule1F1B(trains, 4, loss_fn=nn.functional.mse_loss).step
+    shorter = Schedule1F1B(trains, 2, loss_fn=nn.functional.mse_loss)
+    whole = Schedule1F1B(evaluates, 2, loss_fn=nn.functional.mse_loss)
+    for _ in range(2):
+        step(*([inputs] if rank == 0 else []), **({"target": targets} if rank else {}))
+        for evaluate, part in ((whole.eval, slice(None)), (shorter.eval, slice(4))):
+            given = {"target": targets[part]} if rank else {}
+            results.append(evaluate(*([inputs[part]] if rank == 0 else []), **given))
+    for stage in (trains, evaluates):
+        stage.flush()
+    return results
+
+
+@pytest.mark.processes
+def test_evaluation_may_have_micro_batches_of_its_own_over_the_wire_of_training():
+    _, results = run(evaluating_otherwise, 2)
+    model = nn.Sequential(layer(0), layer(1))
+    wanted = model(batch()[0])
+    for found, rows in zip(results, (8, 4, 8, 4), strict=True):
+        torch.testing.assert_close(found, wanted[:rows])
+
+
+class FullOnce(nn.Module):
+    """Has no memory for its first micro-batch."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.calls = module, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 1:
+            raise torch.OutOfMemoryError("full")
+        return self.module(x)
+
+
+def tried_again(rank):
+    """A step that fails in the first stage before anything is sent, and again; the other process waits meanwhile."""
+    example, module = torch.empty(2, WIDTH), layer(rank)
+    wire = Wire(CompressionOptions(activations="none", gradients="none"))
+    stage = CompressedStage(
+        FullOnce(module) if rank == 0 else module, rank, 2, torch.device("cpu"), example, example, wire=wire
+    )
+    schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+    inputs, targets = batch()
+    if rank == 0:
+        with pytest.raises(PipelineError, match="stage 0 needs more memory"):
+            schedule.step(inputs)
+    for _ in range(2):
+        schedule.step(*([inputs] if rank == 0 else []), **({"target": targets} if rank else {}))
+    stage.flush()
+    return [parameter.grad for parameter in module.parameters()], dict(stage.passes)
+
+
+@pytest.mark.processes
+def test_a_step_that_failed_before_anything_was_sent_can_be_tried_again():
+    model, (inputs, targets) = [layer(0), layer(1)], batch()
+    for _ in range(2):
+        for part, target in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+            nn.functional.mse_loss(model[1](model[0](part)), target).backward()
+        for parameter in nn.ModuleList(model).parameters():
+            parameter.grad /= 4  # as torch does at the end of each step
+    for module, (gradients, passes) in zip(model, run(tried_again, 2), strict=True):
+        assert passes["train"] == 1
+        for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+            torch.testing.assert_close(gradient, parameter.grad)
+
+
+def of_another_group(rank):
+    alone, _ = dist.new_subgroups(1)
+    example = torch.empty(2, WIDTH)
+    with pytest.raises(OptionsError) as caught:
+        CompressedStage(layer(0), 0, 1, torch.device("cpu"), example, example, group=alone, wire=Wire())
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_a_wire_of_another_group_is_refused_at_once():
+    for rank, told in enumerate(run(of_another_group, 2)):
+        assert told.startswith(f"a stage and its Wire must have the same process group, got ranks [{rank}] for")
+
+
+def test_a_wire_for_each_stage_of_a_process_is_refused_at_once(alone):
+    example = torch.empty(2, WIDTH)
+    stages = [
+        CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example, wire=Wire())
+        for index in range(2)
+    ]
+    with pytest.raises(PipelineError, match=r"must share one Wire, but stage 1 has another one than stages \[0\] of"):
+        stages[0].connect()
+
+
+def test_stages_without_a_wire_share_one_for_each_pair_of_codecs(alone):
+    def wire():
+        example = torch.empty(2, WIDTH)
+        return CompressedStage(layer(0), 0, 1, torch.device("cpu"), example, example).wire
+
+    first = wire()
+    assert wire() is first
+    assert first.compression == CompressionOptions()
+    with compressed("topk(0.5)"):
+        other = wire()
+        assert wire() is other
+    assert (other.compression.activations, other.compression.gradients) == ("topk(0.5)", "topk(0.5)")
+    assert wire() is first
+
+
+def accumulating(scale, gradients="none", positions=None):
+    """Two stages here, and what runs a pass of an accumulated batch."""
+    slots = None if positions is None else SlotCounts(positions=positions)
+    wire, example = (
+        Wire(CompressionOptions(activations="none", gradients=gradients), slots=slots),
+        torch.empty(2, WIDTH),
+    )
+    stages = [
+        CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example, wire=wire) for index in range(2)
+    ]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss, scale_grads=scale)
+
+    def run_pass(index):
+        for stage in stages:
+            stage.begin(Pass(accumulation=index))
+        schedule.step(batch()[0], target=batch()[1])
+
+    return run_pass
+
+
+def test_a_schedule_that_divides_gradients_is_refused_where_passes_are_accumulated(alone):
+    run_pass = accumulating(scale=True)
+    run_pass(0)
+    with pytest.raises(PipelineError, match=r"must not divide gradients where .* give the schedule scale_grads=False"):
+        run_pass(1)
+
+
+def test_accumulated_passes_need_a_slot_for_each_position(alone):
+    run_pass = accumulating(scale=False, gradients="ef(q(8))", positions=2 * BATCH)
+    run_pass(0)
+    run_pass(1)
+    with pytest.raises(ValueError, match="has 16, but a pass reaches position 18; give the samples"):
+        run_pass(2)
 
 
 class TwoOut(nn.Module):
@@ -141,7 +331,7 @@ def test_a_boundary_carries_tuples_and_a_gradient_may_be_none():
     assert torch.equal(gradient, torch.full((WIDTH, WIDTH), BATCH * 2.0 * 3.0))
 
 
-@pytest.mark.skipif(not hasattr(PipelineStage, "_forward_metadata_inference"), reason="this torch learns no shapes")
+@needs_inference
 def test_a_stage_without_examples_connects_only_in_its_first_step(alone):
     stage = CompressedStage(layer(0), 0, 1, torch.device("cpu"), wire=Wire())
     with pytest.raises(OptionsError, match="must know its shapes before it connects; give input_args and output_args"):

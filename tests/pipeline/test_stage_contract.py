@@ -3,6 +3,9 @@
 import inspect
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -16,6 +19,8 @@ HOOKS = {
     "forward_one_chunk": ["self", "fwd_chunk_id", "args", "kwargs", "save_forward_output"],
     "backward_one_chunk": ["self", "bwd_chunk_id"],
     "backward_weight_one_chunk": ["self", "bwd_chunk_id"],
+    "backward_maybe_with_nosync": ["self", "backward_type", "bwd_kwargs", "last_backward"],
+    "scale_grads": ["self", "grad_scale_factor"],
     "_retrieve_recv_activations": ["self", "fwd_chunk_id"],
     "_retrieve_recv_grads": ["self", "bwd_chunk_id"],
     "get_fwd_recv_ops": ["self", "fwd_chunk_id"],
@@ -42,10 +47,51 @@ def test_no_other_hook_is_overridden():
 
 
 @pytest.mark.parametrize(
-    "attribute", ["bwd_cache", "args_recv_info", "grad_recv_info", "stage_index_to_group_rank", "output_chunks"]
+    "attribute",
+    [
+        "args_recv_info",
+        "backward_state",
+        "bwd_cache",
+        "dw_runner",
+        "fwd_cache",
+        "grad_recv_info",
+        "output_chunks",
+        "stage_index_to_group_rank",
+    ],
 )
 def test_the_stage_keeps_its_state_where_we_look(attribute):
     assert f"self.{attribute}" in inspect.getsource(_PipelineStageBase.__init__)
+
+
+def test_the_constructor_takes_torchs_arguments_in_torchs_order(alone):
+    names = list(inspect.signature(PipelineStage).parameters)
+    given = {
+        "submodule": nn.Linear(2, 2),
+        "stage_index": 0,
+        "num_stages": 1,
+        "device": torch.device("cpu"),
+        "input_args": torch.empty(3, 2),
+        "output_args": torch.empty(3, 2),
+        "group": dist.new_group([0]),
+        "dw_builder": lambda: None,
+        "get_mesh": lambda *_: None,
+    }
+    assert set(names) - {"input_grads", "output_grads"} <= set(given)
+    for by_name in (False, True):
+        stage = (
+            CompressedStage(**{name: given.get(name) for name in names})
+            if by_name
+            else CompressedStage(*(given.get(name) for name in names))
+        )
+        assert (stage.group, stage.dw_builder) == (given["group"], given["dw_builder"])
+        assert [tuple(each.shape) for each in stage.outputs] == [(3, 2)]
+
+
+def test_a_backward_in_two_parts_keeps_what_its_second_part_needs_second():
+    source = inspect.getsource(_PipelineStageBase.backward_one_chunk)
+    kept = source[source.index("self.backward_state[bwd_chunk_id] = (") :]
+    assert kept.index("input_values") < kept.index("param_groups") < kept.index("stage_output")
+    assert "param_groups" in inspect.getsource(_PipelineStageBase.backward_weight_one_chunk)
 
 
 @pytest.mark.parametrize("schedule", [torch_schedules.PipelineScheduleSingle, torch_schedules.PipelineScheduleMulti])
