@@ -37,9 +37,10 @@ def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
     Batch norms stay as they are: their running statistics move by less than 16 bits can tell. So do buffers that no
     checkpoint holds, such as rotary frequencies.
     """
-    if dtype == torch.float32:
+    state = module.state_dict(keep_vars=True).values()
+    held = {id(tensor) for tensor in state if tensor.is_floating_point() and tensor.dtype != dtype}
+    if not held:
         return
-    held = {id(tensor) for tensor in module.state_dict(keep_vars=True).values() if tensor.is_floating_point()}
     norms = (part for part in module.modules() if isinstance(part, _BatchNorm))
     held -= {id(tensor) for norm in norms for tensor in norm.state_dict(keep_vars=True).values()}
     replace_tensors(module, lambda tensor: tensor.detach().to(dtype) if id(tensor) in held else tensor)

@@ -48,6 +48,9 @@ SOURCE = """
     def named():
         return nn.Sequential(OrderedDict(encoder=nn.Linear(4, 3), head=nn.Sequential(nn.Tanh(), nn.Linear(3, 2))))
 
+    def in_bf16():
+        return mlp(depth=0).to(torch.bfloat16)
+
     def plain_list():
         return [nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)]
 
@@ -168,6 +171,16 @@ def test_fresh_weights_are_those_of_reset_parameters_whatever_the_cut(here):
     assert 0 < state["0.weight"].abs().max() <= 0.5
     assert not torch.equal(state["0.weight"], state["2.linear.weight"])
     assert torch.equal(state["4.running_var"], torch.ones(4))
+
+
+def test_a_factory_in_another_dtype_gets_that_of_the_recipe(here):
+    blueprint = factory_blueprint("my_models:in_bf16", {})
+    [example] = stage_output_examples(blueprint, [range(2)], torch.empty(2, 4, device="meta"), "fp32")
+    [stage] = stages_of(blueprint, [2])
+    output = stage(torch.ones(2, 4))
+    assert [output.dtype, *(each.dtype for each in example), *(p.dtype for p in stage.parameters())] == [
+        torch.float32
+    ] * 4
 
 
 def test_attention_has_a_reset_of_its_own(here):
