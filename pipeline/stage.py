@@ -184,7 +184,7 @@ class CompressedStage(PipelineStage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take exactly the state that `state_dict` returned. The stage must be connected."""
-        self.passes = dict(state["steps"])
+        self.passes, self._unused = dict(state["steps"]), None
         self.ends.load_state_dict(state["ends"])
 
     def close(self) -> None:
