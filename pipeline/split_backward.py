@@ -59,7 +59,8 @@ class SplitBackward:
     @property
     def is_possible(self) -> bool:
         """Whether each node may run twice; of one in Python, such as a compiled layer or a checkpoint, nobody knows."""
-        return not any(isinstance(node, BackwardCFunction) and type(node) is not _APART for node in self._nodes)
+        kinds = {type(node) for node in self._nodes} - {_APART}
+        return not any(issubclass(kind, BackwardCFunction) for kind in kinds)
 
     def of_inputs(self) -> Gradients:
         """The gradients of the inputs; None where there is none."""

@@ -219,7 +219,7 @@ class CompressedStage(PipelineStage):
         self._counts[training] = num_microbatches
         _drop_buffers(self.args_recv_info)
         if not self._knows_shapes:
-            self._learn_shapes(self._stage_meta.inputs, self._stage_meta.outputs)
+            self._learn_shapes(self._stage_meta.inputs or (), self._stage_meta.outputs or ())
         return result
 
     def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
@@ -299,7 +299,9 @@ class CompressedStage(PipelineStage):
         if not isinstance(self.submod, DistributedDataParallel | FSDPModule):
             pairs = zip(outputs, gradients or [None] * len(outputs), strict=True)
             needed = [(output, gradient) for output, gradient in pairs if output.requires_grad]
-            split = SplitBackward(*(zip(*needed, strict=True) if needed else ((), ())), bwd_kwargs["input_values"])
+            split = SplitBackward(
+                [output for output, _ in needed], [gradient for _, gradient in needed], bwd_kwargs["input_values"]
+            )
             if split.is_possible:
                 return split.of_inputs(), split
         whole = {**bwd_kwargs, "stage_output": outputs if gradients else outputs[0]}
@@ -314,7 +316,8 @@ class CompressedStage(PipelineStage):
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         assert self.ends.upstream is not None, "the first stage receives no activations"
-        examples, received = self._examples[0], ()
+        examples = self._examples[0]
+        received: tuple[Tensor | None, ...] = ()
         if examples:
             received = self.ends.upstream.incoming.receive(self._microbatch(fwd_chunk_id))
             self._unused = None

@@ -406,7 +406,9 @@ def compressed(codecs: str) -> Iterator[None]:
 def wire_of(group: dist.ProcessGroup | None) -> Wire:
     """The wire of stages that are given none: one for each process group and pair of codecs."""
     compression = _CODECS.get() or CompressionOptions()
-    wires = _WIRES.setdefault(group or dist.group.WORLD, [])
+    members = group or dist.group.WORLD
+    assert members is not None, "a stage has a process group"
+    wires = _WIRES.setdefault(members, [])
     if not any(wire.compression == compression for wire in wires):
         wires.append(Wire(compression, group=group))
     return next(wire for wire in wires if wire.compression == compression)
