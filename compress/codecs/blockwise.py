@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating
 from thinwire.compress.codecs.coding.bits import entropy_with_codes
+from thinwire.compress.codecs.coding.columns import ColumnCoded
 from thinwire.compress.codecs.coding.entropy import EntropyCoded
 from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
@@ -85,7 +86,7 @@ class Blockwise(MayVary, Codec):
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of the codes, and the full size of the rest."""
         if self.varies:
-            payload = self._coded.plain(payload, prod(shape))
+            payload = self._coded.plain(payload, shape)
         return entropy_with_codes(payload, self._grid.bits, prod(shape))
 
     @property
@@ -103,7 +104,7 @@ class Blockwise(MayVary, Codec):
         return self._coded if self.varies else self._quantizer
 
     @property
-    def _coded(self) -> EntropyCoded:
+    def _coded(self) -> EntropyCoded | ColumnCoded:
         return EntropyCoded(self._quantizer, self._grid.bits)
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:

@@ -1,15 +1,16 @@
 """The codec q: uniform quantization to 1 to 8 bits, with one scale for each block of the tensor.
 
 payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
-absmax        bf16                                         ceil(b*n/8) bytes
+absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
 minmax        float32 min, float32 max-min
 
-The options clip, grid, scale_bits, allocate, rotate and outliers are in clip.py, grid_with_zero.py, byte_scales.py,
-allocation.py, rotation.py and outliers.py.
+The options clip, grid and step, scale_bits, allocate, rotate and outliers are in clip.py, grid_with_zero.py,
+byte_scales.py, allocation.py, rotation.py and outliers.py.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
@@ -19,8 +20,10 @@ from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.allocation import EIGHT, LEAST, MOST, Allocate, Allocated
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.byte_scales import ByteScaledGrid
+from thinwire.compress.codecs.coding.columns import ColumnCoded
+from thinwire.compress.codecs.coding.entropy import EntropyCoded
 from thinwire.compress.codecs.coding.lengths import Code
-from thinwire.compress.codecs.granularity import Per
+from thinwire.compress.codecs.granularity import Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
@@ -35,6 +38,7 @@ _GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
     {"midrise": AbsMaxGrid, "midtread": MidTreadGrid, "auto": AutoGrid}
 )
 _MOST_BITS_TO_CLIP = 5
+_LARGEST_STEP = 2.0
 _SCALE_BITS: Mapping[str, tuple[int, int]] = MappingProxyType({"absmax": (16, 8), "minmax": (64, 32)})
 """The bits of a scale that can be asked for, the default first."""
 
@@ -49,8 +53,9 @@ class Quantize(Blockwise):
         absmax, nearest    s/2**b,  s = max|x| rounded up to bf16: at most max|x| * (1 + 2**-7)
         minmax, nearest    (max-min) / (2 * (2**b-1))
 
-    and twice that with stochastic rounding (for absmax with a larger s, see AbsMaxGrid). The rounding of float32 and of
-    the tensor's dtype come on top; `error_bound` counts all. Rotated rows share their errors, see Rotated.
+    and twice that for values at the far end of a grid with zero, or with stochastic rounding (for absmax with a larger
+    s, see AbsMaxGrid). With `step` it is half of step * rms(x), if that is more. The rounding of float32 and of the
+    tensor's dtype come on top; `error_bound` counts all. Rotated rows share their errors, see Rotated.
     """
 
     name: ClassVar[str] = "q"
@@ -65,8 +70,12 @@ class Quantize(Blockwise):
     """Instead of `per`: how many consecutive elements share one scale."""
     round: Round = field(default="nearest", kw_only=True)
     """`stochastic`: up or down by chance, so that the expectation is the value itself."""
-    grid: GridPoints = field(default="midrise", kw_only=True)
-    """`midrise`: no point is zero; `midtread`: zero is one; `auto`: for each block the one that loses less."""
+    grid: GridPoints | None = field(default=None, kw_only=True)
+    """`midtread`: zero is a point, the default but at 1 bit; `midrise`: no point is zero, the only one beside minmax,
+    stochastic rounding and scale_bits=8; `auto`: for each block the one that loses less."""
+    step: float | None = field(default=None, kw_only=True)
+    """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
+    one. Frequent codes take fewer bits, so it sets the size, and `bits`, which must be 8, the most of a code."""
     clip: Clip | None = field(default=None, kw_only=True)
     """The scale as a share of max|x|, or `mse` for the one that loses least; the few values beyond it are cut."""
     scale_bits: int | None = field(default=None, kw_only=True)
@@ -87,17 +96,36 @@ class Quantize(Blockwise):
             lambda: require_choice(self, "scale", self.scale, get_args(ScaleRule)),
             lambda: require_choice(self, "round", self.round, get_args(Round)),
             super().__post_init__,
-            lambda: require_choice(self, "grid", self.grid, get_args(GridPoints)),
+            lambda: require_choice(self, "grid", self._points, get_args(GridPoints)),
+            self._check_step,
             self._check_clip,
             self._check_scale_bits,
             lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,
             self._check_allocate,
         )
-        if not (self.scale == "absmax" and self.round == "nearest") and (self.grid != "midrise" or self.clip):
+        if not (self.scale == "absmax" and self.round == "nearest") and (self._points != "midrise" or self.clip):
             raise CodecError(
                 f'q\'s grid and clip are for scale="absmax" and round="nearest", got scale="{self.scale}" and '
                 f'round="{self.round}"'
+            )
+
+    @property
+    def _points(self) -> GridPoints:
+        """The grid that was asked for, or the default one."""
+        knows_zero = self.scale == "absmax" and self.round == "nearest" and self.scale_bits != 8
+        # at 1 bit one of the two points would be zero
+        return self.grid or ("midtread" if knows_zero and self.bits != 1 else "midrise")
+
+    def _check_step(self) -> None:
+        if self.step is None:
+            return
+        if type(self.step) not in (int, float) or not 0 < self.step <= _LARGEST_STEP:
+            raise CodecError(f"q's step must be above 0 and at most {_LARGEST_STEP:g}, got {self.step!r}")
+        if self.bits != 8 or self._points != "midtread" or any((self.clip, self.allocate, self.code)):
+            raise CodecError(
+                f"q's step needs 8 bits, of which frequent codes take fewer, and a grid with zero, without clip, "
+                f"allocate and code, got {self}; write q(8, step={self.step})"
             )
 
     def _check_outliers(self) -> None:
@@ -111,7 +139,7 @@ class Quantize(Blockwise):
         if type(self.scale_bits) is not int or self.scale_bits not in allowed:
             choices = " or ".join(map(str, allowed))
             raise CodecError(f'q\'s scale_bits must be {choices} for scale="{self.scale}", got {self.scale_bits!r}')
-        if self.scale_bits == 8 and self.grid != "midrise":
+        if self.scale_bits == 8 and self._points != "midrise":
             raise CodecError(f'q\'s scale_bits=8 is for grid="midrise", got grid="{self.grid}"')
 
     def _check_clip(self) -> None:
@@ -136,6 +164,11 @@ class Quantize(Blockwise):
                 f"got {self}"
             )
 
+    @property
+    def varies(self) -> bool:
+        """Whether frequent codes take fewer bits."""
+        return super().varies or self.step is not None
+
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
         """The entropy of the codes, and the full size of the rest; the full size of codes of unlike bits."""
         return super().entropy_bits(payload, shape) if self.allocate is None else 8.0 * len(payload)
@@ -147,15 +180,23 @@ class Quantize(Blockwise):
             return (ShortMinMaxGrid if self.scale_bits == 32 else MinMaxGrid)(self.bits, stochastic)
         if self.scale_bits == 8:
             return ByteScaledGrid(self.bits, stochastic, self.clip)
-        return _GRIDS[self.grid](self.bits, stochastic, self.clip)
+        if self.step is not None:
+            return MidTreadGrid(self.bits, stochastic, step=float(self.step))
+        return _GRIDS[self._points](self.bits, stochastic, self.clip)
 
     @property
     def _bound_grows(self) -> bool:
         options = (self.clip, self.scale_bits, self.allocate, self.rotate, self.outliers)
-        return self.scale == "absmax" and self.grid == "midrise" and all(option is None for option in options)
+        return self.scale == "absmax" and self._points == "midrise" and all(option is None for option in options)
 
     def _reach(self, shape: Sequence[int]) -> float:
         return super()._reach(shape) * reach_of(self.rotate, shape)
+
+    @property
+    def _coded(self) -> EntropyCoded | ColumnCoded:
+        if self.step is None:
+            return super()._coded
+        return ColumnCoded(self._quantizer, partial(blocks_per, "channel"))
 
     @property
     def _quantizer(self) -> Quantizer:

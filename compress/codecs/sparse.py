@@ -69,8 +69,8 @@ _VALUES: Mapping[Values, Codec] = MappingProxyType(
         "fp32": _Float32(),
         "fp16": Float16(),
         "bf16": BFloat16(),
-        "q(8)": Quantize(8),
-        "q(4)": Quantize(4),
+        "q(8)": Quantize(8, grid="midrise"),
+        "q(4)": Quantize(4, grid="midrise"),
         "means(2)": Means(),
     }
 )

@@ -42,10 +42,10 @@ def test_contract(codec, shape, dtype, offset):
 def test_a_group_may_be_larger_than_what_is_measured_at_a_time():
     """A group of more than 2^20 elements was measured in parts, which gave more scales than groups."""
     x = torch.cat([gaussian(1 << 21), 100 * gaussian(1 << 21, seed=1)])
-    y = roundtrip('q(4, group=2097152, allocate="scale")', x)
-    assert snr_db(x, y) > snr_db(x, roundtrip("q(4, group=2097152)", x)) > 14
-    alone = roundtrip('q(4, group=4194304, allocate="scale")', x[: 1 << 21])
-    assert_identical(alone, roundtrip("q(4, group=4194304)", x[: 1 << 21]))
+    y = roundtrip('q(4, group=2097152, allocate="scale", grid="midrise")', x)
+    assert snr_db(x, y) > snr_db(x, roundtrip('q(4, group=2097152, grid="midrise")', x)) > 14
+    alone = roundtrip('q(4, group=4194304, allocate="scale", grid="midrise")', x[: 1 << 21])
+    assert_identical(alone, roundtrip('q(4, group=4194304, grid="midrise")', x[: 1 << 21]))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,15 @@ def test_all_bits_are_given_and_larger_scales_get_no_fewer(bits, count):
 def test_groups_of_one_scale_are_sent_as_without_the_option():
     x = gaussian(64, 64)
     x[:, 0] = 4.0
-    assert_identical(encode('q(4, group=64, allocate="scale")', x), encode("q(4, group=64)", x))
+    assert_identical(
+        encode('q(4, group=64, allocate="scale", grid="midrise")', x), encode('q(4, group=64, grid="midrise")', x)
+    )
 
 
 @pytest.mark.parametrize(("bits", "gain"), [(2, 5), (4, 7), (6, 5)])
 def test_rows_of_unlike_magnitude_gain_and_like_ones_lose_nothing(bits, gain):
     for x, least, most in ((uneven(512, 64), gain, 16), (gaussian(512, 64), -0.1, 0.5)):
-        plain, allocated = (Quantize(bits, group=64, allocate=allocate) for allocate in (None, "scale"))
+        plain, allocated = (Quantize(bits, group=64, allocate=allocate, grid="midrise") for allocate in (None, "scale"))
         gained = snr_db(x, roundtrip(allocated, x)) - snr_db(x, roundtrip(plain, x))
         assert least < gained < most, f"{gained:.2f} dB"
 
@@ -96,13 +98,15 @@ def test_rows_of_unlike_magnitude_gain_and_like_ones_lose_nothing(bits, gain):
 @pytest.mark.parametrize("shape", [(8,), (3, 16), (4, 5, 8), (2, 3, 4, 4), (100,)])
 def test_the_decoder_in_the_documentation_gets_the_same_bits(bits, shape):
     x, group = uneven(*shape), 8
-    payload = bytes(encode(Quantize(bits, group=group, allocate="scale"), x).tolist())
+    payload = bytes(encode(Quantize(bits, group=group, allocate="scale", grid="midrise"), x).tolist())
     values = documented("decode_allocated")(payload, bits, x.numel(), group)
-    assert_identical(roundtrip(Quantize(bits, group=group, allocate="scale"), x), torch.tensor(values).view(shape))
+    assert_identical(
+        roundtrip(Quantize(bits, group=group, allocate="scale", grid="midrise"), x), torch.tensor(values).view(shape)
+    )
 
 
 def test_groups_are_coded_alike_whatever_part_they_lie_in(monkeypatch):
-    x, codec = uneven(100, 64), 'q(3, group=16, allocate="scale")'
+    x, codec = uneven(100, 64), 'q(3, group=16, allocate="scale", grid="midrise")'
     payload, decoded = encode(codec, x), roundtrip(codec, x)
     monkeypatch.setattr("thinwire.compress.codecs.allocation._PART", 100)
     assert_identical(encode(codec, x), payload)
@@ -111,7 +115,7 @@ def test_groups_are_coded_alike_whatever_part_they_lie_in(monkeypatch):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_spoils_its_group_and_no_other(value):
-    x, codec = uneven(4, 32), parse('q(4, group=8, allocate="scale")')
+    x, codec = uneven(4, 32), parse('q(4, group=8, allocate="scale", grid="midrise")')
     x[1, 9] = value
     y = roundtrip(codec, x)
     spoiled = torch.zeros(4, 32, dtype=torch.bool)
@@ -121,11 +125,11 @@ def test_what_is_not_finite_spoils_its_group_and_no_other(value):
 
 
 def test_zeros_come_back_as_zeros():
-    assert_identical(roundtrip('q(4, group=8, allocate="scale")', torch.zeros(3, 7)), torch.zeros(3, 7))
+    assert_identical(roundtrip('q(4, group=8, allocate="scale", grid="midrise")', torch.zeros(3, 7)), torch.zeros(3, 7))
 
 
 def test_strides_do_not_matter():
-    x, codec = gaussian(6, 4, 5, 3), 'q(4, group=8, allocate="scale")'
+    x, codec = gaussian(6, 4, 5, 3), 'q(4, group=8, allocate="scale", grid="midrise")'
     for view in (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3)):
         assert_identical(encode(codec, view), encode(codec, view.contiguous()))
 
@@ -133,7 +137,7 @@ def test_strides_do_not_matter():
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ('q(4, group=8, allocate="all")', 'q\'s allocate must be one of "scale", got "all"'),
+        ('q(4, group=8, allocate="all", grid="midrise")', 'q\'s allocate must be one of "scale", got "all"'),
         (
             'q(4, allocate="scale")',
             'q\'s allocate needs a group of a multiple of 8 elements, and 2 to 7 bits, got q(4, allocate="scale")',

@@ -19,11 +19,11 @@ MORE = (
     "topk(0.7)",
     'topk(0.1, values="q(4)")',
     "randk(0.1)",
-    'q(4, rotate="hadamard")',
+    'q(4, rotate="hadamard", grid="midrise")',
     "q(4, scale_bits=8)",
-    "q(4, outliers=0.01)",
-    "q(2) + q(1)",
-    "q(3) + topk(0.1)",
+    'q(4, outliers=0.01, grid="midrise")',
+    'q(2, grid="midrise") + q(1)',
+    'q(3, grid="midrise") + topk(0.1)',
 )
 
 

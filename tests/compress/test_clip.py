@@ -35,7 +35,7 @@ def best_of(x, bits, count=48):
 @pytest.mark.parametrize(("tensor", "short"), [("gaussian", 0.1), ("relu", 0.2), ("laplace", 0.5), ("spikes", 0.25)])
 def test_the_scale_is_nearly_the_best_of_many(tensor, short, bits):
     x = tensors()[tensor]
-    reached, best = snr_db(x, roundtrip(Quantize(bits, clip="mse"), x)), best_of(x, bits)
+    reached, best = snr_db(x, roundtrip(Quantize(bits, clip="mse", grid="midrise"), x)), best_of(x, bits)
     assert best - short - (0.15 if bits == 5 else 0) < reached < best + 0.1, (reached, best)
 
 
@@ -44,13 +44,13 @@ def test_the_scale_is_nearly_the_best_of_many(tensor, short, bits):
 )
 def test_what_gaussian_rows_gain(bits, plain, clipped):
     x = gaussian(512, 1024)
-    assert snr_db(x, roundtrip(Quantize(bits), x)) == pytest.approx(plain, abs=0.1)
-    assert snr_db(x, roundtrip(Quantize(bits, clip="mse"), x)) == pytest.approx(clipped, abs=0.1)
+    assert snr_db(x, roundtrip(Quantize(bits, grid="midrise"), x)) == pytest.approx(plain, abs=0.1)
+    assert snr_db(x, roundtrip(Quantize(bits, clip="mse", grid="midrise"), x)) == pytest.approx(clipped, abs=0.1)
 
 
 def test_a_number_is_the_share_of_the_largest_magnitude():
     x = torch.tensor([[4.0, -1.0, 0.5, -0.25]])
-    codec = parse("q(2, clip=0.5)")
+    codec = parse('q(2, clip=0.5, grid="midrise")')
     assert_identical(roundtrip(codec, x), torch.tensor([[1.5, -0.5, 0.5, -0.5]]))
     assert_identical(codec.error_bound(x) >= torch.tensor([[2.5, 0.5, 0.5, 0.5]]), torch.ones(1, 4, dtype=torch.bool))
 
@@ -75,13 +75,18 @@ def test_at_one_bit_the_scale_is_exact():
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_any_magnitude(magnitude, bits):
     x = gaussian(16, 512)
-    assert snr_db(x * magnitude, roundtrip(Quantize(bits, clip="mse"), x * magnitude)) > (4, 9, 0, 19)[bits - 1]
+    assert (
+        snr_db(x * magnitude, roundtrip(Quantize(bits, clip="mse", grid="midrise"), x * magnitude))
+        > (4, 9, 0, 19)[bits - 1]
+    )
 
 
 @pytest.mark.parametrize("per", ["row", "channel", "tensor"])
 def test_blocks_of_every_form(per):
     x = gaussian(64, 16, 300)
-    gain = snr_db(x, roundtrip(Quantize(2, per=per, clip="mse"), x)) - snr_db(x, roundtrip(Quantize(2, per=per), x))
+    gain = snr_db(x, roundtrip(Quantize(2, per=per, clip="mse", grid="midrise"), x)) - snr_db(
+        x, roundtrip(Quantize(2, per=per, grid="midrise"), x)
+    )
     assert gain > 0.3, gain
 
 
@@ -95,10 +100,10 @@ def test_a_scale_is_never_above_the_largest_magnitude_and_zero_only_for_zeros():
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ("q(4, clip=1.5)", 'q\'s clip must be "mse" or a share above 0 and below 1, got 1.5'),
-        ("q(4, clip=1)", 'q\'s clip must be "mse" or a share above 0 and below 1, got 1'),
-        ('q(4, clip="best")', "q's clip must be \"mse\" or a share above 0 and below 1, got 'best'"),
-        ('q(6, clip="mse")', 'q\'s clip="mse" is for 1 to 5 bits, as more gain nothing by it, got 6'),
+        ('q(4, clip=1.5, grid="midrise")', 'q\'s clip must be "mse" or a share above 0 and below 1, got 1.5'),
+        ('q(4, clip=1, grid="midrise")', 'q\'s clip must be "mse" or a share above 0 and below 1, got 1'),
+        ('q(4, clip="best", grid="midrise")', "q's clip must be \"mse\" or a share above 0 and below 1, got 'best'"),
+        ('q(6, clip="mse", grid="midrise")', 'q\'s clip="mse" is for 1 to 5 bits, as more gain nothing by it, got 6'),
         (
             'q(4, scale="minmax", clip="mse")',
             'q\'s grid and clip are for scale="absmax" and round="nearest", got scale="minmax" and round="nearest"',

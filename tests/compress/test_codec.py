@@ -27,15 +27,15 @@ from thinwire.compress.expression import CODECS
 
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
 PARTS = (
-    'q(3, group=32, allocate="scale")',
-    'q(4, group=32, rotate="hadamard")',
-    "q(4, outliers=0.05)",
+    'q(3, group=32, allocate="scale", grid="midrise")',
+    'q(4, group=32, rotate="hadamard", grid="midrise")',
+    'q(4, outliers=0.05, grid="midrise")',
     'q(4, group=16, scale_bits=8, code="entropy")',
     'topk(0.1, values="q(4)")',
     'randk(0.3, values="means(2)")',
     "lowrank(2)",
     'lowrank(2, values="q(8)", per="sample")',
-    "q(2) + topk(0.1) + q(2)",
+    'q(2, grid="midrise") + topk(0.1) + q(2, grid="midrise")',
 )
 """Codecs with parts that no codec of EXPRESSIONS has."""
 TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank", "autoencoder"}

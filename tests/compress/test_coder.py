@@ -42,7 +42,7 @@ def carry(sender, receiver, x, which):
 
 
 def test_a_plan_says_which_rows_go_in_full_and_how_many_bytes_that_makes():
-    sender = coder(Encoder, "aqsgd(q(2))")
+    sender = coder(Encoder, 'aqsgd(q(2, grid="midrise"))')
     coded, row = math.ceil(2 * WIDTH / 8) + 2, 4 * WIDTH
     first = sender.plan(microbatch(ids=[0, 1, 2, 3]))
     assert (first.rows.full.tolist(), first.full_bytes, first.nbytes) == ([True] * 4, 4 * row, 4 * row)
@@ -57,10 +57,11 @@ def test_a_plan_says_which_rows_go_in_full_and_how_many_bytes_that_makes():
 
 
 @pytest.mark.parametrize(
-    ("first", "row_bytes", "close"), [("none", 4 * WIDTH, 0.0), ("bf16", 2 * WIDTH, 2**-8), ("q(8)", 2 + WIDTH, 2**-7)]
+    ("first", "row_bytes", "close"),
+    [("none", 4 * WIDTH, 0.0), ("bf16", 2 * WIDTH, 2**-8), ("q(8)", 2 + WIDTH, 2**-7)],
 )
 def test_first_visits_go_through_their_own_codec_and_fill_both_buffers_alike(first, row_bytes, close):
-    expression, x = f'aqsgd(q(4), first="{first}")', random()
+    expression, x = f'aqsgd(q(4, grid="midrise"), first="{first}")', random()
     sender, receiver = coder(Encoder, expression), coder(Decoder, expression)
     assert sender.plan(microbatch(ids=[0, 1, 2, 3])).nbytes == ROWS * row_bytes
     arrived = carry(sender, receiver, x, microbatch(ids=[0, 1, 2, 3]))
@@ -77,7 +78,7 @@ def test_first_visits_go_through_their_own_codec_and_fill_both_buffers_alike(fir
 
 
 def test_warm_up_and_evaluation_without_compression_stay_in_full_whatever_first_visits_do():
-    sender, receiver = (coder(kind, 'aqsgd(q(4), first="q(8)")') for kind in (Encoder, Decoder))
+    sender, receiver = (coder(kind, 'aqsgd(q(4, grid="midrise"), first="q(8)")') for kind in (Encoder, Decoder))
     for kind in ("warmup", "eval-off"):
         assert torch.equal(carry(sender, receiver, random(), microbatch(kind, ids=[0, 1, 2, 3])), random())
     assert sender.capacity == 4 * ROWS * WIDTH
@@ -85,7 +86,7 @@ def test_warm_up_and_evaluation_without_compression_stay_in_full_whatever_first_
 
 
 def test_planning_changes_nothing_and_a_plan_that_was_made_stays_as_it_is():
-    sender = coder(Encoder, "aqsgd(q(2))")
+    sender = coder(Encoder, 'aqsgd(q(2, grid="midrise"))')
     which = microbatch(ids=[0, 1, 2, 3])
     once, again = sender.plan(which), sender.plan(which)
     assert once.nbytes == again.nbytes == ROWS * WIDTH * 4
@@ -96,11 +97,11 @@ def test_planning_changes_nothing_and_a_plan_that_was_made_stays_as_it_is():
 
 
 def test_a_row_of_one_element_goes_in_full_with_any_stride():
-    sender, receiver = (coder(kind, "q(4)", shape=(1,)) for kind in (Encoder, Decoder))
+    sender, receiver = (coder(kind, 'q(4, grid="midrise")', shape=(1,)) for kind in (Encoder, Decoder))
     assert carry(sender, receiver, torch.arange(3.0, 5.0)[::2], Microbatch("warmup", range(1))).tolist() == [3.0]
 
 
-@pytest.mark.parametrize("expression", ["ef(topk(0.25))", "ef21(q(4))", "aqsgd(q(4))"])
+@pytest.mark.parametrize("expression", ["ef(topk(0.25))", 'ef21(q(4, grid="midrise"))', 'aqsgd(q(4, grid="midrise"))'])
 def test_buffers_change_when_a_message_is_settled_and_no_sooner(expression):
     sender, ids = coder(Encoder, expression), [0, 1, 2, 3]
     carry(sender, coder(Decoder, expression), random(), microbatch(ids=ids))
@@ -119,14 +120,14 @@ def test_buffers_change_when_a_message_is_settled_and_no_sooner(expression):
 @pytest.mark.parametrize(
     ("kind", "expression", "passes", "made"),
     [
-        (Encoder, "q(4)", ["train", "warmup", "eval-on", "eval-off"], []),
-        (Encoder, "ef(q(4))", ["warmup", "eval-on", "eval-off"], []),
-        (Encoder, "ef(q(4))", ["train"], ["train"]),
-        (Decoder, "ef(q(4))", ["train", "warmup", "eval-on", "eval-off"], []),
-        (Decoder, "ef21(q(4))", ["eval-off"], []),
-        (Decoder, "ef21(q(4))", ["warmup", "train", "eval-on"], ["train"]),
-        (Encoder, "aqsgd(q(4))", ["eval-on", "train"], ["eval", "train"]),
-        (Encoder, "aqsgd(q(4), eval_history=False)", ["eval-on"], []),
+        (Encoder, 'q(4, grid="midrise")', ["train", "warmup", "eval-on", "eval-off"], []),
+        (Encoder, 'ef(q(4, grid="midrise"))', ["warmup", "eval-on", "eval-off"], []),
+        (Encoder, 'ef(q(4, grid="midrise"))', ["train"], ["train"]),
+        (Decoder, 'ef(q(4, grid="midrise"))', ["train", "warmup", "eval-on", "eval-off"], []),
+        (Decoder, 'ef21(q(4, grid="midrise"))', ["eval-off"], []),
+        (Decoder, 'ef21(q(4, grid="midrise"))', ["warmup", "train", "eval-on"], ["train"]),
+        (Encoder, 'aqsgd(q(4, grid="midrise"))', ["eval-on", "train"], ["eval", "train"]),
+        (Encoder, 'aqsgd(q(4, grid="midrise"), eval_history=False)', ["eval-on"], []),
     ],
 )
 def test_a_store_is_made_by_the_first_pass_that_uses_it(kind, expression, passes, made):
@@ -138,7 +139,9 @@ def test_a_store_is_made_by_the_first_pass_that_uses_it(kind, expression, passes
     assert set(made) <= set(end.buffers.layouts)
 
 
-@pytest.mark.parametrize("expression", ["q(4)", "ef21(q(4))", "topk(0.25)", "lowrank(2)"])
+@pytest.mark.parametrize(
+    "expression", ['q(4, grid="midrise")', 'ef21(q(4, grid="midrise"))', "topk(0.25)", "lowrank(2)"]
+)
 @pytest.mark.parametrize("kind", ["warmup", "eval-off"])
 def test_what_goes_in_full_arrives_exactly_and_is_planned_so_at_both_ends(expression, kind):
     sender, receiver = coder(Encoder, expression), coder(Decoder, expression)
@@ -148,7 +151,7 @@ def test_what_goes_in_full_arrives_exactly_and_is_planned_so_at_both_ends(expres
 
 
 def test_no_payload_is_longer_than_the_capacity():
-    sender = coder(Encoder, "aqsgd(q(8))")
+    sender = coder(Encoder, 'aqsgd(q(8, grid="midrise"))')
     sizes = {sender.plan(microbatch("eval-off")).nbytes, sender.plan(microbatch(ids=[0, 1, 2, 3])).nbytes}
     assert max(sizes) == sender.capacity == ROWS * WIDTH * 4
 
@@ -184,13 +187,13 @@ def test_lowrank_starts_from_the_last_training_message_of_the_same_place():
 
 def test_what_is_missing_is_told_with_what_to_say():
     with pytest.raises(CodecError, match=r"give the stages sample ids, with stage\.begin\(Pass\(sample_ids"):
-        coder(Encoder, "aqsgd(q(4))").plan(microbatch())
+        coder(Encoder, 'aqsgd(q(4, grid="midrise"))').plan(microbatch())
     with pytest.raises(CodecError, match=r"needs a slot for each sample, got none: .* Wire\(slots=SlotCounts"):
-        coder(Encoder, "aqsgd(q(4))", samples=0).plan(microbatch(ids=[0, 1, 2, 3]))
+        coder(Encoder, 'aqsgd(q(4, grid="midrise"))', samples=0).plan(microbatch(ids=[0, 1, 2, 3]))
     with pytest.raises(CodecError, match="reuse needs topk or randk"):
-        coder(Encoder, "reuse", activation=coder(Encoder, "q(4)"))
+        coder(Encoder, "reuse", activation=coder(Encoder, 'q(4, grid="midrise")'))
 
 
 def test_evaluation_with_nothing_compressed_needs_no_sample_ids():
-    sender, receiver = coder(Encoder, "aqsgd(q(4))"), coder(Decoder, "aqsgd(q(4))")
+    sender, receiver = coder(Encoder, 'aqsgd(q(4, grid="midrise"))'), coder(Decoder, 'aqsgd(q(4, grid="midrise"))')
     assert torch.equal(carry(sender, receiver, random(), microbatch("eval-off")), random())

@@ -30,13 +30,13 @@ def test_one_bit_with_minmax_is_not_contractive():
         ("none", 0.0, 0.0),
         ("fp16", 1e-5, 2**-11),
         ("fp8", 0.02, 0.03),
-        ("q(8)", 0.007, 0.009),
-        ("q(4)", 0.12, 0.13),
-        ("q(2)", 0.49, 0.52),
+        ('q(8, grid="midrise")', 0.007, 0.009),
+        ('q(4, grid="midrise")', 0.12, 0.13),
+        ('q(2, grid="midrise")', 0.49, 0.52),
         ("dither(8)", 0.2, math.sqrt(1 / 8)),
         ("lowrank(8)", 0.9, 0.95),
-        ('q(4, rotate="hadamard")', 0.12, 0.13),
-        ("q(4, outliers=0.01)", 0.08, 0.1),
+        ('q(4, rotate="hadamard", grid="midrise")', 0.12, 0.13),
+        ('q(4, outliers=0.01, grid="midrise")', 0.08, 0.1),
         ("randk(0.25, scaled=False)", 0.85, 0.88),
         ("randk(0.25)", 1.7, 1.77),
     ],
@@ -54,23 +54,23 @@ def test_zeros_and_nothing_lose_nothing():
 
 
 def test_what_is_not_finite_has_no_contraction():
-    assert math.isnan(contraction(parse("q(4)"), torch.tensor([1.0, torch.nan])))
+    assert math.isnan(contraction(parse('q(4, grid="midrise")'), torch.tensor([1.0, torch.nan])))
 
 
 def test_the_tensor_is_left_as_it_is():
     x = gaussian(4, 6).t().requires_grad_()
     before = x.detach().clone()
-    assert isinstance(contraction(parse("q(4)"), x), float)
+    assert isinstance(contraction(parse('q(4, grid="midrise")'), x), float)
     assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize(
     ("expression", "least", "most"),
     [
-        ('q(8, per="channel")', 0.95, 0.98),
+        ('q(8, per="channel", grid="midrise")', 0.95, 0.98),
         ('q(8, per="channel", round="stochastic")', 0.95, 0.98),
         ('q(8, per="channel", grid="midtread")', 0.0, 0.01),
-        ("q(8)", 0.0, 0.01),
+        ('q(8, grid="midrise")', 0.0, 0.01),
         ("topk(0.1)", 0.0, 0.0),
         ("fp8", 0.0, 0.0),
         ("none", 0.0, 0.0),

@@ -24,14 +24,18 @@ SPARSE = (
 )
 OTHERS = (
     "q(4, scale_bits=8)",
-    "q(4, outliers=0.01)",
-    'q(4, rotate="hadamard")',
-    "q(2) + q(1)",
-    "q(3) + topk(0.1)",
+    'q(4, outliers=0.01, grid="midrise")',
+    'q(4, rotate="hadamard", grid="midrise")',
+    'q(2, grid="midrise") + q(1)',
+    'q(3, grid="midrise") + topk(0.1)',
     "lowrank(2)",
     'lowrank(2, values="q(8)")',
 )
-WAITING = ('topk(0.1, code="entropy")', 'q(4, code="entropy")', 'q(3, group=8, allocate="scale")')
+WAITING = (
+    'topk(0.1, code="entropy")',
+    'q(4, code="entropy", grid="midrise")',
+    'q(3, group=8, allocate="scale", grid="midrise")',
+)
 """Codecs that need the host: it codes their symbols, or decides the width of each group."""
 
 
@@ -63,11 +67,20 @@ def test_the_codecs_that_wait_for_the_card_are_known(expression):
         send(made, torch.empty(SHAPE, device=CARD), CARD)
 
 
-@pytest.mark.parametrize("expression", ["q(4)", "ef(topk(0.1))", "efmixed(topk(0.1))", "ef21(q(4))", "aqsgd(q(4))"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'q(4, grid="midrise")',
+        "ef(topk(0.1))",
+        "efmixed(topk(0.1))",
+        'ef21(q(4, grid="midrise"))',
+        'aqsgd(q(4, grid="midrise"))',
+    ],
+)
 @pytest.mark.parametrize("kind", ["train", "warmup", "eval-on", "eval-off"])
 @pytest.mark.parametrize("seen", [0, 2, 4])
 def test_both_ends_of_a_channel_on_a_card_wait_for_nothing(expression, kind, seen):
-    method = parse(expression if expression == "q(4)" else f'{expression[:-1]}, store="device")')
+    method = parse(expression if expression == 'q(4, grid="midrise")' else f'{expression[:-1]}, store="device")')
     counts = SlotCounts(positions=4, samples=8, evaluation_samples=8)
     ends = [
         make(

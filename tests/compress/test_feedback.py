@@ -105,7 +105,7 @@ def test_the_model_computes_with_the_unrounded_sum_and_the_next_difference_is_to
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_sum_beyond_fp16_is_cut_as_codecs_cut(mixed):
-    pair = Pair("aqsgd(q(2))", dtype=torch.float16)
+    pair = Pair('aqsgd(q(2, grid="midrise"))', dtype=torch.float16)
     ids = [0, 1, 2, 3]
     pair.carry(torch.full((ROWS, WIDTH), 6e4), ids)
     x = random(0).sign() * 3e4 + 3e4  # from 0 to 6e4: two bits overshoot

@@ -90,7 +90,10 @@ def _unlike_its_steps(feedback, x, error):
 
 @needs_numba
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", ["q(4) + q(2)", 'q(2, scale="minmax") + q(3, clip=0.9) + bf16'])
+@pytest.mark.parametrize(
+    "expression",
+    ['q(4, grid="midrise") + q(2, grid="midrise")', 'q(2, scale="minmax") + q(3, clip=0.9, grid="midrise") + bf16'],
+)
 def test_what_a_codec_of_a_sum_loses_is_that_of_the_eager_code(monkeypatch, expression):
     codec = parse(expression)
     for name in ("rows", "images", *SPECIAL):
@@ -128,7 +131,7 @@ def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
     for at_once, least in ((True, 1 << 18), (False, 1 << 20)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cpu, "LEAST_ELEMENTS", least)
-            method, counts = parse("ef(q(4), decay=0.9)"), SlotCounts(positions=1)
+            method, counts = parse('ef(q(4, grid="midrise"), decay=0.9)'), SlotCounts(positions=1)
             coder = Encoder(method, x, counts=counts, make_store=lambda layout, _: MemoryStore(layout))
             payloads = torch.zeros(3, coder.capacity, dtype=torch.uint8)
             for payload in payloads:
@@ -196,7 +199,15 @@ def is_covered(expression, shape=(4, 6), dtype=torch.float32):
     return covers(codec._grid, codec._blocks(shape), dtype)
 
 
-@pytest.mark.parametrize("expression", ["q(2, group=4)", "q(4)", "q(8)", 'q(2, scale="minmax", per="tensor")'])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'q(2, group=4, grid="midrise")',
+        'q(4, grid="midrise")',
+        'q(8, grid="midrise")',
+        'q(2, scale="minmax", per="tensor")',
+    ],
+)
 def test_the_usual_grids_have_kernels(expression):
     assert is_covered(expression)
 
@@ -204,12 +215,12 @@ def test_the_usual_grids_have_kernels(expression):
 @pytest.mark.parametrize(
     "expression",
     [
-        "q(3)",
-        "q(2)",  # rows of 6 codes of 2 bits end inside a byte
+        'q(3, grid="midrise")',
+        'q(2, grid="midrise")',  # rows of 6 codes of 2 bits end inside a byte
         "fp8",
-        "q(4, clip=0.5)",
+        'q(4, clip=0.5, grid="midrise")',
         "q(4, scale_bits=8)",
-        'q(4, per="channel")',
+        'q(4, per="channel", grid="midrise")',
         'q(4, grid="midtread")',
         'q(4, round="stochastic")',
         'q(4, scale="minmax", scale_bits=32)',
@@ -221,12 +232,12 @@ def test_what_has_no_kernel_is_known(expression):
 
 def test_an_empty_tensor_has_no_kernel():
     """The number of tiles was divided by their size, which is 0."""
-    assert not is_covered("q(4)", shape=(0,))
+    assert not is_covered('q(4, grid="midrise")', shape=(0,))
 
 
 def test_float64_and_tensors_beyond_32_bits_have_no_kernel():
-    assert not is_covered("q(4)", dtype=torch.float64)
-    assert not is_covered("q(4)", shape=(1 << 20, 1 << 10))
+    assert not is_covered('q(4, grid="midrise")', dtype=torch.float64)
+    assert not is_covered('q(4, grid="midrise")', shape=(1 << 20, 1 << 10))
 
 
 def test_the_cpu_never_asks_for_triton():

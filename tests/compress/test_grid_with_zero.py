@@ -31,7 +31,7 @@ def test_the_grid_is_the_published_one_where_the_largest_is_negative():
 def test_what_rows_after_a_relu_gain(bits, midrise, midtread, clipped):
     x = gaussian(512, 1024).relu()
     for codec, expected in (
-        (Quantize(bits), midrise),
+        (Quantize(bits, grid="midrise"), midrise),
         (Quantize(bits, grid="midtread"), midtread),
         (Quantize(bits, grid="midtread", clip="mse"), clipped),
     ):

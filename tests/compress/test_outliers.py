@@ -42,10 +42,10 @@ def test_contract(codec, shape, dtype, offset):
 @pytest.mark.parametrize(("n", "k"), [(100, 10), (768, 77), (15, 2), (3, 1)])
 def test_outliers_are_sent_in_bf16_and_the_rest_as_if_they_were_not_there(scale, n, k):
     x = 2 + gaussian(7, n)
-    y, mask = roundtrip(Quantize(4, scale=scale, outliers=0.1), x), split(x, k)
+    y, mask = roundtrip(Quantize(4, scale=scale, outliers=0.1, grid="midrise"), x), split(x, k)
     assert_identical(y[mask], x[mask].bfloat16().float())
     for row, decoded, apart in zip(x, y, mask, strict=True):
-        assert_identical(decoded[~apart], roundtrip(Quantize(4, scale=scale), row[~apart]))
+        assert_identical(decoded[~apart], roundtrip(Quantize(4, scale=scale, grid="midrise"), row[~apart]))
 
 
 @pytest.mark.parametrize("options", ['per="channel"', "group=4", 'per="tensor"', 'per="sample"'])
@@ -62,7 +62,7 @@ def test_an_outlier_widens_no_block_of_any_kind(options):
 def test_a_block_of_nothing_but_outliers():
     x = torch.tensor([[100.0, 1.0, 2.0, 3.0], [-200.0, 1.0, 2.0, 3.0]])
     for scale in ("absmax", "minmax"):
-        y = roundtrip(Quantize(8, scale=scale, per="channel", outliers=0.25), x)
+        y = roundtrip(Quantize(8, scale=scale, per="channel", outliers=0.25, grid="midrise"), x)
         assert_identical(y[:, 0], x[:, 0])
         torch.testing.assert_close(y, x, rtol=0, atol=0.02)
 
@@ -71,18 +71,22 @@ def test_a_block_of_nothing_but_outliers():
 def test_rows_with_outliers_gain(bits):
     x = gaussian(256, 1024)
     x[torch.rand(256, 1024, generator=torch.Generator().manual_seed(1)) < 0.005] *= 20
-    plain = snr_db(x, roundtrip(Quantize(bits), x))
-    gain = snr_db(x, roundtrip(Quantize(bits, outliers=0.01), x)) - plain
-    both = snr_db(x, roundtrip(Quantize(bits, outliers=0.01, rotate="hadamard"), x)) - plain
+    plain = snr_db(x, roundtrip(Quantize(bits, grid="midrise"), x))
+    gain = snr_db(x, roundtrip(Quantize(bits, outliers=0.01, grid="midrise"), x)) - plain
+    both = snr_db(x, roundtrip(Quantize(bits, outliers=0.01, rotate="hadamard", grid="midrise"), x)) - plain
     assert gain > 15 and both > 15, (gain, both)
-    assert (Quantize(bits, outliers=0.01).nbytes(x.shape, x.dtype)) * 8 / x.numel() < bits + 0.26
+    assert (Quantize(bits, outliers=0.01, grid="midrise").nbytes(x.shape, x.dtype)) * 8 / x.numel() < bits + 0.26
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 20), (12, 100)])
 def test_a_payload_is_outliers_their_indices_and_the_rest(shape):
     for fraction, k in ((0.01, 1), (0.024, 2), (0.025, 2), (0.5, 50)):
         apart = 2 * 12 * k + indices_size(12, 100, k)
-        for plain in (Quantize(3), Quantize(3, scale="minmax", per="tensor"), Quantize(8, rotate="hadamard")):
+        for plain in (
+            Quantize(3, grid="midrise"),
+            Quantize(3, scale="minmax", per="tensor"),
+            Quantize(8, rotate="hadamard", grid="midrise"),
+        ):
             codec = parse(f"{str(plain)[:-1]}, outliers={fraction})")
             assert codec.nbytes(shape, torch.bfloat16) == apart + plain.nbytes(shape, torch.bfloat16)
 
@@ -91,13 +95,13 @@ def test_a_payload_is_outliers_their_indices_and_the_rest(shape):
 def test_any_magnitude(magnitude):
     """fp16 would send the first two as 0 and the others as 65504."""
     x = gaussian(16, 500, scale=magnitude)
-    assert 20 < snr_db(x, roundtrip("q(4, outliers=0.01)", x)) < 22
+    assert 20 < snr_db(x, roundtrip('q(4, outliers=0.01, grid="midrise")', x)) < 22
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_bound_is_reached(bits):
     x = gaussian(64, 512)
-    codec = Quantize(bits, outliers=0.02)
+    codec = Quantize(bits, outliers=0.02, grid="midrise")
     error, bound, mask = (roundtrip(codec, x) - x).abs(), codec.error_bound(x), split(x, 10)
     for part, least in ((mask, 0.8), (~mask, 0.9)):
         assert least < (error / bound)[part].max() <= 1
@@ -106,33 +110,35 @@ def test_the_bound_is_reached(bits):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_as_many_as_are_outliers_may_be_infinite_or_nan_and_spoil_nothing(value):
     x = gaussian(4, 100)
-    clean = roundtrip("q(4, outliers=0.02)", x)
+    clean = roundtrip('q(4, outliers=0.02, grid="midrise")', x)
     x[1, 7] = x[1, 50] = value
-    y = roundtrip("q(4, outliers=0.02)", x)
+    y = roundtrip('q(4, outliers=0.02, grid="midrise")', x)
     assert_identical(y.isfinite(), x.isfinite())
     assert_identical(y[1, 7], x[1, 7])
     others = torch.tensor([0, 2, 3])
     assert_identical(y[others], clean[others])
     finite = x[1].isfinite()
-    assert_identical(y[1][finite], roundtrip("q(4)", x[1][finite]))
+    assert_identical(y[1][finite], roundtrip('q(4, grid="midrise")', x[1][finite]))
     x[1, 51] = value
-    assert_identical(roundtrip("q(4, outliers=0.02)", x).isfinite().all(1), torch.tensor([True, False, True, True]))
+    assert_identical(
+        roundtrip('q(4, outliers=0.02, grid="midrise")', x).isfinite().all(1), torch.tensor([True, False, True, True])
+    )
 
 
 def test_zeros_come_back_as_zeros():
-    for expression in ("q(4, outliers=0.01)", 'q(4, rotate="hadamard", outliers=0.1)'):
+    for expression in ('q(4, outliers=0.01, grid="midrise")', 'q(4, rotate="hadamard", outliers=0.1, grid="midrise")'):
         assert_identical(roundtrip(expression, torch.zeros(3, 7)), torch.zeros(3, 7))
 
 
 @pytest.mark.parametrize("value", ["0.0", "0", "0.51", "1", "-0.1", "True", "'1%'"])
 def test_every_other_share_has_its_sentence(value):
     with pytest.raises(CodecError) as error:
-        parse(f"q(4, outliers={value})")
+        parse(f'q(4, outliers={value}, grid="midrise")')
     assert str(error.value) == f"q's outliers must be a share above 0 and at most 0.5, got {value}"
 
 
 def test_strides_do_not_matter():
     x = gaussian(6, 4, 5, 3)
     for view in (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3)):
-        codec = parse("q(4, outliers=0.1)")
+        codec = parse('q(4, outliers=0.1, grid="midrise")')
         assert_identical(encode(codec, view), encode(codec, view.contiguous()))

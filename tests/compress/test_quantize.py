@@ -57,18 +57,18 @@ def test_absmax_is_the_mid_points_of_equal_intervals(bits):
     """2206.01299: x/s in [-1, 1] cut into 2**b equal intervals, one s a channel; here s is bf16 and rounded up."""
     x = gaussian(4, 33, 48)
     largest = x.abs().amax((0, 1))
-    scale = encode(Quantize(bits, per="channel"), x)[: 2 * 48].view(torch.bfloat16).float()
+    scale = encode(Quantize(bits, per="channel", grid="midrise"), x)[: 2 * 48].view(torch.bfloat16).float()
     assert (scale >= largest).all() and (scale <= largest * (1 + 2**-7)).all()
     interval = torch.floor(x.double() / scale * 2 ** (bits - 1)).clamp(max=2 ** (bits - 1) - 1)
     mid_point = (interval + 0.5) / 2 ** (bits - 1) * scale
-    assert_identical(roundtrip(Quantize(bits, per="channel"), x), mid_point.float())
+    assert_identical(roundtrip(Quantize(bits, per="channel", grid="midrise"), x), mid_point.float())
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_on_gaussian_values_absmax_is_better_than_the_code_published_with_it(bits):
     """AC-SGD's code rounds to multiples of s/2**(b-1). None of them is +s, so it clips the largest values."""
     x = gaussian(4, 64, 48)
-    theirs, ours = published_absmax(x, bits), roundtrip(Quantize(bits, per="channel"), x)
+    theirs, ours = published_absmax(x, bits), roundtrip(Quantize(bits, per="channel", grid="midrise"), x)
     assert (ours - x).abs().max() < 0.6 * (theirs - x).abs().max()
     assert snr_db(x, theirs) < snr_db(x, ours) < snr_db(x, theirs) + 6, (snr_db(x, theirs), snr_db(x, ours))
 
@@ -87,7 +87,7 @@ def test_where_most_values_are_small_the_published_grid_is_better(bits, tensor, 
     """It holds zero, and mid-rise does not. The table in docs/reference/codecs.md has the figures."""
     x = gaussian(4, 1024, 48)
     x = x.relu() if tensor == "relu" else torch.where(gaussian(*x.shape, seed=1).abs() > 2.576, 100 * x, x)
-    gain = snr_db(x, published_absmax(x, bits)) - snr_db(x, roundtrip(Quantize(bits, per="channel"), x))
+    gain = snr_db(x, published_absmax(x, bits)) - snr_db(x, roundtrip(Quantize(bits, per="channel", grid="midrise"), x))
     assert floor < gain < ceiling, f"{gain:.2f} dB"
 
 
@@ -95,11 +95,11 @@ def test_where_most_values_are_small_the_published_grid_is_better(bits, tensor, 
     ("expression", "floor", "ceiling"),
     [
         ("q(1)", -1.4, -0.6),
-        ("q(2)", 5.8, 6.2),
-        ("q(3)", 11.8, 12.2),
-        ("q(4)", 17.8, 18.2),
-        ("q(8)", 41.8, 42.2),
-        ("q(4, group=64)", 20.1, 20.5),
+        ('q(2, grid="midrise")', 5.8, 6.2),
+        ('q(3, grid="midrise")', 11.8, 12.2),
+        ('q(4, grid="midrise")', 17.8, 18.2),
+        ('q(8, grid="midrise")', 41.8, 42.2),
+        ('q(4, group=64, grid="midrise")', 20.1, 20.5),
         ('q(2, scale="minmax")', 3.8, 4.3),
         ('q(4, scale="minmax")', 17.9, 18.4),
         ('q(2, scale="minmax", per="tensor")', -0.5, 0.5),
@@ -121,7 +121,9 @@ def test_stochastic_rounding_is_unbiased_and_nearest_is_not(scale, bits):
     step = Quantize(bits, scale=scale, round="stochastic").error_bound(values)
     deviation = (mean - values).abs() / (step / 2 / math.sqrt(repeats))  # in standard errors, at most
     assert deviation.max() < 4.5, f"{deviation.max():.1f} standard errors"
-    nearest = (roundtrip(Quantize(bits, scale=scale), values) - values).abs() / (step / 2 / math.sqrt(repeats))
+    nearest = (roundtrip(Quantize(bits, scale=scale, grid="midrise"), values) - values).abs() / (
+        step / 2 / math.sqrt(repeats)
+    )
     assert nearest.max() > 50, f"{nearest.max():.1f} standard errors"
 
 
@@ -164,7 +166,7 @@ def test_codes_fit_their_width_whatever_the_values_and_the_noise(grid, bits):
 
 
 @pytest.mark.parametrize("magnitude", [1e-34, 1e-10, 1e6, 1e30, 1e38])
-@pytest.mark.parametrize("expression", ["q(4)", 'q(4, scale="minmax")'])
+@pytest.mark.parametrize("expression", ['q(4, grid="midrise")', 'q(4, scale="minmax")'])
 def test_any_magnitude_that_float32_holds(magnitude, expression):
     x = gaussian(16, 64, scale=magnitude / 4)
     assert 14 < snr_db(x, roundtrip(expression, x)) < 26
@@ -172,7 +174,7 @@ def test_any_magnitude_that_float32_holds(magnitude, expression):
 
 def test_a_row_below_the_smallest_scale_is_sent_as_zeros():
     x = torch.tensor([[2.0**-119, -(2.0**-126)], [2.0**-118, -(2.0**-118)]])
-    codec = parse("q(2)")
+    codec = parse('q(2, grid="midrise")')
     assert hexed(encode(codec, x)) == "000080043a"  # codes 2, 2 for nothing and 3, 0
     assert_identical(roundtrip(codec, x), torch.tensor([[0.0, 0.0], [0.75 * 2.0**-118, -0.75 * 2.0**-118]]))
     assert ((roundtrip(codec, x) - x).abs() <= codec.error_bound(x)).all()
@@ -244,7 +246,8 @@ def test_blocks_of_groups(shape, group, view):
 
 
 @pytest.mark.parametrize(
-    "expression", ["q(4, group=7)", 'q(4, scale="minmax", group=7)', 'q(4, group=7, round="stochastic")']
+    "expression",
+    ['q(4, group=7, grid="midrise")', 'q(4, scale="minmax", group=7)', 'q(4, group=7, round="stochastic")'],
 )
 def test_the_last_group_is_a_group_of_its_own(expression):
     """Filling it up must neither widen its range nor cost bytes."""
@@ -297,11 +300,11 @@ def test_payloads_and_values_do_not_depend_on_the_parts(monkeypatch, rounding, p
 @pytest.mark.parametrize(
     ("expression", "scales", "scale_bytes"),
     [
-        ('q(3, per="tensor")', 1, 2),
-        ('q(3, per="sample")', 4, 2),
-        ("q(3)", 12, 2),
-        ('q(3, per="channel")', 3, 2),
-        ("q(3, group=50)", 3, 2),
+        ('q(3, per="tensor", grid="midrise")', 1, 2),
+        ('q(3, per="sample", grid="midrise")', 4, 2),
+        ('q(3, grid="midrise")', 12, 2),
+        ('q(3, per="channel", grid="midrise")', 3, 2),
+        ('q(3, group=50, grid="midrise")', 3, 2),
         ('q(3, scale="minmax", per="tensor")', 1, 8),
         ('q(3, scale="minmax", group=50)', 3, 8),
     ],
@@ -325,7 +328,7 @@ def test_a_payload_is_its_scales_and_three_bits_an_element(expression, scales, s
 def test_bits_an_element_beyond_those_of_the_codes(per, absmax, minmax):
     for scale, expected in (("absmax", absmax), ("minmax", minmax)):
         for shape, bits in zip([(8, 1024, 768), (100, 128, 16, 16)], expected, strict=True):
-            nbytes = parse(f'q(4, scale="{scale}", {per})').nbytes(shape, torch.float32)
+            nbytes = parse(f'q(4, scale="{scale}", {per}, grid="midrise")').nbytes(shape, torch.float32)
             assert 8 * nbytes / math.prod(shape) - 4 == pytest.approx(bits, rel=0.03)
 
 
@@ -335,7 +338,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(scale, per):
     documented = defined("decode")["decode"]
     for bits in WIDTHS:
         for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
-            x, codec = gaussian(*shape), Quantize(bits, scale=scale, **per)
+            x, codec = gaussian(*shape), Quantize(bits, scale=scale, **per, grid="midrise")
             blocks = blocks_of_group(7, shape) if "group" in per else blocks_per(per["per"], shape)
             values = documented(bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.count, blocks.inner)
             assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
@@ -343,15 +346,15 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(scale, per):
 
 def test_widths_differ():
     x = gaussian(100, 100)
-    errors = [(roundtrip(Quantize(bits), x) - x).norm().item() for bits in WIDTHS]
+    errors = [(roundtrip(Quantize(bits, grid="midrise"), x) - x).norm().item() for bits in WIDTHS]
     ratios = [coarse / fine for coarse, fine in pairwise(errors)]
     assert all(1.9 < ratio < 2.4 for ratio in ratios), ratios
 
 
 def test_integers_are_refused():
     with pytest.raises(CodecError) as error:
-        parse('q(4, per="tensor")').encode(torch.arange(4), torch.empty(4, dtype=torch.uint8), KEY)
+        parse('q(4, per="tensor", grid="midrise")').encode(torch.arange(4), torch.empty(4, dtype=torch.uint8), KEY)
     assert str(error.value) == (
-        'q(4, per="tensor") compresses floating-point tensors of at least 16 bits, got torch.int64; '
+        'q(4, per="tensor", grid="midrise") compresses floating-point tensors of at least 16 bits, got torch.int64; '
         "send this tensor with none"
     )

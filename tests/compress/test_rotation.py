@@ -100,7 +100,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(n):
 
 
 def test_rows_are_decoded_alike_alone_and_among_others(monkeypatch):
-    codec = parse('q(4, rotate="hadamard")')
+    codec = parse('q(4, rotate="hadamard", grid="midrise")')
     x = gaussian(300, 768)
     y = roundtrip(codec, x)
     assert_identical(y[200:203], roundtrip(codec, x[200:203]))
@@ -119,7 +119,7 @@ def test_contract(codec, shape, dtype, offset):
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_errors_that_conspire_reach_the_bound(bits):
     """Turned, all elements but one are 0, where two intervals meet: every error is half an interval up."""
-    codec, x = Quantize(bits, rotate="hadamard"), torch.eye(1, 1024)
+    codec, x = Quantize(bits, rotate="hadamard", grid="midrise"), torch.eye(1, 1024)
     turn_back_(x)
     reached = ((roundtrip(codec, x) - x).abs() / codec.error_bound(x)).max().item()
     assert 0.95 < reached <= 1, reached
@@ -129,16 +129,21 @@ def test_errors_that_conspire_reach_the_bound(bits):
 def test_rows_with_outliers_gain_and_even_rows_lose_nothing(n):
     outliers, even, positive = with_outliers(256, n), gaussian(256, n), gaussian(256, n).relu()
     for x, least, most in ((outliers, 12, 20), (even, -0.3, 0.3), (positive, 4, 7)):
-        gain = snr_db(x, roundtrip('q(4, rotate="hadamard")', x)) - snr_db(x, roundtrip("q(4)", x))
+        gain = snr_db(x, roundtrip('q(4, rotate="hadamard", grid="midrise")', x)) - snr_db(
+            x, roundtrip('q(4, grid="midrise")', x)
+        )
         assert least < gain < most, f"{gain:.2f} dB"
-    assert snr_db(outliers, roundtrip('q(4, rotate="hadamard")', outliers)) > 18
+    assert snr_db(outliers, roundtrip('q(4, rotate="hadamard", grid="midrise")', outliers)) > 18
 
 
 def test_an_outlier_in_a_piece_of_its_own_stays_where_it_is():
     """The price of changing no size: 1025 = 1024 + 1."""
     x = gaussian(64, 1025)
     x[:, -1] *= 50
-    snr = [snr_db(x[:, :-1], roundtrip(Quantize(4, rotate=rotate), x)[:, :-1]) for rotate in (None, "hadamard")]
+    snr = [
+        snr_db(x[:, :-1], roundtrip(Quantize(4, rotate=rotate, grid="midrise"), x)[:, :-1])
+        for rotate in (None, "hadamard")
+    ]
     assert snr[1] < snr[0] + 1
 
 
@@ -160,21 +165,21 @@ def test_stochastic_rounding_stays_unbiased():
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_spoils_its_row_and_no_other(value):
     x = gaussian(3, 4, 32)
-    clean = roundtrip('q(4, rotate="hadamard")', x)
+    clean = roundtrip('q(4, rotate="hadamard", grid="midrise")', x)
     x[1, 2, 31] = value
-    y = roundtrip('q(4, rotate="hadamard")', x)
+    y = roundtrip('q(4, rotate="hadamard", grid="midrise")', x)
     spoiled = torch.zeros(3, 4, 32, dtype=torch.bool)
     spoiled[1, 2] = True
     assert_identical(y.isfinite(), ~spoiled)
     assert_identical(y[~spoiled], clean[~spoiled])
-    assert_identical(parse('q(4, rotate="hadamard")').error_bound(x).isfinite(), ~spoiled)
+    assert_identical(parse('q(4, rotate="hadamard", grid="midrise")').error_bound(x).isfinite(), ~spoiled)
 
 
 @pytest.mark.parametrize("magnitude", [1e-34, 1e-10, 1e6, 1e30, 1.2e37, 5e37])
 def test_any_magnitude(magnitude):
     """On the way back, sums of 1024 elements are 32 times as large as the result, and beyond float32 from 1e37 on."""
     x = gaussian(16, 1024, scale=magnitude)
-    assert 17 < snr_db(x, roundtrip('q(4, rotate="hadamard")', x)) < 19
+    assert 17 < snr_db(x, roundtrip('q(4, rotate="hadamard", grid="midrise")', x)) < 19
 
 
 @pytest.mark.parametrize("shape", [(1000, 1100), (3, 400_000), (1 << 21,)])
@@ -187,29 +192,29 @@ def test_elements_are_turned_about_once_however_long_their_row(monkeypatch, shap
 
     monkeypatch.setattr(module, "turn", counted)
     x = gaussian(*shape)
-    encode('q(4, group=64, rotate="hadamard")', x)
+    encode('q(4, group=64, rotate="hadamard", grid="midrise")', x)
     assert x.numel() <= sum(turned) <= 1.1 * x.numel()
 
 
 def test_strides_do_not_matter():
     x = gaussian(6, 4, 5, 3)
     for view in (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3)):
-        codec = parse('q(4, rotate="hadamard")')
+        codec = parse('q(4, rotate="hadamard", grid="midrise")')
         assert_identical(encode(codec, view), encode(codec, view.contiguous()))
 
 
 def test_zeros_come_back_as_zeros():
-    assert_identical(roundtrip('q(4, rotate="hadamard")', torch.zeros(3, 7)), torch.zeros(3, 7))
+    assert_identical(roundtrip('q(4, rotate="hadamard", grid="midrise")', torch.zeros(3, 7)), torch.zeros(3, 7))
 
 
 def test_another_rotation_has_its_sentence():
     with pytest.raises(CodecError) as error:
-        parse('q(4, rotate="dct")')
+        parse('q(4, rotate="dct", grid="midrise")')
     assert str(error.value) == 'q\'s rotate must be one of "hadamard", got "dct"'
 
 
 def test_tensors_in_a_graph():
     x = gaussian(3, 8).requires_grad_()
-    codec = parse('q(4, rotate="hadamard")')
+    codec = parse('q(4, rotate="hadamard", grid="midrise")')
     assert not codec.error_bound(x * 2).requires_grad
     assert_identical(encode(codec, x * 2, KEY), encode(codec, x.detach() * 2, KEY))

@@ -65,8 +65,8 @@ def test_sizes_are_exact(row_shape, row_bytes):
     [
         (32, "0000803f 000080bf 9a99993e 00000040 000000c0 00000000"),
         (16, "803f 80bf 9a3e 0040 00c0 0000"),
-        (8, "803f 0040 ff00a6 ff0080"),  # scales 1.0 and 2.0, then the codes of both rows
-        (4, "803f 0040 0f fa 80"),
+        (8, "803f 0040 00ff5a 00ff80"),  # scales 1.0 and 2.0, then the codes of both rows
+        (4, "803f 0040 f0 06 8f"),
     ],
 )
 def test_golden_rows(bits, row):

@@ -29,11 +29,11 @@ def test_options_override_fields_and_leave_the_others():
     assert changed == replace(
         plain,
         compression=CompressionOptions(
-            activations='q(2, per="row")', gradients="q(8)", boundaries={1: BoundaryOptions(gradients="q(6)")}
+            activations='q(2, per="row")', boundaries={1: BoundaryOptions(gradients="q(6)")}
         ),
     )
     codecs = [str(changed.compression.method(boundary, "gradients")) for boundary in range(3)]
-    assert codecs == ["q(8)", "q(6)", "q(8)"]
+    assert codecs == ["q(8, step=0.25)", "q(6)", "q(8, step=0.25)"]
     assert str(changed.compression.method(1, "activations")) == str(changed.compression.method(0, "activations"))
 
 

@@ -1,6 +1,5 @@
 import math
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from itertools import chain
 
 import pytest
@@ -10,7 +9,7 @@ from support import processes
 from support.codec_helpers import KEY
 from support.toy import make_trainer
 from thinwire.compress import parse
-from thinwire.launch.report import page
+from thinwire.launch.run import tables
 from thinwire.launch.timing import step_time
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline import automatic
@@ -106,8 +105,8 @@ def test_replicas_choose_for_the_one_that_needs_the_strongest():
     assert (forward.codec, forward.replica, forward.hidden) == ("q(8)", 1, 2.0), "behind 1 s it would take q(4)"
     assert (back.codec, back.replica) == ("q(4)", 2)
     assert str(back).startswith("auto: boundary 1 -> 0 gradients of replica 2: q(4), 125 bytes a frame")
-    shown = page._choices([asdict(choice) | {"hides": choice.hides} for choice in (forward, back)])
-    assert [row[0] for row in shown.rows] == ["0 to 1 of replica 1", "1 to 0 of replica 2"]
+    shown = tables.choices({"choices": [asdict(choice) | {"hides": choice.hides} for choice in (forward, back)]})
+    assert [row[0] for row in shown.rows] == ["0 -> 1 of replica 1", "1 -> 0 of replica 2"]
     # with half as many micro-batches, each has twice the time
     short = [(each, replace(found, microbatches=2 if index else 4)) for index, (each, found) in enumerate(replicas)]
     assert [choice.hidden for choice in choose_for_all(short, [0, 1], BOTH)] == [4.0, 4.0]
@@ -280,7 +279,6 @@ def test_a_channel_with_a_codec_of_its_own_keeps_what_it_remembers(alone):
     assert trainer.stages[0].digests() != before
 
 
-@pytest.mark.skipif(not find_spec("zstandard"), reason="needs zstandard")
 def test_a_candidate_that_varies_counts_the_bytes_of_the_run(alone):
     candidate = 'q(4, code="entropy")'
     compression = {"activations": "auto", "gradients": "none", "candidates": [candidate]}

@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -254,10 +253,8 @@ def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypat
 
 
 CODED = 'q(4, code="entropy")'
-needs_zstandard = pytest.mark.skipif(not find_spec("zstandard"), reason="needs zstandard")
 
 
-@needs_zstandard
 @pytest.mark.parametrize("codec", [CODED, f"ef21({CODED})", f"ef({CODED})"])
 def test_frames_of_an_entropy_coder_are_as_short_as_their_payloads_and_both_ends_count_the_same(codec):
     described = channel(example(64, 256), example(3, dtype=torch.int64, gradient=False), example(64, 256), codec=codec)
@@ -276,7 +273,6 @@ def test_frames_of_an_entropy_coder_are_as_short_as_their_payloads_and_both_ends
     assert sender.digests() == receiver.digests() == other.digests()
 
 
-@needs_zstandard
 def test_a_frame_whose_payloads_end_elsewhere_changes_no_buffer():
     described = channel(example(64, 256), codec=f"ef21({CODED})")
     sender, receiver, _, link = ends(described)
@@ -292,7 +288,6 @@ def test_a_frame_whose_payloads_end_elsewhere_changes_no_buffer():
     assert receiver.digests() == before
 
 
-@needs_zstandard
 def test_predictions_count_what_gaussian_data_take():
     described = channel(example(64, 256), codec=CODED)
     sender, _, meter, _ = ends(described)

@@ -2,7 +2,6 @@
 
 import random
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -52,7 +51,6 @@ CODED = [
     'bf16(code="entropy")',
     'aqsgd(nf(4, code="entropy"))',
 ]
-CODED = CODED if find_spec("zstandard") else []
 WORDS = {
     "bf16 NaN": b"\xc0\x7f",
     "bf16 infinity": b"\x80\x7f",

@@ -53,7 +53,9 @@ def test_all_bad_expressions_are_told_at_once_and_where():
 
 
 def test_auto_is_none_until_it_is_chosen():
-    options = CompressionOptions(activations="auto", boundaries={1: BoundaryOptions(gradients=" auto ")})
+    options = CompressionOptions(
+        activations="auto", gradients="q(8)", boundaries={1: BoundaryOptions(gradients=" auto ")}
+    )
     assert options.automatic == ["compression.activations", "compression.boundaries.1.gradients"]
     channels = [(boundary, channel) for boundary in range(2) for channel in ("activations", "gradients")]
     assert [options.is_automatic(*key) for key in channels] == [True, False, True, True]

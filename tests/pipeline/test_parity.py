@@ -1,7 +1,5 @@
 """The two oracles: a simulation equals the real processes bit for bit, and `none` equals the unsplit model."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -72,7 +70,6 @@ KEEPING = {
         microbatches=2,
     )
     for name, compression in FEEDBACK.items()
-    if name != "entropy" or find_spec("zstandard")
 }
 SIDE = {"side inputs": {"compression": CODECS["q(4)"], "samples": ScaledSamples}}
 CASES = DROPPING | ORDERS | KEEPING | SIDE

@@ -38,9 +38,9 @@ def test_contractive_codecs_and_rules_without_differences_are_not(method, alone)
 @pytest.mark.parametrize(
     ("gradients", "warned"),
     [
-        ('q(8, per="channel")', True),
-        ('ef(q(8, per="channel"))', False),
-        ('q(8, per="channel", grid="midtread")', False),
+        ('q(8, per="channel", grid="midrise")', True),
+        ('ef(q(8, per="channel", grid="midrise"))', False),
+        ('q(8, per="channel")', False),
         ("q(8)", False),
         ("none", False),
     ],
@@ -57,7 +57,8 @@ def test_a_codec_that_drowns_most_gradients_is_warned_about(gradients, warned, a
     said = [str(warning.message) for warning in caught if "stand still" in str(warning.message)]
     assert len(said) == warned
     assert all(
-        'q(8, per="channel") changes 9' in sentence and "gradients of boundary 0" in sentence for sentence in said
+        'q(8, per="channel", grid="midrise") changes 9' in sentence and "gradients of boundary 0" in sentence
+        for sentence in said
     )
 
 

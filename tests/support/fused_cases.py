@@ -9,11 +9,11 @@ from thinwire.compress.codecs.quantizer import GridQuantizer
 CASES = [
     (expression, dtype)
     for expression, dtypes in {
-        "q(2)": (torch.float32, torch.bfloat16),
-        "q(4)": (torch.float32, torch.bfloat16, torch.float16),
-        "q(8)": (torch.float32, torch.float16),
-        'q(4, per="tensor")': (torch.bfloat16,),
-        "q(2, group=24)": (torch.float32,),
+        'q(2, grid="midrise")': (torch.float32, torch.bfloat16),
+        'q(4, grid="midrise")': (torch.float32, torch.bfloat16, torch.float16),
+        'q(8, grid="midrise")': (torch.float32, torch.float16),
+        'q(4, per="tensor", grid="midrise")': (torch.bfloat16,),
+        'q(2, group=24, grid="midrise")': (torch.float32,),
         'q(2, scale="minmax")': (torch.float32, torch.bfloat16),
         'q(8, scale="minmax", per="tensor")': (torch.float32, torch.float16),
         'q(4, scale="minmax", group=8)': (torch.bfloat16,),
@@ -26,14 +26,14 @@ CPU_CASES = [
         (expression, torch.float32)
         for expression in (
             "q(1)",
-            "q(3)",
-            "q(5)",
-            "q(6, group=8)",
-            'q(7, per="tensor")',
+            'q(3, grid="midrise")',
+            'q(5, grid="midrise")',
+            'q(6, group=8, grid="midrise")',
+            'q(7, per="tensor", grid="midrise")',
             'q(3, scale="minmax", scale_bits=32)',
-            "q(2, clip=0.6)",
+            'q(2, clip=0.6, grid="midrise")',
             'q(1, clip="mse")',
-            'q(3, clip="mse")',
+            'q(3, clip="mse", grid="midrise")',
             'q(4, grid="midtread")',
             'q(8, grid="auto")',
             'q(2, grid="auto", clip="mse")',
@@ -49,11 +49,11 @@ CPU_CASES = [
 ]
 """Those of the kernels for a CPU, which know more."""
 ERROR_CASES = [
-    "ef(q(4))",
-    "ef(q(8))",
-    "ef(q(3), decay=0.95)",
+    'ef(q(4, grid="midrise"))',
+    'ef(q(8, grid="midrise"))',
+    'ef(q(3, grid="midrise"), decay=0.95)',
     'ef(q(1, per="tensor"))',
-    "ef(q(2, clip=0.6))",
+    'ef(q(2, clip=0.6, grid="midrise"))',
     'ef(q(4, scale="minmax"), decay=0.5)',
 ]
 """Feedback that has one pass of its own on a CPU."""

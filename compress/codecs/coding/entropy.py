@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -52,11 +53,11 @@ class EntropyCoded(Quantizer):
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the inner quantizer's decoded tensor into `out`."""
-        self.inner.decode(self.plain(payload, out.numel()), out)
+        self.inner.decode(self.plain(payload, out.shape), out)
 
-    def plain(self, payload: Tensor, n: int) -> Tensor:
-        """The inner payload, of `n` codes; CodecError if these bytes are no payload."""
-        length, plain = length_of(payload), payload[LENGTH_BYTES:]
+    def plain(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
+        """The inner payload of a tensor of `shape`; CodecError if these bytes are no payload."""
+        length, plain, n = length_of(payload), payload[LENGTH_BYTES:], prod(shape)
         if length == len(payload):
             return plain
         head, _ = self._split(plain, n)

@@ -8,42 +8,32 @@ Measured on packed codes of q(2), q(4) and q(8), a core of a Xeon that copies 4.
     zlib, Huffman only              50 to 58      106 to 113    1.01
 """
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
+import zstandard
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError
 
-if TYPE_CHECKING:
-    import zstandard
 
-
-def check_installed(name: str) -> None:
-    """Raise CodecError, which names the codec, if zstandard is not installed."""
-    try:
-        import zstandard  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise CodecError(
-            f'{name}\'s code="entropy" needs zstandard, which is not installed; run pip install "thinwire[entropy]"'
-        ) from error
-
-
-def huffman(symbols: Tensor) -> Tensor:
-    """The coded bytes, uint8 [any length], of `symbols`: uint8 [n], n at least 1, on a CPU."""
-    import zstandard
-
+def huffman(*parts: Tensor) -> Tensor:
+    """The coded bytes, uint8 [any length], of parts that each may get tables of their own: uint8, on a CPU."""
     compressor = zstandard.ZstdCompressor(compression_params=_parameters())
-    return torch.frombuffer(bytearray(compressor.compress(symbols.contiguous().numpy().data)), dtype=torch.uint8)
+    if len(parts) == 1:
+        coded = compressor.compress(parts[0].contiguous().numpy().data)
+    else:
+        stream = compressor.compressobj()
+        blocks = [
+            stream.compress(part.contiguous().numpy().data) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            for part in parts
+        ]
+        coded = b"".join(blocks) + stream.flush()
+    return torch.frombuffer(bytearray(coded), dtype=torch.uint8)
 
 
 def unhuffman(coded: Tensor, most: int) -> Tensor:
     """The symbols, uint8 [at most `most`], that `huffman` coded; CodecError if these bytes are no such code."""
-    import zstandard
-
     data = coded.contiguous().numpy().data
     try:
         # A size in the frame's header is not ours, and would be allocated unseen.
@@ -71,8 +61,6 @@ _WINDOW_LOG = 17
 
 @cache
 def _parameters() -> zstandard.ZstdCompressionParameters:
-    import zstandard
-
     # Equal strings are not looked for: codes are close to random, and Huffman's stage is what counts.
     return zstandard.ZstdCompressionParameters(
         window_log=_WINDOW_LOG,

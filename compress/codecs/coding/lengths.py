@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, require_choice
-from thinwire.compress.codecs.coding.huffman import check_installed
 
 Code = Literal["entropy"]
 LENGTH_BYTES = 4
@@ -28,10 +27,9 @@ class MayVary:
 
 
 def check_code(codec: Codec, code: object) -> None:
-    """Raise CodecError if a codec's option `code` is not allowed, or needs a library that is not installed."""
+    """Raise CodecError if a codec's option `code` is not allowed."""
     if code is not None:
         require_choice(codec, "code", code, get_args(Code))
-        check_installed(codec.name)
 
 
 def with_length(size: int) -> int:

@@ -1,0 +1,96 @@
+"""q's option step: errors in root mean squares of a row, codes by the column they are in, and refusals."""
+
+import pytest
+import torch
+import zstandard
+
+from support.codec_contract import assert_contract, documented
+from support.codec_helpers import KEY, encode, gaussian, roundtrip
+from thinwire.compress import CodecError, parse
+
+
+def residual_stream(rows=256, width=256):
+    """Rows as those of a language model: a few columns of large values, and a first row with one of thousands."""
+    x = gaussian(rows, width) * torch.logspace(-1, 0.5, width)
+    x[:, 7] += 40
+    x[0] /= 10
+    x[0, 9] = 24000.0
+    return x
+
+
+def rms(x):
+    return x.square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize("step", [0.1, 0.25, 1])
+def test_the_error_of_each_row_is_that_of_steps_of_its_root_mean_square(step):
+    x = residual_stream()[1:]
+    error = rms(roundtrip(f"q(8, step={step})", x) - x) / rms(x)
+    assert error.max() <= step / 2 * 1.01 and 0.7 * step / 12**0.5 < error.mean() < 1.2 * step / 12**0.5
+
+
+def test_a_row_with_a_value_that_needs_a_larger_step_keeps_that_value():
+    x = torch.ones(2, 100_000)
+    x[0, 5] = -3e5
+    decoded = roundtrip("q(8, step=0.25)", x)
+    assert decoded[0, 5] == pytest.approx(-3e5, rel=2**-7) and decoded[1, 0] == pytest.approx(1, abs=0.125)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 7), (2, 40, 900), (2, 24, 40, 40), (70_000,), (0, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_shape_is_decoded_within_its_bound(shape, dtype):
+    assert_contract(parse("q(8, step=0.25)"), gaussian(*shape).to(dtype))
+
+
+def test_massive_values_cost_the_rest_of_their_row_nothing():
+    """Beside them absmax sends zeros for all else, and a fine absmax pays for it in every other row."""
+    x = residual_stream()
+    codec = parse("q(8, step=0.25)")
+    bits = 8 * codec.used(encode(codec, x)) / x.numel()
+    plain = gaussian(256, 256)
+    of_plain = 8 * codec.used(encode(codec, plain)) / plain.numel()
+    assert bits < of_plain < 4.3
+
+
+def test_columns_of_unlike_size_have_codes_of_their_own():
+    x = residual_stream()
+    codec = parse("q(8, step=0.25)")
+    payload = encode(codec, x)
+    codes = codec._coded.plain(payload, x.shape)[2 * len(x) :]
+    together = len(zstandard.ZstdCompressor().compress(codes.numpy().tobytes()))
+    assert codec.used(payload) < 0.93 * together
+
+
+def test_the_reader_in_the_documentation_reads_what_is_written():
+    x = residual_stream(rows=300)
+    codec = parse("q(8, step=0.25)")
+    payload = encode(codec, x)
+    assert codec.used(payload) < len(payload) // 2
+    plain = documented("read_columns")(bytes(payload[: codec.used(payload)].tolist()), rows=300, width=256)
+    assert plain == bytes(codec._coded.plain(payload, x.shape).tolist())
+
+
+def test_payloads_that_are_none_are_refused():
+    x = residual_stream()
+    codec = parse("q(8, step=0.25)")
+    payload = encode(codec, x)
+    damaged = payload.clone()
+    damaged[1] = 3
+    with pytest.raises(CodecError):
+        codec.decode(damaged, torch.empty_like(x), KEY)
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("q(8, step=0)", "q's step must be above 0 and at most 2, got 0"),
+        ("q(8, step=3.0)", "q's step must be above 0 and at most 2, got 3.0"),
+        ("q(4, step=0.25)", "needs 8 bits, .* got q\\(4, step=0.25\\); write q\\(8, step=0.25\\)"),
+        ('q(8, step=0.25, code="entropy")', "without clip, allocate and code, got"),
+        ('q(8, step=0.25, grid="midrise")', "a grid with zero"),
+        ('q(8, step=0.25, scale="minmax")', "a grid with zero"),
+    ],
+)
+def test_a_step_beside_what_it_excludes_is_one_sentence(expression, sentence):
+    with pytest.raises(CodecError, match=sentence):
+        parse(expression)
