@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 REFUSALS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EFBIG),
 }
 """Answers of the system about a file that its user can change: rights, a full disk, a file where a folder is needed."""
 

@@ -21,7 +21,8 @@ The order keeps a checkpoint complete:
 4. The checkpoint before is retired.
 
 So a folder with a manifest is complete, and one without is ignored. Reading a checkpoint runs no code:
-it is safetensors, JSON and plain rows.
+it is safetensors, JSON and plain rows. Every `step-`, `passed-over-` and `base` has the mark of its run
+(`compress/stores/marks.py`), and without that mark nothing is replaced or removed.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync, write_durably
+from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
@@ -106,6 +108,7 @@ class Checkpoints:
         num_stages: those of the pipeline.
         keep: how many checkpoints stay.
         header: the settings of the run for the manifest, as JSON values.
+        runs: the ids that the folders of this run have on its hosts; folders get the first.
         words: where processes post what they have written.
         timeout: seconds to wait for the other processes.
     """
@@ -119,8 +122,10 @@ class Checkpoints:
         keep: int,
         header: Mapping[str, Any],
         words: WordStore,
+        runs: Sequence[str] = ("",),
         timeout: float = 300.0,
     ) -> None:
+        self._runs = list(runs)
         self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
         self._words, self._timeout = words, timeout
         self._everyone = range(num_stages)
@@ -188,32 +193,37 @@ class Checkpoints:
         return saved
 
     def go_on_from(self, manifest: Manifest) -> None:
-        """Put later files out of the way. The checkpoint itself stays until a newer one is complete."""
+        """Put later files out of the way. The checkpoint itself stays until a newer one is complete.
+
+        The checkpoint is of the run that goes on, also where the folder of the run is a new one.
+        """
         place = step_folder(self.folder, manifest.step) / MANIFEST
+        self._runs += [run for path in [place.parent] if (run := run_of(path)) is not None]
         # other hosts wrote it; this host stopped before it did, or its own is damaged
         if not any(found.step == manifest.step for found in manifests(self.folder)):
+            claim(place.parent, self._runs[0])
             if place.is_dir():
                 shutil.rmtree(place)
             write_durably(place, manifest.text().encode())
         self.discard_after(manifest.step)
 
     def discard_after(self, step: int) -> None:
-        """Delete what was written after a step, by any stage, and unfinished files from before it.
+        """Delete what this run wrote after a step, in any stage, and unfinished files from before it.
 
         Later checkpoints that were complete once are kept under another name: somebody may mend them. Before the first
         step (-1) nothing is kept. Call it before the first step: until every process has, none can write a checkpoint.
         """
         for path in self.folder.glob("passed-over-*") if step < 0 else ():
-            shutil.rmtree(path, ignore_errors=True)
-        for path in steps_of(self.folder):
+            remove(path, self._runs)
+        for path in self._own_steps():
             if step_of(path) > step >= 0 and (path / MANIFEST).exists():
                 with suppress(OSError):  # another process was first, or one of this step is kept already
                     path.rename(path.with_name(path.name.replace("step-", "passed-over-")))
             if step_of(path) > step or (not (path / MANIFEST).exists() and not (path / RETIRED).exists()):
                 _remove(path / MANIFEST)
-                shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
+                remove(path, self._runs)
         if not steps_of(self.folder):
-            shutil.rmtree(self.folder / "base", ignore_errors=True)
+            remove(self.folder / "base", self._runs)
 
     def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None]) -> None:
         _let_training_go_first()
@@ -234,6 +244,7 @@ class Checkpoints:
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
+        claim(target, self._runs[0])
         for stage, state in states.items():
             self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
         manifest = Manifest(step, self._header, self._await_everyone(step))
@@ -285,7 +296,7 @@ class Checkpoints:
     def _prune(self, newest: Path) -> None:
         """Retire all but the newest checkpoints, and delete what nobody needs. Of another cut nothing stays."""
         self._notice_lost_parts()  # before anything is listed anew: a part lost while this checkpoint was written
-        whole = [path for path in steps_of(self.folder) if (path / MANIFEST).exists()]
+        whole = [path for path in self._own_steps() if (path / MANIFEST).exists()]
         kept = [path for path in whole if self._is_of_this_cut(path)][-self._keep :]
         # retire before folding: a process that stops in between leaves a name that says to fold again
         for path in whole:
@@ -293,16 +304,16 @@ class Checkpoints:
                 with suppress(FileNotFoundError):  # another process removed it first
                     (path / MANIFEST).rename(path / RETIRED)
         here = {*self._stages, *map(_stage_of, _parts_of(newest))}
-        retired = [path for path in steps_of(self.folder) if (path / RETIRED).exists()]
+        retired = [path for path in self._own_steps() if (path / RETIRED).exists()]
         same = list(filter(self._is_of_this_cut, retired))
         for path in retired:
             if path not in same:  # before anything is folded into a base of this cut
                 self._discard_base(path)
                 self._delete(path, here)
-        needed = keep_needed(self.folder, self._stages, same, (kept or [newest])[0])
+        needed = keep_needed(self.folder, self._stages, same, (kept or [newest])[0], self._runs[0])
         for path in same:
             self._delete(path, here, but=needed)
-        for part in _parts_of(self.folder / "base"):
+        for part in _parts_of(self.folder / "base") if run_of(self.folder / "base") in self._runs else ():
             if _stage_of(part) not in here:
                 shutil.rmtree(part, ignore_errors=True)
         self._earlier = self._own_parts()
@@ -310,6 +321,10 @@ class Checkpoints:
     def _notice_lost_parts(self) -> None:
         """Note whether somebody made room by hand since the parts were listed: the next checkpoint needs all rows."""
         self._lost |= not all(part.is_dir() for part in self._earlier)
+
+    def _own_steps(self) -> list[Path]:
+        """The folders of checkpoints that this run made, whole or not, the oldest first."""
+        return [path for path in steps_of(self.folder) if run_of(path) in self._runs]
 
     def _own_parts(self) -> list[Path]:
         """The parts of this process: the next checkpoint has only the rows that these do not have."""
@@ -334,7 +349,7 @@ class Checkpoints:
             if part not in but and (_stage_of(part) in self._stages or _stage_of(part) not in here):
                 shutil.rmtree(part, ignore_errors=True)
         if not _parts_of(path):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path, self._runs)
 
 
 def _let_training_go_first() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -17,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from thinwire.compress.stores.marks import claim, stray
+from thinwire.errors import ThinwireError
+from thinwire.errors.files import as_written, check_regular, opened, read_object, read_text
 from thinwire.pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ MANIFEST, RETIRED = "manifest.json", "retired.json"
 MOST_RETIRED = 64
 """Parts of a stage in retired checkpoints; if there are more, the oldest are folded into the base."""
 MANIFEST_FORMAT = 2
+_STEP = re.compile(r"step-[0-9]{8,18}")
 TENSORS, VALUES = "model-00001-of-00001.safetensors", "values.json"
 
 
@@ -102,20 +107,26 @@ class SavedStage:
     @property
     def values(self) -> dict[str, Any]:
         """The JSON values."""
-        with _reading(self.path):
-            found: dict[str, Any] = json.loads((self.path / VALUES).read_text())
-        return found
+        with reading(self.path):
+            return read_object(self.path / VALUES)
 
     def names(self, prefix: str) -> list[str]:
         """The names of the tensors that begin with a prefix, without it."""
-        with _reading(self.path), safe_open(self.path / TENSORS, framework="pt") as opened:
-            return [name.removeprefix(prefix) for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
+        with self._tensors() as file:
+            return [name.removeprefix(prefix) for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
 
     def tensors(self, prefix: str, wanted: Container[str] | None = None) -> dict[str, Tensor]:
         """The tensors whose names begin with a prefix, by the rest of their names; those wanted, or all."""
         names = [name for name in self.names(prefix) if wanted is None or name in wanted]
-        with _reading(self.path), safe_open(self.path / TENSORS, framework="pt") as opened:
-            return {name: opened.get_tensor(prefix + name) for name in names}
+        with self._tensors() as file:
+            return {name: file.get_tensor(prefix + name) for name in names}
+
+    @contextmanager
+    def _tensors(self) -> Iterator[Any]:
+        with reading(self.path):
+            check_regular(self.path / TENSORS)
+            with safe_open(self.path / TENSORS, framework="pt") as file:
+                yield file
 
     def restore(self, name: str, store: Store) -> Tensor:
         """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
@@ -180,7 +191,7 @@ def of_another_release(folder: Path) -> str | None:
     """A sentence about the newest checkpoint whose manifest has another format; None without such a checkpoint."""
     for path in reversed(steps_of(folder)):
         with suppress(OSError, ValueError):
-            strange = _strange_format((path / MANIFEST).read_text())
+            strange = _strange_format(read_text(path / MANIFEST))
             if strange is not None:
                 return _told_of_format(str(path / MANIFEST), strange)
     return None
@@ -227,7 +238,7 @@ def cut_of(path: Path) -> object:
 
 def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
     try:
-        manifest = Manifest.parse((path / name).read_text(), str(path / name))
+        manifest = Manifest.parse(read_text(path / name), str(path / name))
     except (OSError, ValueError, CheckpointError):
         return None
     return manifest if manifest.step == step_of(path) else None
@@ -239,6 +250,8 @@ def _changed(part: Path, files: Mapping[str, str], stores: bool) -> str | None:
 
     if not files:
         return f"{part} is of a stage that its manifest does not name"
+    if (said := stray(part)) is not None:
+        return said
     for name, digest in files.items():
         if not stores and Path(name).suffix in (".rows", ".slots"):
             continue
@@ -264,7 +277,12 @@ def _lacking_rows(part: SavedStage, cut: object) -> str | None:
 
 def steps_of(folder: Path) -> list[Path]:
     """The folders of checkpoints, whole or not, the oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+    return sorted(path for path in folder.glob("step-*") if is_step(path) and not path.is_symlink())
+
+
+def is_step(path: Path) -> bool:
+    """Whether a path has the name of a checkpoint's folder."""
+    return _STEP.fullmatch(path.name) is not None
 
 
 def step_of(path: Path) -> int:
@@ -286,11 +304,13 @@ def saved_rows(part: Path) -> Iterator[SavedRows]:
 
     for path in sorted(part.glob("*.rows")):
         if path.with_suffix(".slots").exists():
-            with _reading(part):
+            with reading(part):
                 yield SavedRows.open(path)
 
 
-def keep_needed(folder: Path, stages: Sequence[int], retired: Sequence[Path], oldest: Path) -> list[Path]:
+def keep_needed(
+    folder: Path, stages: Sequence[int], retired: Sequence[Path], oldest: Path, run: str = ""
+) -> list[Path]:
     """The parts of some stages in retired checkpoints that stay. They lose all but their rows: weights take most room.
 
     AQ-SGD writes every row of its stores anew in each epoch. So a row mostly needs no copy: it stays where it is until
@@ -302,6 +322,7 @@ def keep_needed(folder: Path, stages: Sequence[int], retired: Sequence[Path], ol
         stages: those of this process.
         retired: the folders of retired checkpoints of this cut, the oldest first.
         oldest: the folder of the oldest checkpoint that stays.
+        run: the id for the mark of the base.
 
     Raises:
         CheckpointError, StoreError: rows cannot be read, or not be written to the base.
@@ -313,6 +334,8 @@ def keep_needed(folder: Path, stages: Sequence[int], retired: Sequence[Path], ol
         name = f"stage-{stage}"
         needed = _needed([path / name for path in retired], oldest / name)
         surplus = max(0, len(needed) - MOST_RETIRED)
+        if surplus:
+            claim(folder / "base", run)
         for part in needed[:surplus]:
             for saved in saved_rows(part):
                 fold(base_of(folder, stage, saved.path.stem), saved)
@@ -351,16 +374,23 @@ def digest_of(path: Path) -> str:
         from thinwire.compress.stores.saved import SavedRows
 
         return SavedRows.open(path).digest()
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; take another checkpoint") from error
+def reading(path: Path) -> Iterator[None]:
+    """Around code that reads a checkpoint, or takes its values apart: CheckpointError if a run does not write such.
+
+    A file may be of another host or another release, and have the digest that its manifest names.
+    """
+    with as_written(path, CheckpointError):
+        try:
+            yield
+        except (SafetensorError, RuntimeError) as error:  # RuntimeError: of torch, about tensors of another shape
+            if isinstance(error, ThinwireError | RecursionError):
+                raise
+            raise ValueError(str(error)) from error
 
 
 def _check_fields(manifest: Manifest) -> None:

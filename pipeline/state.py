@@ -32,7 +32,7 @@ from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.store import Store
 from thinwire.models.layers import Stage
 from thinwire.pipeline.checkpoint import StageState
-from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.checkpoint_folder import VALUES, SavedStage, reading
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.stage import CompressedStage
@@ -47,13 +47,12 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
     """
     tensors = {f"weights/{name}": copy_to_host(tensor) for name, tensor in full_state(stage.submod).items()}
     tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
-    numbers: dict[str, dict[str, Any]] = {}
+    numbers: dict[str, dict[str, Any]] = {}  # with None for each tensor
     for name, parameter in parameters_of(stage.submod).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer/{name}/{key}"] = copy_to_host(value)
-            else:
-                numbers.setdefault(name, {})[key] = value
+            numbers.setdefault(name, {})[key] = None if isinstance(value, Tensor) else value
     stores: dict[str, Store] = {}
     for name, coder in stage.all_ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
@@ -71,13 +70,20 @@ def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> 
         CheckpointError: the checkpoint is damaged, or of another model.
     """
     restore_model(stage, optimizer, [saved])
-    values = saved.values
-    stage.passes = dict(values["passes"])
-    stage.meter.load_state_dict(values["meter"])
+    restore_passes(stage, saved)
+    with reading(saved.path / VALUES):
+        stage.meter.load_state_dict(saved.values["meter"])
     for name, coder in stage.all_ends.coders().items():
         if coder.warm_starts is not None:
             starts = saved.tensors(f"ends/{name}/warm-start/")
-            coder.warm_starts.load_state_dict({int(row): start for row, start in starts.items()})
+            with reading(saved.path):
+                coder.warm_starts.load_state_dict({int(row): start for row, start in starts.items()})
+
+
+def restore_passes(stage: CompressedStage, saved: SavedStage) -> None:
+    """Restore how many passes a stage has run; alike in all stages, and random numbers follow from them."""
+    with reading(saved.path / VALUES):
+        stage.passes = {phase: int(saved.values["passes"][phase]) for phase in stage.passes}
 
 
 def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
@@ -113,16 +119,28 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
         )
     parameters = parameters_of(stage.submod)
     for part in saved:
-        numbers = part.values["optimizer"]
+        with reading(part.path / VALUES):
+            numbers = {name: dict(kept) for name, kept in part.values["optimizer"].items()}
         for name in parameters.keys() & (_names_of(part.names("optimizer/")) | numbers.keys()):
             parameter, found = parameters[name], part.tensors(f"optimizer/{name}/")
-            kept = {key: beside(parameter, key, value) for key, value in found.items()}
-            optimizer.state[parameter] = {**numbers.get(name, {}), **kept}
+            values = {**numbers.get(name, {}), **found}
+            if lost := sorted(key for key, value in values.items() if value is None):
+                raise CheckpointError(
+                    f"{part.path} must hold what the optimizer keeps for {name}, but {', '.join(lost)} is missing; "
+                    f"take another checkpoint"
+                )
+            for key, value in found.items():
+                if value.numel() not in (1, parameter.numel()):
+                    raise CheckpointError(
+                        f"{part.path} must hold {parameter.numel()} numbers of {key} of {name}, got {value.numel()}; "
+                        f"resume with the model it was made with"
+                    )
+            optimizer.state[parameter] = {key: beside(parameter, key, value) for key, value in values.items()}
 
 
-def beside(parameter: Parameter, key: str, value: Tensor) -> Tensor:
+def beside(parameter: Parameter, key: str, value: Any) -> Any:
     """What an optimizer keeps for a parameter, where the optimizer wants it: the number of steps stays on the host."""
-    return value if key == "step" else value.to(parameter.device)
+    return value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
 
 
 def _names_of(keys: Sequence[str]) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from thinwire.pipeline.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.state import collect as collect_stage
-from thinwire.pipeline.state import restore, restore_model, stores_of
+from thinwire.pipeline.state import restore, restore_model, restore_passes, stores_of
 from thinwire.pipeline.trainer import Trainer
 
 
@@ -39,5 +39,5 @@ def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
     everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]
     for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True):
         restore_model(stage, optimizer, model)
-        stage.passes = dict(model[0].values["passes"])  # alike in all stages; random numbers follow from them
+        restore_passes(stage, model[0])
         trainer.sync.load_recut(stage, everything, trainer.update.shared)

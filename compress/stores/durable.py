@@ -4,8 +4,11 @@ A disk may hold a new file and not its name. The name is in the folder, which is
 """
 
 import os
+import re
 import uuid
 from pathlib import Path
+
+_PART = ".thinwire-part"
 
 
 def sync(path: Path) -> None:
@@ -25,10 +28,21 @@ def make_folder(path: Path) -> None:
         sync(path.parent)
 
 
+def part_of(path: Path) -> Path:
+    """The path for the new content of a file until it is whole, which no other process and nobody else has."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}{_PART}")
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove the files in a folder that killed processes were writing, by the names that `part_of` gave them."""
+    for path in folder.glob(f"*{_PART}"):
+        if re.fullmatch(rf".+\.[0-9a-f]{{32}}{re.escape(_PART)}", path.name):
+            path.unlink(missing_ok=True)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Write a file whole: if the disk is full or the process is killed, the file is as it was before."""
-    # other processes may write the same file; in containers that share the folder, all may have the same pid
-    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    fresh = part_of(path)
     try:
         with fresh.open("wb") as file:
             file.write(content)

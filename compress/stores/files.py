@@ -1,7 +1,7 @@
 """The stores of one process's feedback, and the files of those on disk: named, made, and deleted at the end.
 
-A file belongs to the store that has it open. A file left by an earlier run is replaced. A file of another live store is
-never replaced: the second user of a folder gets an error, and nothing is lost.
+A file belongs to the store that has it open. A file left by an earlier run is replaced, if the folder has the mark of a
+run. A file of another live store is never replaced: the second user of a folder gets an error, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from thinwire.compress.feedback import Method
 from thinwire.compress.stores.disk import DiskStore
+from thinwire.compress.stores.marks import claim
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.slot_file import remove_unused
 from thinwire.compress.stores.store import CPU, Store, StoreError, StoreLayout
@@ -46,7 +47,7 @@ class StoreFiles:
             on_device = method.feedback is not None and method.feedback.store == "device"
             return MemoryStore(layout, device if on_device else CPU)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            claim(path.parent, "", ("*.slots",))
             remove_unused(path)  # of an earlier run of the same name
         except OSError as error:
             raise StoreError(

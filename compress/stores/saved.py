@@ -26,6 +26,7 @@ from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync
 from thinwire.compress.stores.store import Snapshot, StoreError, StoreLayout
+from thinwire.errors.files import open_regular, opened
 
 _ROWS_AT_ONCE = 256
 
@@ -41,7 +42,8 @@ class SavedRows:
     @classmethod
     def open(cls, path: Path) -> SavedRows:
         """The rows of a file whose slots are beside it, int64, in a file with the suffix `.slots`."""
-        return cls(path, np.fromfile(path.with_suffix(".slots"), np.int64).tolist())
+        with opened(path.with_suffix(".slots")) as file:
+            return cls(path, np.fromfile(file, np.int64).tolist())
 
     @classmethod
     def write(cls, path: Path, snapshot: Snapshot, checksums: Tensor) -> tuple[SavedRows, str]:
@@ -69,7 +71,7 @@ class SavedRows:
 
     def read(self, row_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Every row with its slot; StoreError if the file does not have the size of its rows."""
-        with _told(self.path, "read"), self.path.open("rb") as file:
+        with _told(self.path, "read"), opened(self.path) as file:
             size, wanted = os.fstat(file.fileno()).st_size, len(self.slots) * row_bytes
             if size != wanted:
                 raise StoreError(f"{self.path} must hold {wanted} bytes, got {size}: the checkpoint is damaged")
@@ -83,7 +85,7 @@ def fold(base: Path, saved: SavedRows) -> None:
         return
     with _told(base, "write"):
         make_folder(base.parent)
-        with base.open("r+b" if base.exists() else "w+b") as file:
+        with os.fdopen(open_regular(base, os.O_RDWR | os.O_CREAT), "r+b") as file:
             row_bytes = saved.path.stat().st_size // len(saved.slots)
             for slot, content in saved.read(row_bytes):
                 os.pwrite(file.fileno(), content, slot * row_bytes)
@@ -173,7 +175,7 @@ def _from_base(base: Path, slots: Sequence[int], row_bytes: int) -> Iterator[tup
         return
     if not base.exists():
         raise StoreError(f"the row of slot {slots[0]} is in no file: the checkpoint that had it was removed")
-    with _told(base, "read"), base.open("rb") as file:
+    with _told(base, "read"), opened(base) as file:
         for slot in slots:
             yield slot, os.pread(file.fileno(), row_bytes, slot * row_bytes)
 

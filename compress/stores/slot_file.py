@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from thinwire.compress.stores.store import StoreError
+from thinwire.errors.files import opened
 
 
 class SlotFile:
@@ -28,7 +29,7 @@ class SlotFile:
     def __init__(self, path: Path, nbytes: int, *, resume: bool = False) -> None:
         self.path, self.nbytes = path, nbytes
         with self._explained("open"):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             self._claim(resume)
         except BaseException:
@@ -134,7 +135,7 @@ def remove_unused(path: Path) -> None:
     Raises OSError if the file system refuses.
     """
     try:
-        file = path.open("rb")
+        file = opened(path)
     except FileNotFoundError:
         return
     with file:

@@ -8,27 +8,30 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from thinwire.launch.run.logs.files import is_empty
+from thinwire.compress.stores.marks import claim, obstacle, run_of, stray
+from thinwire.errors.files import read_text
+from thinwire.launch.run.logs.files import is_empty, numbered
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
-from thinwire.pipeline.checkpoint_folder import has_manifests
+from thinwire.pipeline.checkpoint_folder import has_manifests, is_step
 from thinwire.pipeline.errors import OptionsError
 
-_REPLACED: Mapping[str, Callable[[Path], bool]] = {
-    "model": lambda path: (path.parent / FACTS).is_file(),
-    "tensorboard": lambda path: path.name.startswith("events.out.tfevents."),
-    "trace": lambda path: path.match("stage-*.json"),
-}
-"""The folders within that of a run which it replaces, and whether a run has written what is there."""
-FACTS = "facts.json"
-"""The file in RUN/model that only runs write, before all others."""
+if TYPE_CHECKING:
+    from thinwire.pipeline.process import Placement
+
+_LOGS = ("metrics", "evaluations", "exchanges")
+_FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS), *map(numbered, _LOGS))
+"""The files that a run writes into its folder, as patterns."""
+_FOLDERS = ("weights", "model", "tensorboard", "trace")
+"""The folders within that of a run which are the run's own."""
 _LOOK_SECONDS = 0.1
 """A command that looks whether a folder is free has looked after less than this."""
 
@@ -51,25 +54,59 @@ def check_folders(recipe: Recipe) -> None:
             for field, folder in folders.items()
             for reason in [_refusal(folder)]
         ),
-        *(
-            (
-                False,
-                f"output must name a folder of a run or a new one, because a run replaces its model, tensorboard and "
-                f"trace; {path} is of something else; name another --output",
-            )
-            for path in foreign(recipe.folder)
-        ),
+        *((False, said) for said in foreign(recipe)),
     )
 
 
-def foreign(folder: Path) -> list[Path]:
-    """What a run would delete in a folder although no run wrote it: of each such place the first path."""
-    found = []
-    for name, of_run in _REPLACED.items():
-        place = folder / name
-        inside = sorted(place.iterdir()) if place.is_dir() else []
-        found += [place] if place.exists() and not place.is_dir() else [path for path in inside if not of_run(path)][:1]
+def foreign(recipe: Recipe) -> list[str]:
+    """A sentence for each thing that stands where a run writes, although no run made it, or leads out of its folder."""
+    folder, run, checkpoints = recipe.folder, run_of(recipe.folder) or "", checkpoint_folder(recipe)
+    found = _foreign(folder)
+    places = [path for path in checkpoints.glob("*") if is_step(path) or path.name == "base"]
+    inside = checkpoints.is_relative_to(folder) and stray(checkpoints, run)
+    in_the_way = [said for path in sorted(places) if (said := obstacle(path, run))]
+    if said := inside or (recipe.checkpoint.wanted and next(iter(in_the_way), None)):
+        found.append(f"checkpoint.folder must name a folder where checkpoints have room: {said}; {_WAY_OUT}")
     return found
+
+
+_WAY_OUT = "move that away, or name another folder"
+
+
+def _foreign(folder: Path) -> list[str]:
+    run = run_of(folder) or ""
+    said = [
+        obstacle(folder, run, _FILES),
+        *(obstacle(folder / name, run) for name in _FOLDERS),
+        *(stray(path, run) for name in ("stores", "replica-*", *_FILES) for path in sorted(folder.glob(name))),
+    ]
+    return [
+        f"output must name a new folder or that of a run, because a run replaces files there: {each}; {_WAY_OUT}"
+        for each in said
+        if each
+    ]
+
+
+def claim_folder(recipe: Recipe, where: Placement) -> list[str]:
+    """Mark the folder of a run on every host; the ids of all hosts' folders, that of a new one first. Collective.
+
+    Raises:
+        OptionsError: on a host something stands in the way.
+        OSError: the folder cannot be written.
+    """
+    told = where.everyone([run_of(recipe.folder), uuid.uuid4().hex, foreign(recipe)])
+    if said := [sentence for _, _, sentences in told for sentence in sentences]:
+        raise OptionsError(said)
+    known = [run for run, _, _ in told if run is not None]
+    runs = list(dict.fromkeys(known or [told[0][1]]))
+    mark(recipe.folder, runs[0])
+    return runs
+
+
+def mark(folder: Path, run: str) -> None:
+    """Make the folder of a run and that of its weights with their marks, as far as they have none."""
+    claim(folder, run, _FILES)
+    claim(folder / "weights", run_of(folder) or run)
 
 
 def check_unused(recipe: Recipe) -> None:
@@ -110,6 +147,8 @@ def early_refusal(suffix: str = "") -> Callable[[Any], None]:
 
 
 def _replacing(folder: Path, checkpoints: Path, resume: str) -> str | None:
+    if said := _foreign(folder):
+        return said[0]
     if resume != "auto" or has_manifests(checkpoints) or not _holds_run(folder):
         return None
     return (
@@ -186,7 +225,7 @@ def _replacing_by_smoke(folder: Path) -> str | None:
 def _is_smoke(path: Path) -> bool:
     """Whether a file is the recipe of a smoke run."""
     with suppress(OSError, ValueError, TypeError):  # missing or damaged
-        fields = load_yaml(path.read_text(), str(path))
+        fields = load_yaml(read_text(path), str(path))
         return isinstance(fields, dict) and bool(dict(fields.get("debug") or {}).get("smoke"))
     return False
 

@@ -13,16 +13,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
+from thinwire.compress.stores.marks import MARK, claim, remove, run_of, stray
+from thinwire.errors.files import read_object
 from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.run.folders import FACTS
+from thinwire.launch.run.folders import mark
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.pipeline.errors import OptionsError
+
+FACTS = "facts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +43,13 @@ class ModelFacts:
     """The dtype of the weights before training."""
 
 
-def keep_folder(prepared: Prepared, log: MetricsLog | None) -> bool:
+def keep_folder(prepared: Prepared, log: MetricsLog | None, run: str) -> bool:
     """Make a run's folder anew, with what a resume and an export need, if somebody moved or removed it.
 
     Args:
         prepared: the run.
         log: its log, in the process that has one.
+        run: its id.
 
     Returns whether the files of the log were gone.
 
@@ -52,6 +59,7 @@ def keep_folder(prepared: Prepared, log: MetricsLog | None) -> bool:
     folder = prepared.recipe.folder
     with writing(folder):
         if not (folder / "recipe.yaml").exists():
+            mark(folder, run)
             save_recipe(prepared.recipe)
         try:
             gone = log is not None and log.put_back()
@@ -68,12 +76,8 @@ def keep_folder(prepared: Prepared, log: MetricsLog | None) -> bool:
 def save_model_files(run: Path, prepared: Prepared) -> None:
     """Write RUN/model; it replaces that of an earlier run with this name."""
     folder = run / "model"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != FACTS:  # which tells a later run, at any moment, that a run has written here
-            path.unlink()
+    remove(folder)
+    claim(folder, run_of(run) or "")
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
     facts = ModelFacts(num_labels=prepared.data.num_labels, tied=blueprint.tied, dtype=blueprint.dtype)
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
@@ -89,16 +93,21 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
 def read_facts(run: Path) -> ModelFacts:
     """The facts that `save_model_files` wrote. OptionsError if they are missing."""
     path = run / "model" / FACTS
-    if not path.is_file():
+    if not path.exists():
         raise OptionsError(f"RUN must be the folder of a run, but {path} is missing")
     try:
-        return ModelFacts(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        facts = ModelFacts(**read_object(path))
+        if not isinstance(facts.num_labels, int | None) or not hasattr(torch, facts.dtype):
+            raise ValueError("its fields have other types")
+        return replace(facts, tied={str(name): str(other) for name, other in facts.tied.items()})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise OptionsError(f"{path} must hold facts about the model, but it is damaged: {error}") from error
 
 
 def copy_model_files(run: Path, folder: Path) -> None:
     """Copy the configuration and the tokenizer of a run's model to another folder."""
-    for path in sorted((run / "model").iterdir()):
-        if path.name != FACTS:
-            shutil.copyfile(path, folder / path.name)
+    source = run / "model"
+    if (said := stray(source)) is not None:
+        raise OptionsError(f"{source} must hold the files of a model, but {said}; remove it")
+    left_out = shutil.ignore_patterns(FACTS, MARK)
+    shutil.copytree(source, folder, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)

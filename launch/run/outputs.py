@@ -15,7 +15,8 @@ runs/NAME/
 
 from __future__ import annotations
 
-import shutil
+import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.compress.stores.durable import write_durably
+from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.run.logs.files import FULL, pieces
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.shared.exit_codes import FailedError
@@ -63,8 +65,8 @@ def remove_earlier(recipe: Recipe) -> None:
     own = len(recipe.replicas.here) if recipe.replicas.elastic else 1
     for path in recipe.folder.glob("replica-*"):
         number = path.name.removeprefix("replica-")
-        if number.isdecimal() and int(number) >= own and (path / "recipe.yaml").is_file():
-            shutil.rmtree(path, ignore_errors=True)
+        if re.fullmatch("[0-9]{1,9}", number) and int(number) >= own:
+            remove(path)
 
 
 def save_recipe(recipe: Recipe) -> None:
@@ -85,9 +87,9 @@ def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
     """Write one file for each stage. They replace the trace of an earlier run in the same folder."""
     target = folder / "trace"
-    shutil.rmtree(target, ignore_errors=True)
+    remove(target)
     for trace in traces:
-        target.mkdir(exist_ok=True)
+        claim(target, run_of(folder) or "")
         (target / f"stage-{trace.stage}.json").write_text(dumps(trace.to_json()) + "\n")
 
 
@@ -120,4 +122,6 @@ def save_picture(
     axes.grid(alpha=0.3)
     if losses or evaluations:
         axes.legend()
-    figure.savefig(path, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    write_durably(path, drawn.getvalue())

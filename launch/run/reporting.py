@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.console import ProgressLine, show_notes, show_summary, tokens_of
 from thinwire.launch.run.logs.metrics import MetricsLog
@@ -31,6 +32,7 @@ from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.tasks import mask_padding
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.replicas.drain import exchange_report
 from thinwire.pipeline.tracing.record import StepRecord
@@ -53,13 +55,16 @@ class Reporting:
     def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
         self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.placement
         self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
-        self.times = Times(resumption.saved.get("seconds", {}))
-        self.evaluated: int | None = resumption.saved.get("evaluated")
+        self._run = resumption.runs[0]
+        with resumption.reading():
+            self.times = Times(resumption.saved.get("seconds", {}))
+            evaluated = resumption.saved.get("evaluated")
+            self.evaluated: int | None = None if evaluated is None else int(evaluated)
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
         if self._trainer.reports:
             # without lines of what the checkpoint does not hold: that is done again
-            with writing(self._recipe.folder):
+            with as_written(self._recipe.folder / "*.jsonl", OptionsError), writing(self._recipe.folder):
                 several, limit = self._recipe.replicas.count > 1, self._recipe.rotate_logs
                 self._log = MetricsLog(self._recipe.folder, self._first, limit, self.evaluated or 0, replicas=several)
 
@@ -132,7 +137,7 @@ class Reporting:
 
     def keep_folder(self) -> None:
         """Make the run's folder anew if somebody moved or removed it."""
-        if keep_folder(self._prepared, self._log):
+        if keep_folder(self._prepared, self._log, self._run):
             self.say(
                 f"{self._recipe.folder} was moved or removed, and the run has made it anew, with its metrics; all "
                 f"else is where the folder was moved to, or gone"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.crews.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
@@ -21,17 +23,20 @@ from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
 from thinwire.pipeline.checkpoint_folder import (
+    MANIFEST,
     Manifest,
     SavedStage,
     has_manifests,
     manifests,
     of_another_release,
     passed_over,
+    reading,
+    step_folder,
+    steps_of,
     trouble,
     unreadable,
 )
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.overrides import ReplicaPipeline
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.training_state import collect, resume, resume_model
@@ -74,19 +79,22 @@ class Resumption:
         prepared: the run.
         where: the process of each stage.
         trainer: the stages of this process, connected.
+        runs: the ids of the run's folders on all hosts.
 
     Attributes:
         first: the first step of training.
         saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
+        runs: the ids of the run's folders on all hosts.
         same_parts: whether that checkpoint is of the same cut and processes.
         notes: sentences that say where the run goes on, and which newer checkpoints cannot be taken.
     """
 
-    def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer) -> None:
+    def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer, runs: Sequence[str] = ("",)) -> None:
         recipe = prepared.recipe
         self._recipe, self._options, self._trainer = recipe, recipe.checkpoint, trainer
         self._last_saved: int | None = None
         self._asked_to_stop = False
+        self.runs = list(runs)
         self._checkpoints = Checkpoints(
             checkpoint_folder(recipe),
             stages=[where.part(stage.stage_index) for stage in trainer.stages],
@@ -94,8 +102,11 @@ class Resumption:
             keep=recipe.checkpoint.keep,
             header=header(prepared, where),
             words=words_of_run(),
+            runs=runs,
             timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
         )
+        if self._options.resume == "never" and self._options.wanted:
+            _check_replaced(self._checkpoints.folder, where, runs)
         found = None if self._options.resume == "never" else find(prepared, where, self._stages)
         self._manifest: Manifest | None = found[0] if found else None
         self._passed_over: list[str] = found[1] if found else []
@@ -106,11 +117,17 @@ class Resumption:
         if self._manifest is not None:
             self._last_saved = self.first
             part = self._stages[0] if self.same_parts else self._manifest.model_parts[0]
-            self.saved = SavedStage(self._checkpoints.folder, self.first, part).values["run"]
+            saved = SavedStage(self._checkpoints.folder, self.first, part)
+            with self.reading():
+                self.saved = dict(saved.values["run"])
 
     @property
     def _stages(self) -> list[int]:
         return [self._trainer.placement.part(stage.stage_index) for stage in self._trainer.stages]
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Around code that takes `saved` apart: CheckpointError if it is not what a run writes."""
+        return reading(step_folder(self._checkpoints.folder, self.first))
 
     @property
     def notes(self) -> list[str]:
@@ -199,6 +216,19 @@ def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: i
             raise ModelError(mistakes[0])
 
 
+def _check_replaced(folder: Path, where: Placement, runs: Sequence[str]) -> None:
+    """Raise OptionsError, in all processes, if a run that starts anew would replace another's checkpoints; collective.
+
+    A folder that `checkpoint.folder` names may hold those of a run with another output.
+    """
+    others = [str(path) for path in steps_of(folder) if (path / MANIFEST).exists() and run_of(path) not in runs]
+    if told := next(filter(None, where.everyone(others[-1:])), None):
+        raise OptionsError(
+            f"--overwrite replaces the run in the output folder and its checkpoints, but {told[0]} is of another run; "
+            f"name another checkpoint.folder, or move it away"
+        )
+
+
 def words_of_run() -> WordStore:
     """Where the processes of a run post what they have written for a checkpoint."""
     meeting = os.environ.get(MEETING_VARIABLE)
@@ -214,27 +244,11 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     Replicas with processes of their own have parts of their own.
     """
     recipe = asdict(prepared.recipe)
-    if not prepared.recipe.replicas.overrides:
-        del recipe["replicas"]["overrides"]  # so a checkpoint of before there were any agrees
-    for override in recipe["replicas"].get("overrides", {}).values():
-        if override["pipeline"] == asdict(ReplicaPipeline()):
-            del override["pipeline"]  # likewise
-    if prepared.recipe.replicas.count == 1:
-        del recipe["replicas"]  # so a checkpoint of an earlier release, which has no replicas, agrees
-    elif not prepared.recipe.replicas.step_alone:
+    if not prepared.recipe.replicas.step_alone:
         recipe["replicas"]["sync"] = {"every": 1}  # nothing else counts
-    if prepared.recipe.replicas.count > 1 and not prepared.recipe.replicas.elastic:
-        del recipe["replicas"]["membership"]  # likewise: earlier releases have no other
-    if prepared.recipe.optimizer.name != "quantized-adam":
-        del recipe["optimizer"]["freeze_after"]  # likewise
-    del recipe["clients"]["outlines"]
     if prepared.recipe.clients.outlines:
         del recipe["data"]["name"]  # that of the client whose turn it is; the digest of the samples is that of all
-    if prepared.recipe.clients.count == 1:
-        del recipe["clients"]  # likewise
-    del recipe["data"]["outline"]  # it changes no sample, and earlier releases have none
-    if prepared.recipe.model.dtype == "fp32":
-        del recipe["model"]["dtype"]
+    del recipe["clients"]["outlines"], recipe["data"]["outline"]  # they change no sample
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))

@@ -8,7 +8,9 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
+from thinwire.launch.run.folders import claim_folder
 from thinwire.launch.run.notes import Notes
+from thinwire.launch.run.outputs import writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
@@ -29,17 +31,21 @@ class Run:
         self.recipe = prepared.recipe
         self.assembly: Assembly = assemble(prepared, where, dist.get_rank(), attendance=attendance)
         self.trainer = self.assembly.trainer
+        with writing(self.recipe.folder):
+            runs = claim_folder(self.recipe, where)
         room = Room(self.recipe, where, self.trainer, prepared.steps_per_epoch)
         room.check()
-        self._resumption = Resumption(prepared, where, self.trainer)
+        self._resumption = Resumption(prepared, where, self.trainer, runs)
         saved, same_parts = self._resumption.saved, self._resumption.same_parts
         # the codecs that auto chose are in use before the checkpoint is restored
-        self._choosing = Choosing(
-            self.recipe, self.trainer, where, prepared.steps_per_epoch, saved, same_parts=same_parts
-        )
+        with self._resumption.reading():
+            self._choosing = Choosing(
+                self.recipe, self.trainer, where, prepared.steps_per_epoch, saved, same_parts=same_parts
+            )
         self._resumption.begin()
         if "loss_scale" in saved:
-            self.trainer.update.scale.load_state_dict(saved["loss_scale"])
+            with self._resumption.reading():
+                self.trainer.update.scale.load_state_dict(saved["loss_scale"])
         self._choosing.begin()
         if attendance is not None:
             attendance.on_stop = self._resumption.ask_to_stop

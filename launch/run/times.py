@@ -21,8 +21,10 @@ class Times:
     """
 
     def __init__(self, before: Mapping[str, float]) -> None:
-        self.seconds: dict[Activity, float] = {purpose: before.get(purpose, 0.0) for purpose in get_args(Activity)}
-        self._started = time.perf_counter() - before.get("all", 0.0)
+        self.seconds: dict[Activity, float] = {
+            purpose: float(before.get(purpose, 0.0)) for purpose in get_args(Activity)
+        }
+        self._started = time.perf_counter() - float(before.get("all", 0.0))
 
     @property
     def all(self) -> float:

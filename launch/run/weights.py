@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.compress.stores.durable import make_folder, sync, write_durably
+from thinwire.compress.stores.durable import part_of, remove_parts, sync, write_durably
+from thinwire.compress.stores.marks import claim, remove, run_of, stray
+from thinwire.errors.files import read_object
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
@@ -57,7 +58,7 @@ class Saving:
     """
 
     def __init__(self, folder: Path, step: int, stages: int) -> None:
-        self._base = folder / "weights"
+        self._base, self._run = folder / "weights", run_of(folder) or ""
         self._before = newest(folder)
         name = f"step-{step}"
         if self._before is not None and self._before.folder == name:
@@ -70,9 +71,10 @@ class Saving:
         """Write the weights of one stage, named as in the unsplit model, and wait until they are on the disk."""
         from safetensors.torch import save_file
 
-        target = self._base / self._set.folder / f"stage-{stage}.safetensors"
-        make_folder(target.parent)
-        fresh = target.with_suffix(".part")
+        target = self.folder / f"stage-{stage}.safetensors"
+        claim(self._base, self._run)
+        claim(target.parent, self._run)
+        fresh = part_of(target)
         metadata = {"step": str(self._set.step)}
         save_file(_apart(state), fresh, metadata=metadata)
         follow_umask(fresh)
@@ -89,23 +91,25 @@ class Saving:
         """Name this set in the manifest, and remove the set before. Call it after every stage has written its file."""
         write_durably(self._base / _MANIFEST, f"{json.dumps(asdict(self._set))}\n".encode())
         if self._before is not None and self._before.folder != self._set.folder:
-            shutil.rmtree(self._base / self._before.folder, ignore_errors=True)  # other processes remove it as well
+            remove(self._base / self._before.folder)  # other processes remove it as well
 
     def discard(self) -> None:
         """Remove the files of a set that cannot be completed."""
-        shutil.rmtree(self._base / self._set.folder, ignore_errors=True)
+        remove(self.folder)
 
 
 def newest(folder: Path) -> WeightSet | None:
     """The newest complete set in a run's folder, or None. OptionsError if the manifest is damaged."""
     path = folder / "weights" / _MANIFEST
-    if not path.is_file():
+    if not path.exists():
         return None
+    if (said := stray(path.parent, run_of(folder))) is not None:
+        raise OptionsError(f"{folder} must hold the weights of a run, but {said}; remove it")
     try:
-        found = WeightSet(**json.loads(path.read_text()))
-        if not _NAME.fullmatch(found.folder) or not isinstance(found.step, int) or not isinstance(found.stages, int):
+        found = WeightSet(**read_object(path))
+        if not _NAME.fullmatch(found.folder) or type(found.step) is not int or type(found.stages) is not int:
             raise ValueError("its fields have other types")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise OptionsError(f"{path} must name a set of weights, but it is damaged: {error}; remove it") from error
     return found
 
@@ -138,9 +142,9 @@ def remove_leftovers(folder: Path) -> None:
     """Remove incomplete sets of killed runs. No run may be saving in this folder."""
     kept = newest(folder)
     _remove_sets(folder / "weights", {kept.folder} if kept else set())
-    for pattern in ("weights/*.part", "*.part"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+    for place in (folder, folder / "weights"):
+        if run_of(place) is not None:
+            remove_parts(place)
 
 
 def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -157,4 +161,4 @@ def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _remove_sets(base: Path, kept: Collection[str]) -> None:
     for path in base.glob("step-*"):
         if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)

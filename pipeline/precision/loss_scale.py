@@ -85,4 +85,4 @@ class LossScale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state that `state_dict` returned."""
-        self.factor, self._good, self.skipped = state["factor"], state["good"], state["skipped"]
+        self.factor, self._good, self.skipped = float(state["factor"]), int(state["good"]), int(state["skipped"])

@@ -12,9 +12,10 @@ import pytest
 
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
+from thinwire.compress.stores.marks import MARK, claim
 from thinwire.launch import cli
 from thinwire.launch.run import folders, recipe, room
-from thinwire.launch.run.folders import check_folders, held, replacing
+from thinwire.launch.run.folders import check_folders, held, mark, replacing
 from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.room import Room
@@ -78,35 +79,54 @@ def test_a_folder_that_may_not_be_read_is_refused_in_a_sentence(tmp_path, monkey
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize("name", ["model/net.py", "tensorboard/mine", "trace/stages.txt", "model"])
-def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name):
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model/net.py", "tensorboard/mine", "trace/stages.txt", "weights/step-2/mine", "model"),
+        *("loss.png", "recipe.yaml", "summary.json", "evaluations.jsonl", "metrics.jsonl", "metrics-00001.jsonl"),
+    ],
+)
+def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, overwrite):
     """A run whose folder was that of a project deleted the project's model without a word."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text("mine")
-    assert cli.main(["simulate", "gpt2-tiny", "--output", ".", "--overwrite"]) == 2
+    assert cli.main(["simulate", "gpt2-tiny", "--output", ".", *overwrite]) == 2
+    said = name if name != "weights/step-2/mine" else "weights/step-2"
     assert capsys.readouterr().err == (
-        "output must name a folder of a run or a new one, because a run replaces its model, tensorboard and trace; "
-        f"{name} is of something else; name another --output\n"
+        "output must name a new folder or that of a run, because a run replaces files there: "
+        + ("model is no folder" if name == "model" else f"no run made {said}")
+        + "; move that away, or name another folder\n"
     )
     assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [tmp_path / name.partition("/")[0]]
 
 
-def test_what_an_earlier_run_wrote_is_replaced(tmp_path):
-    for name in ("model/facts.json", "model/config.json", "tensorboard/events.out.tfevents.1", "trace/stage-0.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert folders.foreign(tmp_path) == []
+def test_files_beside_those_of_a_run_stay(tmp_path, monkeypatch):
+    """A run removed every *.part, weights/step-N and replica-N, and took any metrics-N.jsonl for its own."""
+    monkeypatch.chdir(tmp_path)
+    options = [*TINY["gpt2-tiny"], *SHORT, "--output", ".", "--save_every", "1", "--checkpoint.every", "1 steps"]
+    names = ("film.part", "weights/film.part", "replica-1/x", "step-12/x", "base/img", "metrics-2024.jsonl", "stores/x")
+    names += ("checkpoints/step-12/img", "checkpoints/passed-over-00000009/x", "checkpoints/film.part")
+    assert cli.main(["simulate", "gpt2-tiny", *options]) == 0
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    for more in (["--training.steps", "3"], ["--overwrite"]):
+        assert cli.main(["simulate", "gpt2-tiny", *options, *more]) == 0
+        assert {name: (tmp_path / name).read_text() for name in names} == dict.fromkeys(names, "mine")
 
 
 def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_path):
     """It deleted the file by which a run knows its own folder, maybe before the others."""
 
     def killed(folder):
-        assert {path.name for path in folder.iterdir()} == {"facts.json"}
+        assert {path.name for path in folder.iterdir()} == {"facts.json", MARK}
         raise KeyboardInterrupt
 
+    claim(tmp_path / "model", "")
     for name in ("facts.json", "config.json", "tokenizer/vocabulary"):
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "model" / name).touch()
@@ -118,7 +138,7 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
     )
     with pytest.raises(KeyboardInterrupt):
         save_model_files(tmp_path, prepared)
-    assert folders.foreign(tmp_path) == []
+    assert folders.foreign(Recipe(output=str(tmp_path))) == []
 
 
 def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
@@ -143,6 +163,7 @@ def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch,
         with held(folder):
             assert cli.main([command, "gpt2-tiny"]) == 2
             assert "output must name a folder that no other run uses" in capsys.readouterr().err
+        mark(folder, "")
         (folder / "summary.json").write_text("{}")
         assert cli.main([command, "gpt2-tiny"]) == 2
         assert f"but runs/{folder.name} holds one; --overwrite replaces it" in capsys.readouterr().err
@@ -185,8 +206,8 @@ def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys, mo
         said = capsys.readouterr().err
         assert "the weights of stage" in said and "cannot be saved in" in said and "Traceback" not in said
         assert newest(disk).step == 1
-        assert sorted(path.name for path in (disk / "weights").iterdir()) == ["newest.json", "step-1"]
-        assert not list(disk.rglob("*.part"))
+        assert sorted(path.name for path in (disk / "weights").iterdir()) == ["newest.json", "step-1", MARK]
+        assert not list(disk.rglob("*part"))
         assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())
 
 
@@ -248,6 +269,7 @@ def test_a_run_does_not_replace_another_unless_it_is_told_to(tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["train", "simulate"])
 def test_a_run_is_refused_before_its_data_are_read(tmp_path, capsys, command):
+    mark(tmp_path, "")
     (tmp_path / "summary.json").touch()
     data = ["--data.name", str(tmp_path / "missing.txt"), "--output", str(tmp_path)]
     assert cli.main([command, "gpt2-tiny", *data]) == 2
@@ -255,6 +277,7 @@ def test_a_run_is_refused_before_its_data_are_read(tmp_path, capsys, command):
 
 
 def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
+    mark(tmp_path, "")
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "recipe.yaml").touch()
     assert replacing(Recipe(output=str(tmp_path))) is None

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
+from thinwire.compress.stores.marks import MARK, claim
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
 from thinwire.launch.run import recipe, room
@@ -75,9 +76,8 @@ def test_a_large_log_is_closed_and_numbered(tmp_path):
 def test_a_run_that_replaces_another_leaves_no_replicas_of_it(tmp_path, options, kept):
     folder = tmp_path / "run"
     for name in ("replica-1", "replica-2", "replica-3", "replica-4", "replica-of-mine"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "recipe.yaml").touch()
-    (folder / "replica-4/recipe.yaml").unlink()  # somebody else's
+        claim(folder / name, "")
+    (folder / "replica-4" / MARK).unlink()  # somebody else's
     (folder / "summary.json").touch()
     remove_earlier(recipe.parse(["quickstart", "--output", str(folder), *options]))
     assert names(folder) == sorted([*(f"replica-{number}" for number in kept), "replica-4", "replica-of-mine"])
@@ -132,14 +132,14 @@ def test_entries_without_room_wait_in_order_and_no_part_of_one_is_written(tmp_pa
 def test_a_next_file_that_cannot_begin_is_tried_again(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     log = LogFile(path, 12, number, lambda: b"\n")
-    real, refusals = files.Path.open, [OSError(errno.ENOSPC, "No space left on device")] * 2
+    real, refusals = files._opened, [OSError(errno.ENOSPC, "No space left on device")] * 2
 
-    def full(*arguments, **named):
+    def full(place):
         if refusals:
             raise refusals.pop()
-        return real(*arguments, **named)
+        return real(place)
 
-    monkeypatch.setattr(files.Path, "open", full)
+    monkeypatch.setattr(files, "_opened", full)
     for step in range(4):
         log.add(entry(step))
     log.close()

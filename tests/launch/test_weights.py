@@ -4,6 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from thinwire.compress.stores.durable import part_of
+from thinwire.compress.stores.marks import MARK
 from thinwire.launch.run.weights import Saving, WeightSet, newest, remove_leftovers, weight_file, with_run_weights
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.errors import OptionsError
@@ -30,7 +32,7 @@ def test_a_set_replaces_the_one_before(tmp_path):
         save(tmp_path, step)
         assert newest(tmp_path) == WeightSet(step, 2, f"step-{step}")
         assert steps(tmp_path) == [step, step]
-    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["newest.json", "step-4"]
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["newest.json", "step-4", MARK]
 
 
 def test_a_run_called_fresh_does_not_take_the_place_of_fresh_weights(tmp_path, monkeypatch):
@@ -85,7 +87,7 @@ def test_what_killed_runs_left_goes_with_the_next_save_or_start(tmp_path):
     save(tmp_path, 2)
     for again in (lambda: save(tmp_path, 8), lambda: remove_leftovers(tmp_path)):
         save(tmp_path, 6, (0,), complete=False)
-        part = tmp_path / "weights/newest.json.1.part"
+        part = part_of(tmp_path / "weights/newest.json")
         part.touch()
         again()
         assert not (tmp_path / "weights/step-6").exists()
@@ -98,7 +100,7 @@ def test_a_set_that_cannot_be_completed_is_discarded(tmp_path):
     saving = Saving(tmp_path, 4, 2)
     saving.write(0, {"layer0": torch.zeros(3)})
     saving.discard()
-    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["newest.json", "step-2"]
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["newest.json", "step-2", MARK]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from support.checkpoint_process import Process, newest, saved_by_two, train_and_
 from support.faults.disk import Disk
 from support.faults.process import Crash
 from support.faults.process import Process as Machine
+from thinwire.compress.stores.marks import claim
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.pipeline import checkpoint, checkpoint_folder
 from thinwire.pipeline.checkpoint_folder import Manifest, manifests, of_another_release, step_folder, step_of, trouble
@@ -42,7 +43,8 @@ def test_the_checkpoint_of_another_cut_stays_until_a_new_one_is_complete(tmp_pat
     """Two stages become one, with other rows. A crash behind the first file operation left no checkpoint at all."""
     draw, folder, words, reached = random.Random(seed), tmp_path / "run", dist.HashStore(), 4
     saved_by_two(folder, words, steps=4)
-    (folder / "checkpoints/step-00000005/stage-1").mkdir(parents=True)  # unfinished
+    claim(folder / "checkpoints/step-00000005", "")
+    (folder / "checkpoints/step-00000005/stage-1").mkdir()  # unfinished
     wanted, files = {}, folder / "checkpoints"
     for crash_at in (*(draw.randrange(1, 25) for _ in range(4)), None):
         machine = Machine(draw, crash_at)
@@ -80,7 +82,8 @@ def test_parts_of_another_cut_go_from_every_disk_once_a_new_checkpoint_is_comple
     for stage in (0, 1):
         folders.append(tmp_path / f"host-{stage}" / "checkpoints")
         shutil.copytree(both[0].checkpoints.folder, folders[stage])
-        (folders[stage] / "step-00000009" / f"stage-{1 - stage}").mkdir(parents=True)  # unfinished
+        claim(folders[stage] / "step-00000009", "")
+        (folders[stage] / "step-00000009" / f"stage-{1 - stage}").mkdir()  # unfinished
     words, layout = dist.HashStore(), StoreLayout(num_slots=7, row_shape=(9,))
     both = [Process(tmp_path / f"host-{stage}", words, stage, 2, 1, layout=layout, cut="new") for stage in (0, 1)]
     for process in both:

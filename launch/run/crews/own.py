@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.local import CONNECTION_VARIABLE
@@ -73,7 +74,7 @@ def enter(prepared: Prepared, replica: int) -> Prepared:
     if own is not prepared:
         own.recipe.folder.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
-        descriptor = os.open(own.recipe.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = open_regular(own.recipe.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.close(descriptor)
     return own

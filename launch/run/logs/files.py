@@ -14,7 +14,6 @@ import errno
 import io
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.compress.stores.durable import write_durably
+from thinwire.errors import files
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 """Errors of a disk that is full, over its quota, or read-only."""
@@ -105,14 +105,7 @@ class LogFile:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file.seek(0)
-        part = self._path.with_name(f"{self._path.name}.part")
-        try:
-            with part.open("wb") as copy:  # buffered: a disk that is nearly full takes a part of what is written
-                shutil.copyfileobj(self._file, copy)
-        except OSError:
-            part.unlink()
-            raise
-        part.rename(self._path)
+        write_durably(self._path, self._file.readall())
         self._file.close()
         self._file = _opened(self._path)
         return True
@@ -146,7 +139,7 @@ class LogFile:
 
 def _opened(path: Path) -> io.FileIO:
     """The file, which grows at its end, and can be read even after somebody has removed it."""
-    return path.open("a+b", buffering=0)
+    return io.FileIO(files.open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b")
 
 
 def _sync_and_close(descriptor: int) -> None:
@@ -165,8 +158,13 @@ def number(path: Path) -> Path:
 
 def pieces(path: Path) -> list[Path]:
     """The files of a log, the oldest first; the last one is the path itself, even where nothing is there."""
-    numbered = sorted(path.parent.glob(f"{path.stem}-[0-9]*{path.suffix}"))
-    return [*numbered, path] if path.exists() or not numbered else numbered
+    closed = sorted(path.parent.glob(numbered(path.stem)))
+    return [*closed, path] if path.exists() or not closed else closed
+
+
+def numbered(stem: str) -> str:
+    """The pattern of the names of closed files."""
+    return f"{stem}-{5 * '[0-9]'}.jsonl"
 
 
 def is_empty(path: Path) -> bool:
@@ -176,7 +174,7 @@ def is_empty(path: Path) -> bool:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The values of all whole lines of a log of JSON; none if there is no log."""
-    return [values for piece in pieces(path) if piece.exists() for _, values in _parsed(piece.read_text())]
+    return [values for piece in pieces(path) if piece.exists() for _, values in _parsed(piece)]
 
 
 def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
@@ -186,7 +184,7 @@ def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict
     """
     kept: list[dict[str, Any]] = []
     for piece in reversed(pieces(path)):
-        lines = list(_parsed(piece.read_text())) if piece.exists() else []
+        lines = list(_parsed(piece)) if piece.exists() else []
         staying = [(line, values) for line, values in lines if stays(values)]
         if piece == path or 0 < len(staying) < len(lines):
             # a kill from here on loses no line
@@ -197,10 +195,10 @@ def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict
     return kept
 
 
-def _parsed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The whole lines of a text, and their values."""
-    for line in text.splitlines():
-        with suppress(ValueError):  # only a part of the last line was written
+def _parsed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The whole lines of a log, and their values. Those that no run wrote are left out."""
+    for line in files.read_lines(path):
+        with suppress(ValueError, TypeError, RecursionError):  # only a part of the last line was written
             yield line, dict(json.loads(line))
 
 

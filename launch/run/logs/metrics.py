@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.run.logs.curves import Curves
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number
 from thinwire.launch.shared.strict_json import dumps
@@ -40,7 +40,7 @@ class MetricsLog:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not first:
-            shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # the curves of an earlier run of the same name
+            remove(folder / "tensorboard")  # the curves of an earlier run of the same name
         self._folder, nbytes = folder, int(limit * MEGABYTE)
         steps = keep_lines(folder / "metrics.jsonl", lambda line: line["step"] < first)
         evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= evaluated)
@@ -50,6 +50,7 @@ class MetricsLog:
         if replicas:
             keep_lines(folder / "exchanges.jsonl", lambda line: line["step"] < first)
             self._exchange_lines = LogFile(folder / "exchanges.jsonl", nbytes, number)
+        claim(folder / "tensorboard", run_of(folder) or "")
         self._curves = Curves(folder / "tensorboard", nbytes, first)
         of_lines = (self._lines, self._evaluation_lines, self._exchange_lines)
         self._logs = [log for log in of_lines if log is not None]
@@ -99,6 +100,7 @@ class MetricsLog:
 
         A closed file with older lines is not written again.
         """
+        claim(self._folder / "tensorboard", run_of(self._folder) or "")
         gone = [file.put_back() for file in self._files]
         return any(gone)
 
