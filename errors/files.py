@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 from thinwire.errors import ThinwireError
 
+SIGNATURE = "written by Thinwire"
+"""What a file that a user names says at its beginning, in the way of its format. Only such a file is replaced."""
 MOST_BYTES = 64_000_000
 """Bytes of a file that is read whole."""
 MOST_OF_A_LINE = 1_000_000

@@ -38,6 +38,10 @@ def _main(argv: Sequence[str]) -> int:
     with held(wanted.folder), working():
         check_unused(wanted)  # again: no other run can begin there now
         simulate(prepared)
+        if wanted.debug.smoke:
+            from thinwire.launch.run.smoke_export import check_export
+
+            check_export(prepared.recipe)
     return OK
 
 

@@ -77,6 +77,10 @@ def _main(argv: Sequence[str]) -> int:
         with held(wanted.folder) as descriptor:
             check_unused(wanted)  # again: no other run can begin there now
             launch(prepared, argv, descriptor)
+            if wanted.debug.smoke:
+                from thinwire.launch.run.smoke_export import check_export
+
+                check_export(prepared.recipe)
         return OK
     from thinwire.launch.run.worker import work
 

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from thinwire.compress.stores.marks import claim, stray
+from thinwire.compress.stores.marks import claim, remove, stray
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import as_written, check_regular, opened, read_object, read_text
 from thinwire.pipeline.errors import CheckpointError
@@ -283,6 +283,14 @@ def steps_of(folder: Path) -> list[Path]:
 def is_step(path: Path) -> bool:
     """Whether a path has the name of a checkpoint's folder."""
     return _STEP.fullmatch(path.name) is not None
+
+
+def remove_checkpoints(folder: Path, runs: Collection[str] | None = None) -> None:
+    """Remove all checkpoints that a run made (one of these runs), and their folder if nothing else is in it."""
+    for path in [*steps_of(folder), *folder.glob("passed-over-*"), folder / "base"]:
+        remove(path, runs)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def step_of(path: Path) -> int:

@@ -3,11 +3,16 @@
 A disk may hold a new file and not its name. The name is in the folder, which is synced on its own.
 """
 
+import errno
 import os
 import re
 import uuid
 from pathlib import Path
 
+from thinwire.errors.files import SIGNATURE
+
+_BEGINNING = 1000
+"""Bytes at the beginning of a file."""
 _PART = ".thinwire-part"
 
 
@@ -55,9 +60,24 @@ def write_durably(path: Path, content: bytes) -> None:
     sync(path.parent)  # the new name must reach the disk too
 
 
+def write_own(path: Path, content: bytes) -> None:
+    """As `write_durably`, a file that says at its beginning who wrote it, as `SIGNATURE` does.
+
+    A file that is there and does not say so is somebody else's: FileExistsError.
+    """
+    assert SIGNATURE.encode() in content[:_BEGINNING], "it must be known as our own the next time"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise FileExistsError(errno.EEXIST, "it is a link, a folder or a device", str(path))
+    if path.exists():
+        with path.open("rb") as file:
+            if (begins := file.read(_BEGINNING)) and SIGNATURE.encode() not in begins:
+                raise FileExistsError(errno.EEXIST, "it is there, and Thinwire did not write it", str(path))
+    write_durably(path, content)
+
+
 def write_for_user(path: Path, content: bytes) -> None:
-    """As `write_durably`, to a path that a user names: a link stays a link, and /dev/stdout a device."""
+    """As `write_own`, to a path that a user names: a link stays a link, and /dev/stdout a device."""
     if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
         path.write_bytes(content)
     else:
-        write_durably(path.resolve(), content)
+        write_own(path.resolve(), content)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, assemble, simulated_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.saved import chosen_codecs, find_checkpoint, read_summary, weights_of
+from thinwire.launch.run.saved import check_inside, chosen_codecs, find_checkpoint, read_summary, weights_of
 from thinwire.launch.shared.interfaces import alone
 from thinwire.launch.shared.tables import Table
 from thinwire.models.data.sampler import evaluation_batches
@@ -56,6 +56,8 @@ def recipe_of(place: str, options: Sequence[str], copies: Path, prog: str) -> Re
 
     The weights of a checkpoint are copied to the folder `copies`.
     """
+    if Path(place).is_dir():
+        check_inside(Path(place))
     if Path(place).is_dir() and (checkpoint := find_checkpoint(Path(place))):
         save_file(checkpoint.weights(), copies / "stage-0.safetensors")  # by this name nothing is tied
         found = recipe.parse([str(checkpoint.recipe), *options], prog=prog)

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
     with telling("importing torch"):
-        from thinwire.launch.export.folder import export
+        from thinwire.launch.run.export import export
         from thinwire.launch.run.saved import read_run
     with telling("writing the model"):
         run = read_run(place, PROG)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.errors.files import as_written
 from thinwire.launch.report.comparison import compare, find_baseline
 from thinwire.launch.report.page import render
 from thinwire.launch.report.perfetto import write
@@ -19,6 +20,7 @@ from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import telling
+from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from thinwire.launch.timing.replay import PredictedLink
@@ -30,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     links = [_link(text) for text in options.link]
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
-    with telling("drawing the page"):
+    where = Path(", ".join(map(str, options.runs)))
+    with telling("drawing the page"), as_written(where, OptionsError):
         comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
         page = render(runs, documents, comparison)
     write(options.out, page)

@@ -7,11 +7,12 @@ the part that the drain of the pipeline hid. An arrow joins the encoding of a fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.compress.stores.durable import write_for_user
+from thinwire.compress.stores.durable import write_for_user, write_own
+from thinwire.errors.files import SIGNATURE
 from thinwire.launch.report.timeline import ExchangeSpan, Transfer, exchanges, read_traces, transfers
 from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
@@ -41,9 +42,9 @@ LANES = {
 def main(argv: Sequence[str]) -> int:
     """Write the trace of a run, and return the exit status."""
     options = make_parser().parse_args(argv)
-    out = options.out or options.run / "trace.json"
     traces = read_traces(run_folder(options.run))
-    write(out, dumps(chrome_trace(traces)))
+    out = options.out or options.run / "trace.json"
+    write(out, dumps(chrome_trace(traces)), write_for_user if options.out else write_own)
     steps = ", ".join(str(step.step) for step in traces[0].steps)
     print(f"{out} has steps {steps} of {len(traces)} stages; open it at ui.perfetto.dev or chrome://tracing")
     return OK
@@ -60,11 +61,11 @@ def make_parser() -> Parser:
     return parser
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file. OptionsError if the file cannot be written."""
+def write(path: Path, text: str, how: Callable[[Path, bytes], None] = write_for_user) -> None:
+    """Write a file. OptionsError if the file cannot be written, or is there and not one of ours."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_for_user(path, text.encode())
+        how(path, text.encode())
     except OSError as error:
         raise OptionsError(f"--out must name a file that can be written, got {path}: {error.strerror}") from error
 
@@ -81,7 +82,7 @@ def chrome_trace(traces: Sequence[StageTrace]) -> dict[str, Any]:
         f"stage {trace.stage}": {"error_us": 1e6 * trace.clock_error, "drift_ppm": 1e6 * trace.clock_drift}
         for trace in traces
     }
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clocks": clocks}}
+    return {"generator": SIGNATURE, "traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clocks": clocks}}
 
 
 def name_of(span: Span) -> str:

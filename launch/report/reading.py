@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from thinwire.errors.files import read_text
 from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.tables import Table, is_document, read_document
@@ -85,10 +86,10 @@ def _read_run(folder: Path) -> RunFiles:
         if missing is not None and not path.exists():
             return missing
         try:
-            return parse(path.read_text())
+            return parse(read_text(path))
         except OptionsError as error:
             mistakes.extend(error.mistakes)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             mistakes.append(f"{path} cannot be read: {' '.join(str(error).split())}")
         return None
 
@@ -114,9 +115,9 @@ def _documents_in(folder: Path) -> list[Document]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            if is_document(json.loads(path.read_text())):
-                found.append(_read_document(path))
-        except (OSError, ValueError) as error:
+            if is_document(json.loads(text := read_text(path))):
+                found.append(Document(*read_document(text)))
+        except (OSError, ValueError, RecursionError) as error:
             if not isinstance(error, OptionsError):
                 raise OptionsError(f"{path} cannot be read: {error}") from error
             raise
@@ -128,7 +129,7 @@ def _read_document(path: Path) -> Document:
         return Document(*read_document(path.read_text()))
     except OSError as error:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionsError(f"{path} holds no tables: {error}") from error
 
 

@@ -8,12 +8,13 @@ one after another, so a frame is on the wire only after the frame before it has 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from thinwire.compress.stores.marks import stray
+from thinwire.errors.files import read_object, read_text
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import EXCHANGE
@@ -67,13 +68,15 @@ class ExchangeSpan:
 
 def read_traces(run: Path) -> list[StageTrace]:
     """The traces of all stages of a run, in stage order. OptionsError names every file that cannot be read."""
+    if (said := stray(run / "trace")) is not None:
+        raise OptionsError(f"{run} must be the folder of a run, but {said}")
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise OptionsError(f"{run} has no trace; train with --trace to record the last steps")
     traces, mistakes = [], _absent(run)
     for path in paths:
         try:
-            traces.append(StageTrace.from_json(json.loads(path.read_text())))
+            traces.append(StageTrace.from_json(read_object(path)))
         except (OSError, ValueError) as error:
             mistakes.append(f"{path} is not the trace of a stage: {error}")
     if mistakes:
@@ -87,8 +90,8 @@ def _absent(run: Path) -> list[str]:
     if not recipe.is_file():
         return []
     try:
-        count = int(load_yaml(recipe.read_text(), str(recipe))["pipeline"]["num_stages"])
-    except (ValueError, TypeError, KeyError):
+        count = int(load_yaml(read_text(recipe), str(recipe))["pipeline"]["num_stages"])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return [f"{recipe} must be the recipe of a run, and has no pipeline.num_stages"]
     files = [run / f"trace/stage-{stage}.json" for stage in range(count)]
     return [f"{path} is missing; the run has {count} stages" for path in files if not path.is_file()]

@@ -22,9 +22,10 @@ from typing import Any, get_type_hints
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import misfits, sentence
-from thinwire.launch.run.yaml_text import check_inline, load_yaml
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, check_inline, load_yaml
 from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -281,7 +282,8 @@ def _load(named: str) -> dict[str, Any]:
             f"known: {', '.join(known)}"
         )
     try:
-        text = path.read_text()
+        with path.open() as file:
+            text = file.read(10 * MOST_CHARACTERS)  # a file has no end, or claims to be larger than any memory
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} cannot be read: {error}") from error
     loaded = load_yaml(text, str(path))
@@ -347,6 +349,8 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 def _resuming(run: str) -> list[str]:
     """The arguments for --resume: the recipe of a run, and its folder as the output."""
     recipe = Path(run, "recipe.yaml")
+    if (said := stray(recipe)) is not None:
+        raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {said}")
     if not recipe.is_file():
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
     folder = Path(run).absolute()

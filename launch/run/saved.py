@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from thinwire.compress.stores.marks import run_of, stray
+from thinwire.errors.files import as_written, check_regular, read_object
 from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
@@ -23,9 +24,12 @@ from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.checkpoint_folder import (
     Manifest,
     SavedStage,
+    is_step,
     manifests,
     passed_over,
+    reading,
     step_folder,
+    step_of,
     trouble,
     unreadable,
 )
@@ -49,8 +53,9 @@ def read_run(folder: Path, prog: str) -> SavedRun:
     """Read the last save of a run, weights or a checkpoint.
 
     Raises:
-        OptionsError: files are missing, or are not from one save.
+        OptionsError: files are missing, or are not from one save, or lead out of the folder.
     """
+    check_inside(folder)
     if checkpoint := find_checkpoint(folder):
         return _of_checkpoint(checkpoint, prog)
     needed = [folder / "recipe.yaml", _summary_of_weights(folder)]
@@ -66,6 +71,15 @@ def read_run(folder: Path, prog: str) -> SavedRun:
             f"of all stages from the same run"
         )
     return SavedRun(folder, found, summary, weights, read_facts(folder))
+
+
+def check_inside(folder: Path) -> None:
+    """Raise OptionsError if a run or an export, which may come from elsewhere, has a link, a pipe or a device."""
+    run = run_of(folder)
+    names = ("recipe.yaml", "model", "weights", "checkpoints", "*.json", "*.jsonl", "*.safetensors")
+    for path in (path for name in names for path in sorted(folder.glob(name))):
+        if (said := stray(path, run)) is not None:
+            raise OptionsError(f"{folder} must be the folder of a run or an export, but {said}; remove it")
 
 
 def _of_checkpoint(checkpoint: SavedCheckpoint, prog: str) -> SavedRun:
@@ -123,13 +137,25 @@ def _summary_of_weights(folder: Path) -> Path:
 
 def _read_summary(path: Path) -> dict[str, Any]:
     try:
-        summary = json.loads(path.read_text())
-        summary["weights_digest"], summary["held_out"], summary["channels"], summary["steps"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        summary = read_object(path)
+        summary["weights_digest"], int(summary["steps"])
+        for row in summary["channels"]:
+            row["boundary"], row["channel"], row["codec"]
+        _check_scores(summary["held_out"])
+        for choice in summary.setdefault("choices", []):
+            choice["boundary"], choice["channel"], choice["codec"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise OptionsError(
             f"{path} must be the summary of a run, but it is damaged ({error!r}); copy it again, or train again"
         ) from error
-    return dict(summary)
+    return summary
+
+
+def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise KeyError or TypeError unless these are scores with compression on and off, of the same names, or none."""
+    if scores:
+        for name, score in (pair for mode in ("on", "off") for pair in scores[mode].items()):
+            scores["off"][name], scores["on"][name], f"{score:.4f}"
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
@@ -155,9 +181,10 @@ def _read_weights(folder: Path, num_stages: int) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in files:
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as opened:
                 weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+        except (OSError, SafetensorError) as error:
             raise OptionsError(
                 f"{path} must hold the weights of a stage, but it is damaged ({error}); copy it from the machine that "
                 f"held the stage"
@@ -182,14 +209,21 @@ class SavedCheckpoint:
     @property
     def choices(self) -> list[Mapping[str, Any]]:
         """The codecs that auto had chosen."""
-        return list(self._stage(0).values["run"]["choices"])
+        with reading(self._stage(0).path):
+            found = list(self._stage(0).values["run"]["choices"])
+            for choice in found:
+                choice["boundary"], choice["channel"], choice["codec"]
+        return found
 
     @property
     def held_out(self) -> dict[str, Any]:
         """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
-        lines = read_lines(self.run / "evaluations.jsonl")
-        found: dict[str, Any] = next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
-        return {name: scores for name, scores in found.items() if name != "step"}
+        with as_written(self.run / "evaluations.jsonl", OptionsError):
+            lines = read_lines(self.run / "evaluations.jsonl")
+            found: dict[str, Any] = next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
+            scores = {name: scores for name, scores in found.items() if name != "step"}
+            _check_scores(scores)
+        return scores
 
     def weights(self) -> dict[str, Tensor]:
         """The weights of all stages, named as in the unsplit model. All replicas hold the same."""
@@ -236,9 +270,8 @@ def _say_passed_over(troubles: Mapping[int, str]) -> None:
 
 def _checkpoints_of(place: Path) -> tuple[Path, int | None]:
     """The folder of checkpoints that a place names, and the step of one of them if it names that."""
-    step = place.name.removeprefix("step-")
-    if (place / "manifest.json").is_file() and step.isdecimal():
-        return place.parent, int(step)
+    if (place / "manifest.json").is_file() and is_step(place):
+        return place.parent, step_of(place)
     if not (place / "recipe.yaml").is_file() or not (place / "model").is_dir():  # an export has no model/
         return place, None
     chosen = recipe.parse([str(place / "recipe.yaml")]).checkpoint.folder

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from thinwire.compress.stores.marks import claim
 from thinwire.launch.hosts.crew import gathered_signals
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one
@@ -242,7 +243,7 @@ def _tell(cells: Sequence[CellProgress], folder: Path, jobs: int) -> None:
 def _hold(folder: Path) -> None:
     """Keep other studies out of the folder until this process ends."""
     try:
-        (folder / "cells").mkdir(parents=True, exist_ok=True)
+        claim(folder / "cells", "")
         scratch.lock(folder)
         with TemporaryFile(dir=folder / "cells"):  # a folder that is there may be one that nobody can write
             pass

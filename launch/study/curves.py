@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from thinwire.errors.files import SIGNATURE
 from thinwire.launch.study.definition import MODES, Row, Study
 from thinwire.launch.study.results import CurvePoints, Result, loss_curve, score_curve
 
@@ -42,7 +43,7 @@ def draw(study: Study, rows: Mapping[str, Row], results: Sequence[Result]) -> by
         place.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": SIGNATURE})
     return file.getvalue()
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.study.check import Checked
@@ -65,7 +66,8 @@ class _Job:
         base = weights_digest(checked.cell.base) if checked.cell.base else None
         begin(checked, {**environment("thinwire study"), "command": asked, "base": base})
         arguments = [*asked, "--checkpoint.resume", resume]
-        with (folder / "log.txt").open("a" if resume == "auto" else "w") as log:
+        mode = os.O_APPEND if resume == "auto" else os.O_TRUNC
+        with os.fdopen(open_regular(folder / "log.txt", os.O_WRONLY | os.O_CREAT | mode), "w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "thinwire.launch.study.cell_process", *arguments],
                 stdin=subprocess.DEVNULL,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from thinwire.compress.stores.durable import write_durably
+from thinwire.errors.files import opened, read_object
 from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.study.check import Checked
+from thinwire.pipeline.checkpoint_folder import remove_checkpoints
 
 State = Literal["finished", "goes on", "begins", "begins anew"]
 """What a study does with a cell: keep it, resume it, begin it, or begin it again because its origin has changed."""
@@ -69,7 +70,7 @@ def begin(checked: Checked, beside: Mapping[str, Any]) -> None:
 
 def drop_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a finished cell."""
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    remove_checkpoints(folder / "checkpoints")
 
 
 def steps_done(folder: Path) -> int:
@@ -77,14 +78,14 @@ def steps_done(folder: Path) -> int:
     line = next((line for piece in reversed(pieces(folder / "metrics.jsonl")) if (line := last_line(piece))), "")
     try:
         return int(json.loads(line)["step"]) + 1 if line else 0
-    except (ValueError, KeyError):  # a line that is being written
+    except (ValueError, KeyError, TypeError, OverflowError):  # a line that is being written
         return 0
 
 
 def last_line(path: Path) -> str:
     """The last line of a file; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL), os.SEEK_SET)
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
@@ -95,7 +96,6 @@ def last_line(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none, or it is damaged."""
     try:
-        found = json.loads(path.read_text())
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.compress.stores.durable import write_durably
+from thinwire.compress.stores.durable import write_own
 from thinwire.errors import ThinwireError
+from thinwire.errors.files import SIGNATURE, as_written
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
@@ -91,7 +92,9 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     if study.prediction:
         return _of_predictions(study, scale_name, scale, rows)
     cells = cells_of(study, scale, folder)
-    results, missing = read_results(study, cells)
+    with as_written(folder, OptionsError):
+        results, missing = read_results(study, cells)
+        curves = draw(study, rows, results)
     measured, unmeasured = _energies(study, results)
     results = [replace(result, energies=_shares(measured.get(result.cell, {}))) for result in results]
     judged = [judge(claim, results, study.all_rows) for claim in study.claims]
@@ -110,7 +113,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         f"{study.name}, {scale_name}",
         words,
         tables,
-        draw(study, rows, results),
+        curves,
         {**beside, **_claims_json(judged)},
     )
 
@@ -196,20 +199,21 @@ def _write(made: StudyReport, folder: Path, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if made.curves:
-            write_durably(folder / "curves.png", made.curves)
-        write_durably(folder / "report.md", _markdown(made).encode())
-        write_durably(folder / "report.html", _html(made).encode())
+            write_own(folder / "curves.png", made.curves)
+        write_own(folder / "report.md", _markdown(made).encode())
+        write_own(folder / "report.html", _html(made).encode())
         values = document(made.title, made.tables, words=list(made.words), **made.beside)
-        write_durably(folder / "report.json", f"{dumps(values, indent=2)}\n".encode())
+        values = {"generator": SIGNATURE, **values}
+        write_own(folder / "report.json", f"{dumps(values, indent=2)}\n".encode())
     except OSError as error:
-        raise OptionsError(
-            f"{option} must name a folder that can be written, got {folder}: {error.strerror}"
-        ) from error
+        place = error.filename or folder
+        raise OptionsError(f"{option} must name a folder that can be written, got {place}: {error.strerror}") from error
 
 
 def _markdown(made: StudyReport) -> str:
     picture = ["![Learning curves](curves.png)"] if made.curves else []
-    return "\n\n".join([f"# {made.title}", *made.words, *(table.markdown for table in made.tables), *picture]) + "\n"
+    head = [f"<!-- {SIGNATURE} -->", f"# {made.title}", *made.words]
+    return "\n\n".join([*head, *(table.markdown for table in made.tables), *picture]) + "\n"
 
 
 def _html(made: StudyReport) -> str:

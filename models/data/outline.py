@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.errors.files import SIGNATURE
 from thinwire.models.data.samples import Data, Samples
 from thinwire.models.errors import ModelError, require
 from thinwire.models.tasks import Classification, LanguageModeling
@@ -106,7 +107,13 @@ def outline_text(data: Data, *, labels: bool) -> str:
     )
     parts = {"training": data.training, "held_out": data.held_out}
     told = {name: None if part is None else asdict(_outline(part, labels=labels)) for name, part in parts.items()}
-    values = {"format": FORMAT, "num_labels": data.num_labels, "vocab_size": data.vocab_size, **told}
+    values = {
+        "generator": SIGNATURE,
+        "format": FORMAT,
+        "num_labels": data.num_labels,
+        "vocab_size": data.vocab_size,
+        **told,
+    }
     return json.dumps(values) + "\n"
 
 

@@ -88,5 +88,5 @@ class StageTrace:
                     for step in value["steps"]
                 ),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a field of the trace is missing or has another type: {error}") from error

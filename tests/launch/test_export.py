@@ -64,7 +64,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_model(copied, tmp_path, mo
         (folder / "model.safetensors").write_text("half")
         raise error
 
-    monkeypatch.setattr("thinwire.launch.export.folder._save_weights", full)
+    monkeypatch.setattr("thinwire.launch.run.export._save_weights", full)
     assert cli.main(["export", str(copied), "--to", str(tmp_path / "out")]) == 1
     assert (
         capsys.readouterr()

@@ -1,0 +1,30 @@
+"""The last part of a smoke run: its model is exported and loaded again, before a long run ends in what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import build_modules, prepare, simulated_placement
+from thinwire.launch.run.export import export
+from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.saved import read_run
+from thinwire.launch.shared import scratch
+from thinwire.models.data.options import BYTES
+from thinwire.models.data.tokenizer import make_tokenizer
+
+
+def check_export(trained: Recipe) -> None:
+    """Export what a smoke run has trained to a folder that is removed again, and load its model and its tokenizer.
+
+    Raises:
+        ThinwireError: the model cannot be exported, or the export not be loaded.
+    """
+    with scratch.folder() as folder:
+        target = Path(folder, "export")
+        export(read_run(trained.folder, "thinwire export"), target)
+        loaded = prepare(recipe.parse([str(target / "recipe.yaml")]))
+        build_modules(loaded, simulated_placement(loaded.recipe), rank=0)
+        if trained.data.tokenizer != BYTES:
+            make_tokenizer(str(target))
+    print("its model was exported and loaded again")
