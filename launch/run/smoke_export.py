@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import build_modules, prepare, simulated_placement
 from thinwire.launch.run.export import export
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.saved import read_run
-from thinwire.launch.shared import scratch
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import make_tokenizer
 
@@ -20,7 +20,8 @@ def check_export(trained: Recipe) -> None:
     Raises:
         ThinwireError: the model cannot be exported, or the export not be loaded.
     """
-    with scratch.folder() as folder:
+    # where its weights have had room; a temporary folder may be in memory
+    with TemporaryDirectory(prefix="thinwire-", dir=trained.folder, ignore_cleanup_errors=True) as folder:
         target = Path(folder, "export")
         export(read_run(trained.folder, "thinwire export"), target)
         loaded = prepare(recipe.parse([str(target / "recipe.yaml")]))

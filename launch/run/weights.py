@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MANIFEST = "newest.json"
+_MOST_STAGES = 100_000
 _NAME = re.compile(r"step-\d+(-again)?")
 
 
@@ -107,7 +108,8 @@ def newest(folder: Path) -> WeightSet | None:
         raise OptionsError(f"{folder} must hold the weights of a run, but {said}; remove it")
     try:
         found = WeightSet(**read_object(path))
-        if not _NAME.fullmatch(found.folder) or type(found.step) is not int or type(found.stages) is not int:
+        numbers = type(found.step) is int and type(found.stages) is int and 0 < found.stages <= _MOST_STAGES
+        if not numbers or not _NAME.fullmatch(found.folder):
             raise ValueError("its fields have other types")
     except (OSError, ValueError, TypeError) as error:
         raise OptionsError(f"{path} must name a set of weights, but it is damaged: {error}; remove it") from error

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from support.data_files import write_tokenizer
 from support.recipe_runs import TINY
 from support.tiny_run import write_recipe
+from thinwire.compress.stores.marks import MARK
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.folders import replacing
@@ -63,6 +65,25 @@ def test_every_part_leaves_what_it_makes(here, capsys):
     assert "a smoke run: every part has worked" in said
     assert cli.main(["report", str(run)]) == 0
     assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "none"]) == 0, "it replaces the smoke run before"
+
+
+def test_a_tokenizer_with_several_chat_templates_is_exported(here, capsys):
+    """It trained, and could never be exported: `Is a directory; free some space`. A smoke run did not show it."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(here / "words"))
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    tokenizer.save_pretrained(here / "words")
+    assert (here / "words/additional_chat_templates").is_dir()
+    (here / "text.txt").write_text("a b c d " * 2000)
+    options = ["--data.name", "text.txt", "--data.tokenizer", "words", "--output", "run"]
+    assert cli.main(["simulate", "tiny.yaml", *options, "--smoke"]) == 0
+    assert "its model was exported and loaded again" in capsys.readouterr().out
+    assert not list((here / "run-smoke").glob("thinwire-*"))
+    assert cli.main(["export", "run-smoke", "--to", "exported"]) == 0
+    exported = AutoTokenizer.from_pretrained(here / "exported")
+    assert exported.chat_template == tokenizer.chat_template
+    assert MARK not in [path.name for path in (here / "exported").iterdir()]
 
 
 def test_it_replaces_no_other_run(here, capsys):
