@@ -1,6 +1,7 @@
 """The files that a run writes: metrics of each step, TensorBoard events, weights, a summary and a picture.
 
 runs/NAME/
+  written-by-thinwire.txt   the mark of the run; a run replaces and removes nothing without one (`marks.py`)
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
   metrics.jsonl         one line for each step; metrics-00001.jsonl and so on are older lines (`logs/files.py`)
   tensorboard/          the same curves

@@ -11,8 +11,7 @@ from support.run_files import losses, summary
 from support.tiny_run import prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import make_sampler, real_placement
-from thinwire.launch.run.resume import header
+from thinwire.launch.run.assembly import make_sampler
 from thinwire.launch.timing.profile import time_stage
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -64,18 +63,6 @@ def test_clients_in_turn_are_another_training():
     random, in_order = (order("--clients.count", "3", "--clients.division", name) for name in ("random", "order"))
     assert order() != random != in_order
     assert max(chain(*in_order[:8])) < min(chain(*in_order[8:16]))
-
-
-def test_a_checkpoint_of_before_there_were_clients_agrees():
-    ready = prepared()
-    assert not [name for name in header(ready, real_placement(ready.recipe))["fields"] if name.startswith("clients")]
-    ready = prepared("--clients.count", "2")
-    fields = header(ready, real_placement(ready.recipe))["fields"]
-    assert {name: fields[f"clients.{name}"] for name in ("count", "division", "turn")} == {
-        "count": 2,
-        "division": "random",
-        "turn": "1 epoch",
-    }
 
 
 @pytest.mark.parametrize(

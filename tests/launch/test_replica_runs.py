@@ -201,12 +201,6 @@ def test_replicas_agree_on_all_codecs_whoever_has_them(folder):
     assert not differing("--compression.activations", "q(4, round='nearest')", "--compression.store_folder", "/tmp")
 
 
-def test_an_override_of_codecs_alone_agrees_with_checkpoints_of_before_there_were_others(folder):
-    ready = prepared("--replicas.count", "2", *OVERRIDE)
-    [override] = header(ready, real_placement(ready.recipe))["fields"]["replicas.overrides"].values()
-    assert [*override] == ["compression"]
-
-
 def test_neighbours_of_a_pipeline_have_neighbouring_ranks(folder):
     wanted = recipe.parse(["tiny.yaml", "--replicas.count", "3"])
     assert wanted.num_processes == 6
