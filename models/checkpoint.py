@@ -178,7 +178,7 @@ def _autoencoders(source: str) -> dict[str, str]:
 
 def _stage_files(source: str) -> list[str]:
     """The names of the files that the stages of a run saved in a folder."""
-    return sorted(path.name for path in Path(source).glob("stage-*.safetensors"))
+    return sorted(path.name for path in Path(source).glob("stage-*.safetensors") if path.is_file())
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -187,6 +187,8 @@ def _read_index(path: Path) -> dict[str, str]:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise TypeError("it does not map names to files")
+        if outside := [file for file in weight_map.values() if file != Path(file).name]:
+            raise ValueError(f"{outside[0]!r} is no name of a file beside it")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ModelError(f"weight_map in {path} must name the file of each tensor: {error}") from error
     return weight_map

@@ -137,7 +137,7 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
     rule = f"{option} must be a file that thinwire outline wrote, got {path}"
     try:
         values = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{rule}: {error}") from error
     require((isinstance(values, dict) and values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
     data = _read(values, lambda told: ModelError(f"{rule}: {told}"))
@@ -162,7 +162,7 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
             if part is not None:
                 part.example(1)
                 part.check_labels(num_labels)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise wrong(f"it is damaged ({error})") from error
     task = LanguageModeling() if num_labels is None else Classification(num_labels)
     return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size)

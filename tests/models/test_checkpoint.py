@@ -224,7 +224,13 @@ def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
         assert 0.95 * held <= grown < held + 0.1 * whole_bytes, (held, grown, whole_bytes)
 
 
-@pytest.mark.parametrize("index", ['{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[]", "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "index",
+    [
+        *('{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[]", "{", "[" * 100_000),
+        *('{"weight_map": {"a": "../of-others.safetensors"}}', '{"weight_map": {"a": "/dev/zero"}}'),
+    ],
+)
 def test_an_index_that_is_none_is_one_sentence(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match=r"weight_map in .* must name the file of each tensor"):
