@@ -7,13 +7,14 @@ regular file may claim to be larger than any memory.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from thinwire.errors import ThinwireError
 
@@ -39,7 +40,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> io.BufferedReader:
     """A regular file, to be read. OSError as `open_regular`."""
     return os.fdopen(open_regular(path), "rb")
 

@@ -63,9 +63,9 @@ def foreign(recipe: Recipe) -> list[str]:
     folder, run, checkpoints = recipe.folder, run_of(recipe.folder) or "", checkpoint_folder(recipe)
     found = _foreign(folder)
     places = [path for path in checkpoints.glob("*") if is_step(path) or path.name == "base"]
-    inside = checkpoints.is_relative_to(folder) and stray(checkpoints, run)
+    leads_out = stray(checkpoints, run) if checkpoints.is_relative_to(folder) else None
     in_the_way = [said for path in sorted(places) if (said := obstacle(path, run))]
-    if said := inside or (recipe.checkpoint.wanted and next(iter(in_the_way), None)):
+    if said := leads_out or (in_the_way[0] if in_the_way and recipe.checkpoint.wanted else None):
         found.append(f"checkpoint.folder must name a folder where checkpoints have room: {said}; {_WAY_OUT}")
     return found
 
