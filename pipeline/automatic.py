@@ -29,6 +29,7 @@ from torch import Tensor
 
 from thinwire.compress import Microbatch, parse
 from thinwire.compress.sent import some_rows
+from thinwire.pipeline import collectives
 from thinwire.pipeline.channel import Channel, frame_length
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -260,10 +261,10 @@ class Automatic:
             PeerError: another process is gone or silent.
         """
         # gather before probing: a process that still sends frames of its step would slow the links
-        compute = {channel: self._where.gather_numbers(self._medians(channel)) for channel in CHANNELS}
+        compute = {channel: collectives.gather_numbers(self._where, self._medians(channel)) for channel in CHANNELS}
         frames = self._gather_frames()
         measured = Measured(compute=compute, links=self._probe(), microbatches=self._microbatches)
-        told = self._where.everyone_across(_as_json(frames, measured))
+        told = collectives.everyone_across(self._where, _as_json(frames, measured))
         choices = choose_for_all([_from_json(each) for each in told], self._process_of, self._overlap)
         self.use(choices)
         return choices
@@ -313,7 +314,9 @@ class Automatic:
         here, mine = [stage.stage_index for stage in self._stages], self._frame_bytes()
         for channel, codec in product(CHANNELS, self._compression.candidates):
             above = 0 if channel == "activations" else 1  # the sender's stage, seen from the boundary
-            sizes = self._where.gather_numbers({stage: mine.get((stage - above, channel, codec), 0) for stage in here})
+            sizes = collectives.gather_numbers(
+                self._where, {stage: mine.get((stage - above, channel, codec), 0) for stage in here}
+            )
             for (boundary, name), found in frames.items():
                 if name == channel:
                     found[codec] = int(sizes[boundary + above])

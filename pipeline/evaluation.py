@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinwire.compress import PassKind
 from thinwire.models.data.samples import Samples
+from thinwire.pipeline import collectives
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.trainer import Trainer
 
@@ -58,7 +59,7 @@ def evaluate(
             stack.enter_context(stage.meter.apart())
         scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in PASS_KINDS.items()}
         # whoever is through first would wait for the others in its next training step
-        trainer.placement.meet("waiting for the end of an evaluation")
+        collectives.meet(trainer.placement, "waiting for the end of an evaluation")
     return scores if trainer.reports else None
 
 
@@ -95,7 +96,7 @@ def _score(
         return Score(math.nan, 0, {})
     counted = torch.stack(counts).sum(0).tolist() if counts else None
     # every loss, not their sum: fsum of all does not depend on which replica has which; counts are whole numbers
-    told = trainer.placement.everyone_across([sums, num_targets, counted])
+    told = collectives.everyone_across(trainer.placement, [sums, num_targets, counted])
     total = sum(number for _, number, _ in told)
     mean_loss = math.fsum(loss for losses, _, _ in told for loss in losses) / max(1, total)
     observed = [each for _, _, each in told if each is not None]

@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from thinwire.compress import Progress
 from thinwire.models.tasks import Task
+from thinwire.pipeline.collectives import StageNumbers
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
 from thinwire.pipeline.precision.loss_scale import LossScale
-from thinwire.pipeline.process import Placement, StageNumbers
+from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage

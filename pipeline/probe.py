@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.pipeline.collectives import all_gather_json
+
 FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
 BOTH_SECONDS = 2.0
 """Seconds for both directions together. Their rates settle slowly and differ each time, so the mean counts."""
@@ -123,6 +125,4 @@ def _exchange(message: Tensor, rank: int, source: int, target: int, group: dist.
 
 def _said_by(rank: int, value: float, group: dist.ProcessGroup | None) -> float:
     """Give the number of one process to all processes."""
-    number = torch.tensor([value], dtype=torch.float64)
-    dist.broadcast(number, group=group, group_src=rank)
-    return float(number)
+    return float(all_gather_json(value, f"waiting for what process {rank} has measured", group)[rank])

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.pipeline import collectives
+from thinwire.pipeline.collectives import Kind
 from thinwire.pipeline.meters import Meter, Traffic, count
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
@@ -83,15 +85,14 @@ class SharedWeights:
         if here == sender:
             assert total is not None
             with self.meters[source].section("wait", f"sending {what}"), reaching(f"sending {what}"):
-                dist.send(total.cpu(), receiver)
+                collectives.send(Kind.SHARED, total.cpu().view(torch.uint8), receiver)
             self._count(total, source, destination)
         if here != receiver:
             return None
         copies = self.parameters[destination]
-        arriving = torch.empty(sum(copy.numel() for copy in copies), dtype=copies[0].dtype)
+        nbytes = sum(copy.nbytes for copy in copies)
         with self.meters[destination].section("wait", f"waiting for {what}"), reaching(f"waiting for {what}"):
-            dist.recv(arriving, sender)
-        return arriving
+            return collectives.receive(Kind.SHARED, nbytes, sender).view(copies[0].dtype)
 
     def _count(self, sent: Tensor, source: int, destination: int) -> None:
         nbytes = sent.numel() * sent.element_size()

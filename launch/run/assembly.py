@@ -44,6 +44,7 @@ from thinwire.models.layers import (
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
+from thinwire.pipeline import collectives
 from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.device import CPU, choose, use
@@ -375,7 +376,7 @@ def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], whe
     if not blueprint.shared:
         return None
     copies = {stage.stage_index: _copies(stage.submod, blueprint.shared) for stage in stages}
-    counts = where.gather_numbers({stage: len(parameters) for stage, parameters in copies.items()})
+    counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
     holders = [stage for stage, count in enumerate(counts) if count]
     held = {stage: parameters for stage, parameters in copies.items() if parameters}
     return SharedWeights(holders, held, {stage.stage_index: stage.meter for stage in stages}, where)

@@ -17,6 +17,7 @@ from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
 from thinwire.models.data.clients import some_ids
 from thinwire.models.partition import partition
+from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.stage import CompressedStage
 
@@ -35,8 +36,8 @@ def uneven_cut(assembly: Assembly) -> str | None:
     prepared = assembly.prepared
     if prepared.blueprint.counted or prepared.recipe.pipeline.layers is not None or len(prepared.cuts) < 2:
         return None
-    gathered = assembly.placement.gather(
-        {stage.stage_index: _seconds(assembly, stage) for stage in assembly.trainer.stages}
+    gathered = collectives.gather(
+        assembly.placement, {stage.stage_index: _seconds(assembly, stage) for stage in assembly.trainer.stages}
     )
     return None if gathered is None else advice(gathered)
 

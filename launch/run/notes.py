@@ -16,6 +16,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.precision import tf32_note
+from thinwire.pipeline import collectives
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.tracing.record import StepRecord
 
@@ -40,8 +41,8 @@ class Notes:
 
     def show(self) -> None:
         """Print notes before training starts: where a run goes on, the data, auto, batch normalization, its stores."""
-        gathered = self._where.gather(
-            {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self._trainer.stages}
+        gathered = collectives.gather(
+            self._where, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self._trainer.stages}
         )
         cut = None if self._resumption.first else uneven_cut(self._assembly)
         if gathered is not None and self._trainer.reports:
@@ -76,6 +77,6 @@ class Notes:
     def _show_stores(self) -> None:
         """Print the final size of the feedback stores before training fills them."""
         here = tuple(stage.stage_index for stage in self._trainer.stages)
-        gathered = self._where.gather(dict.fromkeys(here, (here, by_medium(self._room.stores))))
+        gathered = collectives.gather(self._where, dict.fromkeys(here, (here, by_medium(self._room.stores))))
         if gathered is not None and self._trainer.reports:
             show_stores({tuple(stages): taken for stages, taken in gathered})

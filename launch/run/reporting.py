@@ -32,6 +32,7 @@ from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.tasks import mask_padding
+from thinwire.pipeline import collectives
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.replicas.drain import exchange_report
@@ -161,11 +162,13 @@ class Reporting:
         where, reports = self._where, [stage_report(stage) for stage in self._trainer.stages]
         for report, stage in zip(reports, self._trainer.stages, strict=True):
             report["exchange"] = exchange_report(stage, where)
-        where.compare_replicas({report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
-        of_replicas = where.everyone_across([report["traffic"] for report in reports])
+        collectives.compare_replicas(
+            where, {report["stage"]: weights_digest(report["digest_lines"]) for report in reports}
+        )
+        of_replicas = collectives.everyone_across(where, [report["traffic"] for report in reports])
         for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
             report["traffic"] = sum_routes(traffic)
-        stages = where.gather({report["stage"]: report for report in reports})
+        stages = collectives.gather(where, {report["stage"]: report for report in reports})
         if self._log is None or stages is None:
             return None
         here = self._trainer.sync.replicas.here
@@ -207,5 +210,5 @@ class Reporting:
         tracer = self._trainer.tracer
         if not tracer.keep:
             return []
-        gathered = self._where.gather({stage: trace.to_json() for stage, trace in tracer.traces().items()})
+        gathered = collectives.gather(self._where, {stage: trace.to_json() for stage, trace in tracer.traces().items()})
         return [StageTrace.from_json(trace) for trace in gathered or ()]

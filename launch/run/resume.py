@@ -21,6 +21,7 @@ from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
+from thinwire.pipeline import collectives
 from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
 from thinwire.pipeline.checkpoint_folder import (
     MANIFEST,
@@ -185,10 +186,10 @@ class Resumption:
             StoppedError: a process was asked to. It says how to go on.
         """
         where = self._trainer.placement
-        if not self._options.wanted or not where.anyone(self._asked_to_stop):
+        if not self._options.wanted or not collectives.anyone(where, self._asked_to_stop):
             return
         self.finish(done, said())
-        where.meet("waiting for the last checkpoint of all stages")
+        collectives.meet(where, "waiting for the last checkpoint of all stages")
         raise StoppedError(
             f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
         )
@@ -211,7 +212,7 @@ def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: i
     """
     samples = prepared.data.training
     if isinstance(samples, JoinedSamples) and first < prepared.recipe.training.steps:
-        told = where.everyone(samples.out_of_turn(trainer.sampler.batch(first).ids))
+        told = collectives.everyone(where, samples.out_of_turn(trainer.sampler.batch(first).ids))
         if mistakes := list(filter(None, told)):
             raise ModelError(mistakes[0])
 
@@ -272,7 +273,9 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
             are checkpoints, but none is whole, or another release wrote them.
     """
     folder, must_resume = checkpoint_folder(prepared.recipe), prepared.recipe.checkpoint.resume == "always"
-    listed = where.everyone([[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]])
+    listed = collectives.everyone(
+        where, [[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]]
+    )
     known = {
         manifest.step: manifest
         for texts, _ in listed
@@ -281,12 +284,14 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
     troubles = {step: said for _, damaged in listed for step, said in damaged if step not in known}
     newest = None
     for step in sorted(known, reverse=True):
-        if not (said := list(filter(None, where.everyone(_trouble(known[step], prepared, where, stages))))):
+        if not (
+            said := list(filter(None, collectives.everyone(where, _trouble(known[step], prepared, where, stages))))
+        ):
             newest = known[step]
             break
         troubles[step] = said[0]
     if newest is None:
-        if of_others := list(filter(None, where.everyone(of_another_release(folder)))):
+        if of_others := list(filter(None, collectives.everyone(where, of_another_release(folder)))):
             anew = "" if must_resume else ", or --overwrite to start again from step 0"
             raise OptionsError([f"{of_others[0]}{anew}"])
         if must_resume:
@@ -296,7 +301,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
                     *passed_over(troubles),
                 ]
             )
-        if any(where.everyone(has_manifests(folder))):
+        if any(collectives.everyone(where, has_manifests(folder))):
             raise OptionsError(
                 [
                     f"{folder} has checkpoints, but none that is whole in all stages: files are missing or damaged; "

@@ -24,6 +24,7 @@ from thinwire.launch.run.weights import newest
 from thinwire.launch.shared.memory import machine_memory
 from thinwire.models.errors import ModelError
 from thinwire.models.size import count_parameters
+from thinwire.pipeline import collectives
 from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.durations import in_steps
@@ -141,7 +142,7 @@ class Room:
         return False
 
     def _everyone(self, mine: Sequence[SpaceNeed]) -> list[list[SpaceNeed]]:
-        everyone = self._where.everyone([need.to_json() for need in mine])
+        everyone = collectives.everyone(self._where, [need.to_json() for need in mine])
         return [[SpaceNeed.from_json(need) for need in needs] for needs in everyone]
 
     def _stores(self) -> list[SpaceNeed]:

@@ -16,6 +16,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import Saving
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline import collectives
 from thinwire.pipeline.tracing.record import StepRecord
 
 
@@ -41,7 +42,7 @@ class Saves:
         """After each epoch, compare the buffers of all ends, and the replicas, if the recipe asks for it."""
         ends = done % self._steps_per_epoch == 0 or done == self._recipe.training.steps
         if self._recipe.debug.check_buffers and ends:
-            self._where.compare({stage.stage_index: stage.digests() for stage in self._trainer.stages})
+            collectives.compare(self._where, {stage.stage_index: stage.digests() for stage in self._trainer.stages})
             self._compare_replicas()
 
     def weights_if_due(self, done: int, record: StepRecord) -> None:
@@ -60,7 +61,7 @@ class Saves:
             saving = Saving(self._recipe.folder, done, self._recipe.pipeline.num_stages)
             summary = self._reporting.summarize(done)
             mine = self._write(saving, summary)
-            while trouble := [said for said in self._where.everyone(mine) if said]:
+            while trouble := [said for said in collectives.everyone(self._where, mine) if said]:
                 if self._has_weights:
                     saving.discard()
                 if not self._room.wait(mine, self._reporting.unwritten):
@@ -111,7 +112,7 @@ class Saves:
         """Raise MismatchError if the replicas of a stage hold other weights. Collective."""
         if self._where.num_replicas > 1:
             lines = {stage.stage_index: tensor_lines(module_of(stage).full_state()) for stage in self._trainer.stages}
-            self._where.compare_replicas({stage: weights_digest(found) for stage, found in lines.items()})
+            collectives.compare_replicas(self._where, {stage: weights_digest(found) for stage, found in lines.items()})
 
     def _write(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
         """Write the metrics, the weights of this process's stages, and its summary; the reason if that fails."""

@@ -28,6 +28,7 @@ from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.launch.shared.progress import patient
 from thinwire.launch.shared.rank import is_spread, processes_here
+from thinwire.pipeline import collectives
 from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.process import Placement
@@ -82,7 +83,9 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             listen(prepared, where, rank, pulse, lost)
         timeout = prepared.recipe.wire.timeout
         across = prepared.recipe.replicas.longest_wait(timeout)
-        run = Run(prepared, where.connected(timedelta(seconds=timeout), timedelta(seconds=across)), attendance)
+        run = Run(
+            prepared, collectives.connected(where, timedelta(seconds=timeout), timedelta(seconds=across)), attendance
+        )
         pulse.trains = lambda: run is not None and run.trains
         run.go()
         _say_done(prepared, where, rank)
@@ -132,7 +135,7 @@ def refuse_replacing(prepared: Prepared, where: Placement) -> None:
     that came back may be started for the first time while the others are started again, so every process asks.
     """
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    told = where.everyone([again, replacing(prepared.recipe)])
+    told = collectives.everyone(where, [again, replacing(prepared.recipe)])
     refusals = [refusal for _, refusal in told if refusal]
     if refusals and not any(again for again, _ in told):
         raise OptionsError(refusals[:1])

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import CodecError, Decoder, Microbatch
+from thinwire.pipeline import collectives
 from thinwire.pipeline.boundary import FramePlan, Receiver
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.staging import Seal, StraightReceiver
@@ -60,7 +61,7 @@ def connect(wanted: str, where: Placement, device: torch.device, timeout: timede
     """
     if wanted not in ("auto", "nccl") or dist.get_world_size() == 1:
         return CardLinks()
-    locations = [Location(**told) for told in where.everyone(Location.of(device).to_json())]
+    locations = [Location(**told) for told in collectives.everyone(where, Location.of(device).to_json())]
     found = {pair: carrying(wanted, pair, locations) for pair in where.neighbours}
     notes = [
         f"{by} carries what processes {low} and {high} send each other: {why}"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from thinwire.compress import Progress, parse
 from thinwire.models.batch_norm import running_statistics
+from thinwire.pipeline import collectives
 from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.ends import StageEnds
 from thinwire.pipeline.errors import MismatchError
@@ -154,7 +155,7 @@ def connect(
     }
     timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
     # frames are matched by group and tag, so two trainers of one process must not share a group
-    links = LaneEnds(here, where.another_across(timeout), where.num_stages, timeout, times)
+    links = LaneEnds(here, collectives.another_across(where, timeout), where.num_stages, timeout, times)
     if len(here) > 1:
         _give_wires(stages, options)
     parts = {stage.stage_index: (trained(stage.submod), running_statistics(stage.submod)) for stage in stages}
@@ -166,7 +167,9 @@ def connect(
     weights = weights_of(dict(enumerate(passes))) if options.elastic else {}
     listener = partial(WeightedListener, weights=lambda: weights) if weights else Listener
     member = listener if options.step_alone else BucketMember
-    make = partial(StageExchange, here=here, links=links, member=member, everyone=where.gather_across)
+    make = partial(
+        StageExchange, here=here, links=links, member=member, everyone=partial(collectives.everyone_across, where)
+    )
     exchanges = {stage.stage_index: make(trained(stage.submod), _setting(stage, options, in_full)) for stage in stages}
     statistics = statistics_of(stages, exchanges, options, here, links, listener)
     return Replicas(options, here, exchanges, statistics, weights)
@@ -188,7 +191,9 @@ def statistics_of(
             setting = replace(plain, channel="statistics", carries=STATISTICS)
             first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which
-            make = partial(StageExchange, setting=setting, here=here, links=links, member=member, everyone=list)
+            make = partial(
+                StageExchange, setting=setting, here=here, links=links, member=member, everyone=lambda mine: [mine]
+            )
             found[stage.stage_index] = StageStatistics(buffers, here, partial(make, first_bucket=first))
     return Statistics(found)
 
@@ -222,7 +227,7 @@ def _give_wires(stages: Sequence[CompressedStage], options: ReplicaOptions) -> N
 
 def _compare(where: Placement, mine: Mapping[str, Any]) -> None:
     """Raise MismatchError, with every difference, unless all replicas have the values of the first."""
-    told = where.everyone_across(mine)
+    told = collectives.everyone_across(where, mine)
     for replica, theirs in enumerate(told):
         if found := differences(told[0], theirs):
             lines = [f"  {name}: {first!r} in replica 0, {other!r} there" for name, (first, other) in found.items()]

@@ -9,7 +9,7 @@ from itertools import chain
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.exchange import Words
+from thinwire.pipeline.collectives import Kind, Words
 from thinwire.pipeline.process import Placement
 
 
@@ -26,7 +26,7 @@ class LossesOfOthers:
 
     def __init__(self, where: Placement, timeout: timedelta, *, travels: bool) -> None:
         self._where = where
-        self._words = Words(where.across, where.reporter, self._in_words, timeout) if travels else None
+        self._words = Words(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
 
     def expect(self) -> None:
         """Make room for those of the step that begins."""

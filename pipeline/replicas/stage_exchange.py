@@ -20,8 +20,8 @@ from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.layout import StageRows
 from thinwire.pipeline.replicas.member import BucketSide, Lanes, Listener, Setting
 
-Everyone = Callable[[Sequence[float]], Sequence[float]]
-"""Gives the numbers of this stage in each process that has it, those of one process behind the other; collective."""
+Everyone = Callable[[Sequence[bool]], Sequence[Sequence[bool]]]
+"""Gives the answers of this stage in each process that has it; collective."""
 
 
 class StageExchange:
@@ -33,7 +33,7 @@ class StageExchange:
         here: the replicas in this process.
         links: makes the ways of the frames.
         member: what each replica is in the exchange of a bucket.
-        everyone: gives the numbers of this stage in each process that has it; collective.
+        everyone: gives the answers of this stage in each process that has it; collective.
         first_bucket: the number of its first bucket; another exchange of the stage may have those before.
 
     Attributes:
@@ -127,7 +127,7 @@ class StageExchange:
         # all replicas have marked the same, so all of them ask, or none does
         if not self._used.all():
             told = torch.tensor(self._everyone(self._seen.tolist()))
-            self._used |= told.view(-1, len(self._used)).bool().any(0)
+            self._used |= told.any(0)
             self._seen.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.pipeline.exchange import Words
+from thinwire.pipeline.collectives import Kind, Words
 from thinwire.pipeline.process import Placement, in_words, were
 from thinwire.pipeline.replicas.drain import hidden_shares, last_exchanges
 from thinwire.pipeline.stage import CompressedStage
@@ -57,7 +57,7 @@ class StepExchanges:
         self._words: Words | None = None
         if self._tells and where.num_processes > 1:
             timeout = timedelta(seconds=stages[0].wire.options.timeout)
-            self._words = Words(where.pipeline, where.last_process, self._in_words, timeout)
+            self._words = Words(where.pipeline, Kind.EXCHANGED, self._in_words, timeout, where.last_process)
         self._began, self._before = 0.0, [(0, 0.0)] * len(stages)
         self._untold: deque[tuple[int, list[Any]]] = deque()
 

@@ -8,12 +8,13 @@ slower than the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from thinwire.pipeline.collectives import Kind, receive, send
 from thinwire.pipeline.transport import reaching
 
 ROUNDS = 16
@@ -120,30 +121,34 @@ def _read_pair(other: int, *, asks: bool) -> Reading:
         found = min((_ask(other) for _ in range(FEW_ROUNDS)), key=lambda reading: reading.error)
         theirs = [found.at + found.offset, -found.offset, found.error]
         with reaching(f"process {dist.get_rank()} was sending process {other} the offset of its clock"):
-            dist.send(torch.tensor(theirs, dtype=torch.float64), other)
+            _tell(theirs, other)
         return found
     _answer(other, FEW_ROUNDS)
-    told = torch.zeros(3, dtype=torch.float64)
     with reaching(f"process {dist.get_rank()} was waiting for process {other} to send the offset of its clock"):
-        dist.recv(told, other)
-    return Reading(*told.tolist())
+        return Reading(*_told(3, other))
 
 
 def _answer(other: int, rounds: int = ROUNDS) -> None:
-    message = torch.zeros(1, dtype=torch.float64)
     with reaching(f"process {dist.get_rank()} was waiting to tell process {other} the time"):
         for _ in range(rounds):
-            dist.recv(message, other)
-            message[0] = time.perf_counter()
-            dist.send(message, other)
+            _told(1, other)
+            _tell([time.perf_counter()], other)
 
 
 def _ask(reference: int) -> Reading:
-    answer = torch.zeros(1, dtype=torch.float64)
     with reaching(f"process {dist.get_rank()} was waiting for the time of process {reference}"):
         asked = time.perf_counter()
-        dist.send(answer, reference)
-        dist.recv(answer, reference)
+        _tell([asked], reference)
+        [answer] = _told(1, reference)
         answered = time.perf_counter()
     middle = (asked + answered) / 2
-    return Reading(middle, float(answer) - middle, (answered - asked) / 2)
+    return Reading(middle, answer - middle, (answered - asked) / 2)
+
+
+def _tell(seconds: Sequence[float], other: int) -> None:
+    send(Kind.CLOCK, torch.tensor(seconds, dtype=torch.float64).view(torch.uint8), other)
+
+
+def _told(count: int, other: int) -> list[float]:
+    found: list[float] = receive(Kind.CLOCK, 8 * count, other).view(torch.float64).tolist()
+    return found

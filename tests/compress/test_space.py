@@ -16,6 +16,7 @@ from thinwire.compress.stores.slot_file import SlotFile
 from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.compress.stores.store import StoreError, StoreLayout
 from thinwire.launch import cli
+from thinwire.pipeline import collectives
 from thinwire.pipeline.process import Placement
 
 DISK = ("this machine", 1)
@@ -86,7 +87,7 @@ def room_for_everyone(rank, folder):
     mine = space_needs([(layout, Path(folder, str(rank), "rows"))])
     check_space([mine])
     try:
-        everyone = Placement({0: 0, 1: 1}).everyone([need.to_json() for need in mine])
+        everyone = collectives.everyone(Placement({0: 0, 1: 1}), [need.to_json() for need in mine])
         check_space([[SpaceNeed.from_json(need) for need in needs] for needs in everyone])
     except StoreError as error:
         return str(error)

@@ -19,6 +19,7 @@ from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
+from thinwire.pipeline import collectives
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.meters import SECTIONS
@@ -63,7 +64,7 @@ def rounds_in_turn(rank, folder):
     """By contender: the frames of each of its two rounds."""
     alone = ["--replicas.count", "2", "--replicas.sync.every", "4"]
     prepared = prepare(parse([*SMALL, "--pipeline.num_stages", "1", *alone], prog="thinwire bench"))
-    where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=30))
+    where = collectives.connected(real_placement(prepared.recipe, rank), timedelta(seconds=30))
     contenders = {
         codec: make(codec, Codecs("none", "none", codec), prepared, where, rank, folder / codec, CPU)
         for codec in ("none", "q(4)")

@@ -12,7 +12,7 @@ from thinwire.compress import parse
 from thinwire.launch.run import tables
 from thinwire.launch.timing import step_time
 from thinwire.launch.timing.timetable import timetable
-from thinwire.pipeline import automatic
+from thinwire.pipeline import automatic, collectives
 from thinwire.pipeline.automatic import Automatic, Measured, choose, choose_for_all
 from thinwire.pipeline.channel import frame_bytes, frame_length
 from thinwire.pipeline.frames import CHANNELS
@@ -197,7 +197,7 @@ def train(rank, options, speed):
 
     trainer.train(after)
     digests = {stage.stage_index: stage.digests() for stage in trainer.stages}
-    trainer.placement.compare(digests)
+    collectives.compare(trainer.placement, digests)
     return losses, bytes_of_steps, codecs(choices), digests
 
 

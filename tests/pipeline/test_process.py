@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from support.processes import left_by_the_first, outcomes_of, run
+from thinwire.pipeline import collectives
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.process import Placement
 
@@ -44,7 +45,8 @@ def meshed(rank):
 
     dist.new_group = seen
     first = 2 * (rank // 2)
-    where = Placement({0: first, 1: first + 1}, rank // 2, 3).connected(timedelta(seconds=50), timedelta(seconds=70))
+    where = Placement({0: first, 1: first + 1}, rank // 2, 3)
+    where = collectives.connected(where, timedelta(seconds=50), timedelta(seconds=70))
     axes = dict(zip(where.mesh.mesh_dim_names, where.mesh.get_coordinate(), strict=True))
     groups = [dist.get_process_group_ranks(group) for group in (where.pipeline, where.across)]
     return where.mesh.mesh.tolist(), axes, groups, made
@@ -61,7 +63,7 @@ def test_processes_are_a_mesh_whose_replicas_wait_longer_for_each_other_than_sta
 
 def numbers(rank):
     mine = {stage: math.pi * 10.0**stage for stage in IN_A_V.stages_of(rank)}
-    return IN_A_V.gather_numbers(mine)
+    return collectives.gather_numbers(IN_A_V, mine)
 
 
 @pytest.mark.processes
@@ -77,7 +79,7 @@ def compared(rank, drifting):
     mine = {stage: digests(stage) for stage in IN_A_V.stages_of(rank)}
     if drifting and rank == 1:
         mine[2]["boundary 2"] = "other"
-    IN_A_V.compare(mine)
+    collectives.compare(IN_A_V, mine)
     return "alike"
 
 
@@ -93,17 +95,17 @@ def test_buffers_that_are_alike_pass_and_the_first_that_differ_are_named_where_t
 
 def test_replicas_with_other_weights_are_named(monkeypatch):
     where = Placement({0: 0, 1: 0}, replica=0, num_replicas=3)
-    monkeypatch.setattr(Placement, "everyone_across", lambda self, mine: [mine, mine, ["a", "other"]])
+    monkeypatch.setattr(collectives, "everyone_across", lambda where, mine: [mine, mine, ["a", "other"]])
     with pytest.raises(MismatchError, match="of stage 1 differ between replicas 0 and 2, but all"):
-        where.compare_replicas({0: "a", 1: "b"})
-    monkeypatch.setattr(Placement, "everyone_across", lambda self, mine: [mine] * 3)
-    where.compare_replicas({0: "a", 1: "b"})
+        collectives.compare_replicas(where, {0: "a", 1: "b"})
+    monkeypatch.setattr(collectives, "everyone_across", lambda where, mine: [mine] * 3)
+    collectives.compare_replicas(where, {0: "a", 1: "b"})
 
 
 def left_alone(rank):
     left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
-        Placement({0: 0, 1: 1}).gather_numbers({1: 1.0})
+        collectives.gather_numbers(Placement({0: 0, 1: 1}), {1: 1.0})
     return str(caught.value)
 
 

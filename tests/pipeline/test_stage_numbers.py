@@ -8,8 +8,9 @@ import torch.distributed as dist
 
 from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import make_trainer
+from thinwire.pipeline.collectives import StageNumbers
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.process import Placement, StageNumbers
+from thinwire.pipeline.process import Placement
 
 pytestmark = pytest.mark.processes
 

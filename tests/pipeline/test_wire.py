@@ -9,7 +9,7 @@ from support.toy import Task, make_trainer
 from thinwire.compress import StoreError
 from thinwire.compress.feedback import DifferenceFeedback
 from thinwire.launch import cli
-from thinwire.pipeline import CompressionOptions, Wire
+from thinwire.pipeline import CompressionOptions, Wire, collectives
 from thinwire.pipeline.errors import MismatchError, OptionsError
 from thinwire.pipeline.process import Placement
 
@@ -143,13 +143,13 @@ def test_buffers_that_differ_are_named(alone):
     trainer.train(lambda record: None)
     where = Placement({0: 0, 1: 0})
     found = {stage.stage_index: stage.digests() for stage in trainer.stages}
-    where.compare(found)
+    collectives.compare(where, found)
     store = trainer.stages[1].ends.upstream.incoming.coders[0].buffers.store("train")
     store.write(torch.tensor([2]), torch.ones(1, 3, 12))
     with pytest.raises(
         MismatchError, match="buffers of boundary 0 activations tensor 0 train slot 2 differ between stages 0 and 1"
     ):
-        where.compare({stage.stage_index: stage.digests() for stage in trainer.stages})
+        collectives.compare(where, {stage.stage_index: stage.digests() for stage in trainer.stages})
 
 
 @pytest.mark.slow

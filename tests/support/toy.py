@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from thinwire.compress import SlotCounts
+from thinwire.pipeline import collectives
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import (
@@ -244,7 +245,7 @@ def make_trainer(rank, *, where=None, **options):
     """
     setting = Setting(**options)
     optimizer, options = OptimizerOptions(**setting.optimizer), setting.replica_options
-    where = where or setting.placement(rank).connected(timedelta(seconds=60))
+    where = where or collectives.connected(setting.placement(rank), timedelta(seconds=60))
     stages, task = make_stages(setting, rank, where), Task()
     loss, shared = WholeBatchLoss(task, Meter()), shared_weights(setting, stages, where)
     training = TrainingOptions(steps=setting.steps)

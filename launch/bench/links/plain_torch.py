@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.models.layers import Stage
+from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import CPU, put_all
 from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
@@ -106,7 +107,7 @@ class PlainPipeline:
         options = self._recipe.optimizer
         if options.max_grad_norm is not None:
             squares = {index: squared_norm(module.parameters()) for index, module in self._modules.items()}
-            norm = sum(self._placement.gather_numbers(squares)) ** 0.5
+            norm = sum(collectives.gather_numbers(self._placement, squares)) ** 0.5
             for module in self._modules.values():
                 clip(module.parameters(), norm, options.max_grad_norm)
         for optimizer in self._optimizers.values():

@@ -26,6 +26,7 @@ from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.worker import join
 from thinwire.launch.shared.rank import own_local_rank
+from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import choose, seconds_now
 from thinwire.pipeline.probe import probe, probe_both
 
@@ -71,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
     plan, rank = BenchPlan.read(Path(argv[0])), int(os.environ["RANK"])
     prepared = prepare(recipe.parse(plan.arguments, prog="thinwire bench"), rank=rank)
     join(prepared, rank)
-    where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=prepared.recipe.wire.timeout))
+    where = collectives.connected(
+        real_placement(prepared.recipe, rank), timedelta(seconds=prepared.recipe.wire.timeout)
+    )
     store = dist.FileStore(plan.store, -1)
     store.set_timeout(timedelta(days=1))
     device = choose(prepared.recipe.training.device, own_local_rank())

@@ -20,6 +20,7 @@ from thinwire.models.data.clients import some_ids
 from thinwire.models.data.samples import Samples
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
+from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.stage import CompressedStage
@@ -46,7 +47,7 @@ def compile_stages(
 
     def stay_in_touch() -> None:
         with suppress(ThinwireError):  # the next wait of this process tells of it
-            while where.anyone(not compiled.is_set()):
+            while collectives.anyone(where, not compiled.is_set()):
                 compiled.wait(EVERY)
 
     contact = threading.Thread(target=stay_in_touch, name="compiling", daemon=True)
