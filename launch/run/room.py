@@ -21,7 +21,7 @@ from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import newest
-from thinwire.launch.shared.memory import machine_memory
+from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.models.errors import ModelError
 from thinwire.models.size import count_parameters
 from thinwire.pipeline import collectives

@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from thinwire.launch.shared.control_groups import cores
+
 
 def environment(command: str) -> dict[str, Any]:
     """The conditions as JSON values, for the document with the results of `command`."""
@@ -24,11 +26,6 @@ def environment(command: str) -> dict[str, Any]:
             "load": os.getloadavg()[0],
         },
     }
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _cpu() -> str:

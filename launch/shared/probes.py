@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from thinwire.launch.shared.control_groups import cores, free_memory
 from thinwire.launch.shared.interfaces import host_address, interface_addresses
 
 Verdict = Literal["ok", "limited", "missing"]
@@ -115,14 +116,16 @@ def probe_transport() -> Finding:
 
 def probe_cores() -> Finding:
     """The CPU cores that this process may use."""
-    usable = len(os.sched_getaffinity(0))
+    usable = cores()
     return enough(usable > 1, f"{usable} of {os.cpu_count()}", "stages share a core: do not trust timings")
 
 
 def probe_memory() -> Finding:
     """The memory that is free without swapping."""
-    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available, total = (2**10 * int(rows[key].split()[0]) / GIB for key in ("MemAvailable", "MemTotal"))
+    found = free_memory()
+    if found is None:
+        return Finding("unknown", "limited", "this system does not say; a stage takes 0.7 GiB before its weights")
+    available, total = (nbytes / GIB for nbytes in found)
     return enough(available >= 2, f"{available:.1f} of {total:.1f} GiB", "a stage takes 0.7 GiB before its weights")
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from thinwire.launch import cli
 from thinwire.launch.run import assembly, recipe, room
-from thinwire.launch.shared import memory
 from thinwire.pipeline.errors import OptionsError
 
 PARAMETERS = 1_000_000
@@ -85,24 +84,3 @@ def test_nothing_is_refused_that_may_work(needed, monkeypatch):
     assert needed() == 4, "a cluster may have set it for other programs"
     monkeypatch.setattr(room, "count_parameters", lambda model: None)
     assert needed() == 0
-
-
-def test_the_memory_is_that_of_the_container(monkeypatch, tmp_path):
-    info, limit, swap = (tmp_path / name for name in ("meminfo", "memory.max", "memory.swap.max"))
-    swap.write_text("0\n")
-    info.write_text("MemTotal:  1000 kB\nMemAvailable:  10 kB\nSwapTotal:  24 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", info)
-    monkeypatch.setattr(memory, "LIMITS", (limit, tmp_path / "nowhere"))
-    monkeypatch.setattr(memory, "SWAP_LIMITS", (tmp_path / "nowhere",))
-    assert memory.machine_memory() == 1024 * 1024
-    limit.write_text("max\n")
-    assert memory.machine_memory() == 1024 * 1024
-    limit.write_text("4096\n")
-    monkeypatch.setattr(memory, "SWAP_LIMITS", (swap,))
-    assert memory.machine_memory() == 4096
-    swap.write_text("1024\n")
-    assert memory.machine_memory() == 4096 + 1024, "the limit of its memory is without swap"
-    swap.write_text("max\n")
-    assert memory.machine_memory() == 4096 + 24 * 1024
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nowhere")
-    assert memory.machine_memory() is None

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from thinwire.launch.bench.codecs.inputs import PROG, ROW, SAMPLES
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one
-from thinwire.launch.shared.environment import cores, environment
+from thinwire.launch.shared.control_groups import cores
+from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show

@@ -11,7 +11,7 @@ from typing import Any
 
 from thinwire.launch.bench.links.replicas import ends_of_processes, limits_of_exchange
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.shared.environment import cores
+from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.tables import Table, Value, document
 from thinwire.launch.timing.published import THROUGHPUT
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
