@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from thinwire.errors import ThinwireError, ThinwireWarning
 from thinwire.launch.shared.exit_codes import (
     FAILED,
-    INTERRUPTED,
     MISTAKE,
     OK,
     UNREAD,
@@ -26,6 +26,7 @@ from thinwire.launch.shared.exit_codes import (
     status_of,
 )
 from thinwire.launch.shared.installed import entry_points
+from thinwire.launch.shared.surroundings import put_right
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -64,6 +65,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _INTERRUPTED = "stopped by SIGINT"
 
+_LONG_WORD = re.compile(r"(\S{300})\S{300,}")
+
 _FORMAT_OF_PYTHON = warnings.formatwarning
 
 COMMAND_GROUP = "thinwire.commands"
@@ -72,6 +75,7 @@ COMMAND_GROUP = "thinwire.commands"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name, and return its exit status."""
+    put_right()
     try:
         status = _main(argv)
         sys.stdout.flush()
@@ -85,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _tell(f"the output, or a file, cannot be written: {error.strerror}; free some space", FAILED)
     except KeyboardInterrupt:  # outside of the command itself
-        return _tell(_INTERRUPTED, INTERRUPTED)
+        return _tell(_INTERRUPTED, status_of(StoppedError()))
     return status
 
 
@@ -116,6 +120,7 @@ def run(command: Main, arguments: Sequence[str]) -> int:
 
     A `ThinwireError` is printed as a sentence, without a traceback, and a `ThinwireWarning` without a line of code.
     """
+    put_right()
     warnings.formatwarning = _shown
     try:
         return command(arguments)
@@ -137,7 +142,9 @@ def _shown(message: Warning | str, category: type[Warning], *place: Any, **line:
 
 
 def _tell(sentence: str, status: int) -> int:
-    print(sentence, file=sys.stderr)
+    """Print a sentence without what a terminal would act on; of a word that is very long, only the beginning."""
+    shown = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in sentence)
+    print(_LONG_WORD.sub(r"\1...", shown), file=sys.stderr)
     return status
 
 

@@ -126,13 +126,14 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     if not over:
         raise StoppedError(
             f"the meeting place was stopped by {came[0].name}; replicas that are in the run wait for it up to "
-            f"{wire.timeout:g} s (wire.timeout), and go on from their checkpoints if the same command starts it again"
+            f"{wire.timeout:g} s (wire.timeout), and go on from their checkpoints if the same command starts it again",
+            came[0],
         )
 
 
 def _largest(wanted: Recipe) -> int:
     """The most bytes that a message may carry; without a bound, one could make this process gather memory for ever."""
-    from thinwire.launch.shared.memory import machine_memory
+    from thinwire.launch.shared.control_groups import machine_memory
     from thinwire.models.size import count_parameters
 
     parameters = count_parameters(wanted.model)

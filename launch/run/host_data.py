@@ -22,6 +22,7 @@ import torch
 from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
+from thinwire.launch.shared.rank import processes_of_host
 from thinwire.models.data.clients import JoinedSamples, join
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
@@ -118,7 +119,7 @@ def discard() -> None:
 
 def _folder() -> Path | None:
     """The folder that the processes of this host share, which nobody else can write to; None where there is none."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < 2:
+    if processes_of_host() < 2:
         return None
     if FOLDER_VARIABLE in os.environ:
         return Path(os.environ[FOLDER_VARIABLE])

@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from thinwire.launch.run.console import Gain, show_gains
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.shared.control_groups import cores
+from thinwire.launch.shared.rank import processes_of_host
 from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -56,10 +58,10 @@ def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
 
 def crowding(recipe: Recipe) -> str:
     """A sentence that warns about the numbers if processes shared cores; else empty."""
-    processes, cores = recipe.pipeline.num_processes, os.cpu_count() or 1
-    if processes * recipe.training.threads <= cores:
+    processes, usable = recipe.pipeline.num_processes, cores()
+    if processes * recipe.training.threads <= usable:
         return ""
-    shared = f"{processes} processes shared {cores} core{'s' * (cores > 1)} here"
+    shared = f"{processes} processes shared {usable} core{'s' * (usable > 1)} here"
     return f"{shared}; on a machine each they compute faster, so slow links cost more there and compression gains more"
 
 
@@ -77,10 +79,9 @@ def how_to_measure(recipe: Recipe) -> str:
 def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
     """Whether compressed frames went between processes of one machine, in enough steps."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     pipeline, usual = recipe.pipeline, SCHEDULES[recipe.pipeline.schedule].stages_per_process
     return (
-        1 < processes == here
+        1 < processes == processes_of_host()
         and recipe.replicas.count == 1
         and summary["steps"] >= FEWEST_STEPS
         and pipeline.per_process == usual

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from thinwire.errors import ThinwireError
@@ -13,8 +13,8 @@ FAILED = 1
 """The work began and failed."""
 MISTAKE = 2
 """The user's mistake, found before any work began."""
-INTERRUPTED = 130
-"""The user stopped it: 128 and the number of SIGINT."""
+SIGNALLED = 128
+"""A signal stopped it: this and the number of the signal."""
 
 UNREAD = 141
 """The reader of the output is gone: 128 and the number of SIGPIPE."""
@@ -25,7 +25,11 @@ class FailedError(ThinwireError):
 
 
 class StoppedError(ThinwireError):
-    """Work that its user stopped."""
+    """Work that a signal stopped."""
+
+    def __init__(self, mistakes: str | Iterable[str] = (), number: int = signal.SIGINT) -> None:
+        super().__init__(mistakes)
+        self.number = number
 
 
 STATUSES = {
@@ -34,7 +38,6 @@ STATUSES = {
     "OptionsError": MISTAKE,
     "StoreError": FAILED,
     "FailedError": FAILED,
-    "StoppedError": INTERRUPTED,
 }
 """Exit status by the name of an error's class, or else of its nearest base.
 
@@ -44,6 +47,8 @@ By name, because the classes of other packages would bring torch into `thinwire 
 
 def status_of(error: ThinwireError) -> int:
     """The exit status of a command that ends with an error."""
+    if isinstance(error, StoppedError):
+        return SIGNALLED + error.number
     return next(STATUSES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in STATUSES)
 
 

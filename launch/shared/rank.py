@@ -36,20 +36,36 @@ def own_rank() -> int | None:
     return rank
 
 
+def check_meeting() -> None:
+    """Raise OptionsError if a process with a rank, which meets the others over the network, is not told where."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    cure = "start the processes with torchrun or thinwire train, or set it to that of process 0 on every machine"
+    number = int(port) if port is not None and port.isascii() and port.isdecimal() else 0
+    OptionsError.require(
+        (bool(address), f"MASTER_ADDR must be an address where RANK is set, got {_shown(address)}; {cure}"),
+        (0 < number < 1 << 16, f"MASTER_PORT must be a port where RANK is set, got {_shown(port)}; {cure}"),
+    )
+
+
 def own_local_rank() -> int:
     """The number of this process among those of its host, for one that `own_rank` told a rank."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return int(os.environ.get("LOCAL_RANK", _BESIDE["LOCAL_RANK"] or ""))
 
 
 def processes_here(rank: int) -> range:
     """The ranks of the processes on the host of this rank, which is that of this process."""
     first = rank - own_local_rank()
-    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return range(first, first + processes_of_host())
+
+
+def processes_of_host() -> int:
+    """How many processes of the run are on this host; 1 where nobody has told it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", _BESIDE["LOCAL_WORLD_SIZE"] or ""))
 
 
 def is_spread(rank: int | None) -> bool:
     """Whether processes of the run of this rank are on other hosts too. A launcher has no rank, and knows of none."""
-    return rank is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
+    return rank is not None and processes_of_host() != int(os.environ["WORLD_SIZE"])
 
 
 def _shown(value: str | None) -> str:

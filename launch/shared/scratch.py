@@ -18,6 +18,7 @@ from pathlib import Path
 from thinwire.launch.shared.exit_codes import FailedError
 
 PREFIX = "thinwire"
+_ROOM = 1 << 20
 _NAME = re.compile(rf"{PREFIX}-(\d+-\d+)-\w+")
 
 
@@ -47,11 +48,25 @@ def folder() -> Iterator[Path]:
     except OSError as error:
         raise FailedError(f"TMPDIR must name a folder that can be written: {error.strerror or error}") from error
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}-{owner()}-", ignore_cleanup_errors=True) as made:
+        _check_room(Path(made))
         held = lock(Path(made))
         try:
             yield Path(made)
         finally:
             os.close(held)
+
+
+def _check_room(made: Path) -> None:
+    """Raise FailedError if the folder has no room for what processes tell each other there."""
+    try:
+        with tempfile.TemporaryFile(dir=made) as file:
+            file.write(bytes(_ROOM))
+            file.flush()
+    except OSError as error:
+        raise FailedError(
+            f"TMPDIR must have room for {_ROOM >> 20} MiB, in which the processes of a run meet, but {made.parent} has "
+            f"not: {error.strerror}; name another folder, and see ulimit -f"
+        ) from error
 
 
 def of_parent() -> Path:

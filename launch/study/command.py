@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from thinwire.compress.stores.marks import claim
 from thinwire.launch.hosts.crew import gathered_signals
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one
-from thinwire.launch.shared.environment import cores
+from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.tables import Table, show
@@ -96,7 +97,7 @@ def _run(argv: Sequence[str]) -> int:
     _hold(folder)
     with gathered_signals() as came:
         run_cells(cells, jobs, Lines(study, jobs), came)
-    _conclude(cells, folder, bool(came))
+    _conclude(cells, folder, came)
     for pair in read_twice(chosen, folder):
         print(pair)
     where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
@@ -258,7 +259,7 @@ def _hold(folder: Path) -> None:
         ) from error
 
 
-def _conclude(cells: Sequence[CellProgress], folder: Path, stopped: bool) -> None:
+def _conclude(cells: Sequence[CellProgress], folder: Path, came: Sequence[signal.Signals]) -> None:
     """Print how the study ended.
 
     Raises:
@@ -267,8 +268,8 @@ def _conclude(cells: Sequence[CellProgress], folder: Path, stopped: bool) -> Non
     """
     done = sum(one.status in ("finished", "kept") for one in cells)
     said = f"{done} of {len(cells)} cells are finished, in {folder}"
-    if stopped:
-        raise StoppedError(f"stopped; {said}; the same command goes on")
+    if came:
+        raise StoppedError(f"stopped; {said}; the same command goes on", came[0])
     if failed := [one.checked.cell.name for one in cells if one.status == "failed"]:
         raise FailedError(f"{said}; these failed: {'; '.join(failed)}")
     print(said)

@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 
 from thinwire.compress import CodecError, StoreError
@@ -38,8 +40,14 @@ def test_an_error_has_one_status_before_work_and_one_at_work(capsys, kind, befor
 
 
 def test_the_table_names_classes_that_exist():
-    kinds = (ThinwireError, PipelineError, OptionsError, StoreError, FailedError, StoppedError)
+    kinds = (ThinwireError, PipelineError, OptionsError, StoreError, FailedError)
     assert set(STATUSES) == {kind.__name__ for kind in kinds}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_work_that_a_signal_stopped_has_the_status_that_a_shell_gives(number, status):
+    """It was 130 for all, and a scheduler expects 143 after SIGTERM."""
+    assert status_of(StoppedError("stopped", number)) == status
 
 
 def test_an_error_of_ours_keeps_its_traceback():

@@ -1,12 +1,14 @@
 """Variables of torchrun: read where a process group is meant, ignored elsewhere, and never a traceback."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from support.run_files import summary
 from support.tiny_run import write_recipe
 from thinwire.launch import cli, train
 from thinwire.launch.run import assembly
-from thinwire.launch.shared.rank import is_spread, own_rank
+from thinwire.launch.shared.rank import check_meeting, is_spread, own_rank, processes_of_host
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.errors import OptionsError
 
@@ -50,6 +52,42 @@ def test_all_wrong_values_are_told_at_once(told):
     told(RANK="2", WORLD_SIZE="2")
     with pytest.raises(OptionsError, match="RANK must be below WORLD_SIZE, got 2 of 2; start the processes with torch"):
         own_rank()
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "said"),
+    [
+        (None, None, ["MASTER_ADDR must be an address where RANK is set, got nothing", "got nothing"]),
+        ("host", "x", ["MASTER_PORT must be a port where RANK is set, got 'x'"]),
+        ("host", "70000", ["MASTER_PORT must be a port where RANK is set, got '70000'"]),
+        ("host", "29500", []),
+    ],
+)
+def test_a_process_with_a_rank_is_told_where_the_others_are(monkeypatch, address, port, said):
+    for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(OptionsError) if said else nullcontext() as caught:
+        check_meeting()
+    if said:
+        assert all(part in told for part, told in zip(said, caught.value.mistakes, strict=True)), caught.value
+
+
+def test_training_with_a_rank_and_nowhere_to_meet_is_a_sentence(told, monkeypatch, capsys):
+    """It was a traceback of torch, after the data had been read."""
+    monkeypatch.setattr(train.parent, "end_with_parent", lambda: None)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    told(RANK="0", WORLD_SIZE="2")
+    assert cli.main(["train", "gpt2-tiny"]) == 2
+    assert "MASTER_ADDR must be an address where RANK is set, got nothing; start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("here", "spread"), [(None, True), ("1", True), ("2", False)])
+def test_a_process_that_is_not_told_of_others_on_its_host_has_it_alone(told, here, spread):
+    """One place took them to be on one host, another on several."""
+    told(RANK="1", WORLD_SIZE="2", **({} if here is None else {"LOCAL_WORLD_SIZE": here}))
+    assert (is_spread(1), processes_of_host()) == (spread, int(here or 1))
 
 
 def test_training_answers_a_wrong_value_with_a_sentence(told, monkeypatch, capsys):

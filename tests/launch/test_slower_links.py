@@ -85,5 +85,5 @@ def test_the_command_that_measures_is_one_that_bench_takes():
     ("cores", "said"), [(4, ""), (2, "4 processes shared 2 cores here;"), (1, "shared 1 core here;")]
 )
 def test_a_run_says_that_its_processes_had_to_share_cores(monkeypatch, cores, said):
-    monkeypatch.setattr(slower_links.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(slower_links, "cores", lambda: cores)
     assert said in crowding(parse(["quickstart"])) and bool(said) == bool(crowding(parse(["quickstart"])))
