@@ -61,6 +61,8 @@ class Kind(IntEnum):
     LOSSES = 4
     EXCHANGED = 5
     """What a step spent on the exchange between replicas."""
+    STOP = 6
+    """Whether a process was asked to stop."""
 
 
 # 1. Notes

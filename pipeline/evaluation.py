@@ -6,18 +6,21 @@ The difference between the two is the main practical finding of 2401.07788, so b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import PassKind
 from thinwire.models.data.samples import Samples
 from thinwire.pipeline import collectives
 from thinwire.pipeline.passes import Pass
+from thinwire.pipeline.process import were
 from thinwire.pipeline.trainer import Trainer
 
 Compression = Literal["on", "off"]
@@ -38,11 +41,16 @@ class Score:
         return {"loss": self.loss, "num_targets": self.num_targets, **self.metrics}
 
 
+class EvaluationStopped(Exception):
+    """An evaluation that ended before all its batches, because a process was asked to stop."""
+
+
 def evaluate(
     trainer: Trainer,
     samples: Samples,
     batches: Callable[[], Iterable[Any]],
     mask: Callable[[Tensor, Tensor], Tensor],
+    asked: Callable[[], bool] | None = None,
 ) -> dict[Compression, Score] | None:
     """Score held-out samples with compression on, then off; None except in the process that reports.
 
@@ -53,11 +61,56 @@ def evaluate(
         samples: the held-out samples.
         batches: makes the batches, each of the shape of training and alike each time; `valid` marks padding.
         mask: takes padding out of targets: (targets, valid) -> targets.
+        asked: says whether this process was asked to stop; None if none ever is, in all processes.
+
+    Raises:
+        EvaluationStopped: in all processes, after the batch under way, if any was asked. Then nothing of it counts.
     """
+    before = [(stage, dict(stage.passes), stage.meter.state_dict()) for stage in trainer.stages]
+    try:
+        return _evaluate(trainer, samples, batches, mask, _Stop(trainer, asked))
+    except EvaluationStopped:
+        for stage, passes, measured in before:
+            stage.passes = passes
+            stage.meter.load_state_dict(measured)
+        raise
+
+
+class _Stop:
+    """Whether any process was asked to stop: all tell while a batch runs, so that nobody waits for the answer."""
+
+    def __init__(self, trainer: Trainer, asked: Callable[[], bool] | None) -> None:
+        self._asked, self._words = asked, None
+        if asked is not None:
+            timeout = timedelta(seconds=trainer.stages[0].wire.options.timeout)
+            here = trainer.placement.stages_of(dist.get_rank())
+            what = f"{were(here)} telling the others, in an evaluation, whether to stop, or waiting for their word"
+            self._words = collectives.Words(None, collectives.Kind.STOP, lambda rank: what, timeout)
+
+    def through(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, up to a stop. This process tells before each, and hears the others when the next is wanted."""
+        if self._words is None or self._asked is None:
+            yield from batches
+            return
+        for batch in batches:
+            self._words.expect()
+            self._words.say(mine := self._asked())
+            yield batch
+            if any([mine, *self._words.hear()]):
+                raise EvaluationStopped
+
+
+def _evaluate(
+    trainer: Trainer,
+    samples: Samples,
+    batches: Callable[[], Iterable[Any]],
+    mask: Callable[[Tensor, Tensor], Tensor],
+    stop: _Stop,
+) -> dict[Compression, Score] | None:
     with ExitStack() as stack:
         for stage in trainer.stages:
             stack.enter_context(stage.meter.apart())
-        scores = {name: _score(trainer, kind, samples, batches(), mask) for name, kind in PASS_KINDS.items()}
+        scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
         # whoever is through first would wait for the others in its next training step
         collectives.meet(trainer.placement, "waiting for the end of an evaluation")
     return scores if trainer.reports else None
@@ -69,6 +122,7 @@ def _score(
     samples: Samples,
     batches: Iterable[Any],
     mask: Callable[[Tensor, Tensor], Tensor],
+    stop: _Stop,
 ) -> Score:
     sums: list[float] = []
     counts: list[Tensor] = []
@@ -77,7 +131,7 @@ def _score(
     runner.loss.begin(1, counts)  # sums over batches; divided by the totals below
     runner.set_mode(trains=False)
     with torch.no_grad():
-        for index, batch in enumerate(batches):
+        for index, batch in enumerate(stop.through(batches)):
             replica = sync.scorer(index)
             if replica is None:
                 runner.skip(kind, 1)

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import IGNORE, Samples, Task, make_trainer, unsplit
-from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.evaluation import EvaluationStopped, evaluate
 
 
 class Padded:
@@ -106,3 +108,41 @@ def test_modules_are_in_the_mode_of_what_runs(alone):
         evaluate(trainer, Samples(), batches, mask)
         modes += [{module.training for stage in trainer.stages for module in stage.submod.modules()}]
     assert modes == [{True}, {False}] * 2
+
+
+def evaluated_alone(rank):
+    """What process 1 says in its first evaluation, after process 0 has left."""
+    trainer = make_trainer(rank, num_stages=2)
+    left_by_the_first(rank)
+    with pytest.raises(PeerError) as caught:
+        evaluate(trainer, Samples(), batches, mask)
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_a_stage_that_is_lost_in_the_first_evaluation_is_named_by_its_neighbour():
+    """torch asked all stages for their shapes first, and its traceback made the neighbour the one that failed."""
+    returned, told = outcomes_of(evaluated_alone, 2)[1]
+    assert returned, told
+    assert told.startswith("stage 1 was waiting for activations of micro-batch 0, eval-on"), told
+
+
+def stopped(rank):
+    """Whether an evaluation ends in both processes when one is asked to stop, and what it leaves."""
+    trainer, seen = make_trainer(rank, num_stages=2), []
+
+    def seeing():
+        for batch in batches():
+            seen.append(batch)
+            yield batch
+
+    before = [dict(stage.passes) for stage in trainer.stages]
+    with pytest.raises(EvaluationStopped):
+        evaluate(trainer, Samples(), seeing, mask, lambda: rank == 0)
+    stage = trainer.stages[0]
+    return len(seen), [dict(stage.passes) for stage in trainer.stages] == before, stage.meter.sent
+
+
+@pytest.mark.processes
+def test_an_evaluation_ends_in_all_processes_after_the_batch_under_way_and_counts_for_nothing():
+    assert run(stopped, 2) == [(1, True, {})] * 2

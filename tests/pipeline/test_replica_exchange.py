@@ -175,7 +175,7 @@ def test_a_parameter_has_a_gradient_once_a_replica_has_used_it(expression):
 
 
 def test_a_parameter_that_a_replica_in_another_process_used_has_a_gradient():
-    stage = simulated("none", everyone=lambda mine: [*mine, 0.0, 1.0, 0.0])
+    stage = simulated("none", everyone=lambda mine: [mine, [False, True, False]])
     after = take_turns(stage, gradients(0, 2), 0, (UNUSED, UNUSED))
     assert after["wide"] is None and not after["bias"].any()
 

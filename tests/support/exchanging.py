@@ -24,7 +24,17 @@ class Replica:
     """One replica of a stage with these parameters; with several `here`, the stage of a simulation of them."""
 
     def __init__(
-        self, number, options, links, shapes, in_full, *, layout=FLAT, member=BucketMember, here=None, everyone=list
+        self,
+        number,
+        options,
+        links,
+        shapes,
+        in_full,
+        *,
+        layout=FLAT,
+        member=BucketMember,
+        here=None,
+        everyone=lambda mine: [mine],
     ):
         here = [number] if here is None else here
         self.number = number

@@ -99,7 +99,7 @@ def connect_present(
             links,
             member,
             # what a replica moved is known of every parameter, so all of them are used everywhere
-            everyone=list,
+            everyone=lambda mine: [mine],
         )
         for stage in stages
     }
