@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 from thinwire.launch import cli
 from thinwire.launch.run import forks, parent
 from thinwire.launch.run.heartbeat import pulse, watch
+from thinwire.launch.run.heartbeat.pulse import Doing
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
-from thinwire.launch.shared.rank import is_spread, own_rank
+from thinwire.launch.shared.rank import check_meeting, is_spread, own_rank
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
@@ -52,7 +53,8 @@ def _main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
-            watch.begin(wanted.wire.heartbeat)
+            check_meeting()
+            watch.begin(wanted.wire.heartbeat, wanted.wire.timeout)
         beating = pulse.begin()
     from thinwire.launch.run.crews.way import check_way
 
@@ -69,6 +71,8 @@ def _main(argv: Sequence[str]) -> int:
     if not is_spread(rank):  # other machines may hold most of the stages
         with counting(not is_stage):
             check_memory(wanted, len(wanted.replicas.here))  # before the model is built
+    if is_stage:
+        beating.doing = lambda: Doing.READING
     prepared = prepare(wanted, rank=rank)
     if not is_stage:
         _check_transport(wanted)
@@ -146,16 +150,18 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 wire, saves = wanted.wire, wanted.checkpoint.wanted
                 given = [{**environment, **keys} for environment in given]
-                end = local.run(start, given, came, heartbeat=wire.heartbeat, saves=saves)
-                silences = failures.silences(end.silent, wire.heartbeat, where.stages_of, where.replica_of)
+                end = local.run(start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves)
+                silences = failures.silences(end.silent, where.stages_of, where.replica_of)
                 reports = failures.read_reports(folder) | silences
             if end.finished:
                 return
             if came:
-                raise StoppedError(failures.tell_stopped(came[0], reports.values()))
+                left_over = folders.what_is_left(wanted)
+                raise StoppedError(failures.tell_stopped(came[0], reports.values(), left_over), came[0])
             told = failures.tell(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
-                began = left < wanted.checkpoint.restarts
+                began, left_over = left < wanted.checkpoint.restarts, folders.what_is_left(wanted)
+                told = "\n".join(filter(None, [told, left_over]))
                 raise FailedError(told) if began else failures.failure(reports, end.failed, end.hung, told)
             if gone := folders.departed(wanted, descriptor):
                 raise FailedError(f"{told}\n{gone}")

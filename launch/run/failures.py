@@ -21,10 +21,8 @@ from pathlib import Path
 
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
-from thinwire.launch.run.heartbeat.silence import sentence
 from thinwire.launch.run.outputs import OutputError
-from thinwire.launch.run.parent import STOPPED
-from thinwire.launch.shared.exit_codes import FailedError, StoppedError, ended
+from thinwire.launch.shared.exit_codes import SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
@@ -70,14 +68,19 @@ class Report:
                 written.write_text(json.dumps(asdict(self)))
                 written.rename(_next_place(Path(folder)))
                 return
-        with suppress(OSError):  # the terminal may be gone too
-            os.write(2, f"{self.line()}\n".encode())
+        say_to_the_end(self.line())
 
     def line(self) -> str:
         """The report in words."""
         was = "was" if len(self.stages) < 2 else "were"
         heads = {"own": "failed:", "peer": "lost a peer:", "stopped": f"{was} told to stop:", "saved": "stopped"}
         return f"{named(self.stages, self.replica)} {heads[self.kind]} {self.text}"
+
+
+def say_to_the_end(line: str) -> None:
+    """Write a line for the user, if there is one, past all buffers: the process may end at once."""
+    with suppress(OSError):  # the terminal may be gone too
+        os.write(2, f"{line}\n".encode() if line else b"")
 
 
 def _next_place(folder: Path) -> Path:
@@ -165,8 +168,7 @@ def failure(
 
 
 def silences(
-    silent: Mapping[int, float],
-    allowed: float,
+    silent: Mapping[int, str],
     stages_of: Callable[[int], list[int]],
     replica_of: Callable[[int], int | None] = lambda rank: None,
 ) -> dict[int, Report]:
@@ -177,16 +179,16 @@ def silences(
             stages=stages_of(rank),
             replica=replica_of(rank),
             kind="own",
-            text=sentence("it", seconds, allowed),
+            text=f"it {said}",
         )
-        for rank, seconds in silent.items()
+        for rank, said in silent.items()
     }
 
 
-def tell_stopped(number: signal.Signals, reports: Iterable[Report]) -> str:
-    """How a run ended that was stopped by a signal, in words."""
+def tell_stopped(number: signal.Signals, reports: Iterable[Report], left: str) -> str:
+    """How a run ended that a signal stopped, in words; `left` says what is left of one that wrote nothing then."""
     saved = next((report.text for report in reports if report.kind == "saved"), None)
-    return f"stopped by {number.name}" + (f" {saved}" if saved else "")
+    return f"stopped by {number.name}" + (f" {saved}" if saved else f"; {left}" if left else "")
 
 
 def _merged(reports: Iterable[Report]) -> list[Report]:
@@ -236,15 +238,16 @@ def stop_on_signals(
         signal.signal(number, lambda *_: None)
 
     def watch() -> None:
+        number: int = signal.SIGTERM  # as if the kernel had sent it, if the launcher is gone
         while os.getppid() == launcher:
-            if select.select([reading], [], [], 1.0)[0] and not (
-                os.read(reading, 1)[0] == signal.SIGTERM and os.getppid() == launcher and ends_soon()
-            ):
-                break
+            if select.select([reading], [], [], 1.0)[0]:
+                number = os.read(reading, 1)[0]
+                if number != signal.SIGTERM or os.getppid() != launcher or not ends_soon():
+                    break
         try:
             stopping()
         finally:
-            os._exit(STOPPED)
+            os._exit(SIGNALLED + number)
 
     threading.Thread(target=watch, name="stop-on-signals", daemon=True).start()
 

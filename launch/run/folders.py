@@ -6,6 +6,7 @@ A run that is refused does not wait for what a training imports, so this file im
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 import uuid
@@ -21,7 +22,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
-from thinwire.pipeline.checkpoint_folder import has_manifests, is_step
+from thinwire.pipeline.checkpoint_folder import has_manifests, is_step, manifests
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ _FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name 
 _FOLDERS = ("weights", "model", "tensorboard", "trace")
 """The folders within that of a run which are the run's own."""
 _LOOK_SECONDS = 0.1
-"""A command that looks whether a folder is free has looked after less than this."""
+_PATIENCE = 3.0
+"""Seconds to wait for a folder: another command may only have looked whether a run is there, and the stages of a
+launcher that was killed hold it until they have noticed."""
 
 
 def checkpoint_folder(recipe: Recipe) -> Path:
@@ -94,7 +97,9 @@ def claim_folder(recipe: Recipe, where: Placement) -> list[str]:
         OptionsError: on a host something stands in the way.
         OSError: the folder cannot be written.
     """
-    told = where.everyone([run_of(recipe.folder), uuid.uuid4().hex, foreign(recipe)])
+    from thinwire.pipeline import collectives
+
+    told = collectives.everyone(where, [run_of(recipe.folder), uuid.uuid4().hex, foreign(recipe)])
     if said := [sentence for _, _, sentences in told for sentence in sentences]:
         raise OptionsError(said)
     known = [run for run, _, _ in told if run is not None]
@@ -120,6 +125,24 @@ def replacing(recipe: Recipe) -> str | None:
     if recipe.debug.smoke:
         return _replacing_by_smoke(recipe.folder)
     return _replacing(recipe.folder, checkpoint_folder(recipe), recipe.checkpoint.resume)
+
+
+def what_is_left(recipe: Recipe) -> str:
+    """What is left of a run that ended early, and the command that goes on; empty if no step was done."""
+    checkpoints, weights, kept = manifests(checkpoint_folder(recipe)), newest(recipe.folder), ""
+    if checkpoints:
+        command = shlex.join(["thinwire", "train", "--resume", str(recipe.folder)])
+        return f"the newest checkpoint is that of step {checkpoints[-1].step}; {command} goes on from there"
+    if weights is None and is_empty(recipe.folder / "metrics.jsonl"):
+        return ""
+    if weights is not None:
+        kept = f", but for the weights of step {weights.step} in {recipe.folder / 'weights'}"
+    why = (
+        f"no checkpoint was due yet (checkpoint.every is {recipe.checkpoint.every!r})"
+        if recipe.checkpoint.wanted
+        else "the recipe asks for no checkpoints"
+    )
+    return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run"
 
 
 def early_refusal(suffix: str = "") -> Callable[[Any], None]:
@@ -166,11 +189,7 @@ def held(folder: Path) -> Iterator[int]:
     Raises:
         OptionsError: another run holds the lock.
     """
-    try:
-        descriptor = _locked(folder)
-    except OptionsError:
-        time.sleep(_LOOK_SECONDS)  # another command may only have looked whether a run is there
-        descriptor = _locked(folder)
+    descriptor = _locked(folder)
     try:
         remove_leftovers(folder)
         yield descriptor
@@ -183,8 +202,15 @@ def _locked(folder: Path, *, alone: bool = True) -> int:
 
     OptionsError if another run holds the lock.
     """
+    deadline = time.monotonic() + _PATIENCE
     try:
-        return scratch.lock(folder, alone=alone)
+        while True:
+            try:
+                return scratch.lock(folder, alone=alone)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
     except BlockingIOError as error:
         raise OptionsError(
             f"output must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "

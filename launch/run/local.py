@@ -48,8 +48,8 @@ class End:
     """Exit status by rank, for processes that failed before the launcher stopped any."""
     hung: list[int] = field(default_factory=list)
     """Ranks that did not end when they were told to, and were killed."""
-    silent: dict[int, float] = field(default_factory=dict)
-    """Seconds of silence by rank, of the processes that were killed for it."""
+    silent: dict[int, str] = field(default_factory=dict)
+    """By rank, a sentence without subject on each process that was killed for its silence."""
     finished: bool = field(default=False, compare=False)
     """Whether all ended well, even if a signal came."""
 
@@ -101,13 +101,13 @@ class Crew:
     """Stage processes that are started together, watched, and stopped together; `close` ends them.
 
     Args:
-        heartbeat: seconds for which a process may be silent.
+        heartbeat, timeout: seconds for which a process may be silent, as `Silence` takes them.
     """
 
-    def __init__(self, heartbeat: float) -> None:
+    def __init__(self, heartbeat: float, timeout: float) -> None:
         self._processes: list[Process] = []
-        self._hearing = Hearing(heartbeat)
-        self._silent: dict[int, float] = {}
+        self._hearing = Hearing(heartbeat, timeout)
+        self._silent: dict[int, str] = {}
 
     def start(self, start: Start, given: Sequence[Mapping[str, str]]) -> None:
         """Start a process in each environment, in rank order."""
@@ -172,6 +172,7 @@ def run(
     came: Sequence[signal.Signals],
     *,
     heartbeat: float = math.inf,
+    timeout: float = 0.0,
     saves: bool = False,
 ) -> End:
     """Start a process in each environment, wait, and return how they ended.
@@ -180,11 +181,11 @@ def run(
         start: starts one process.
         given: the environment of each process, in rank order.
         came: the signals that this process got so far; the first one stops the processes.
-        heartbeat: seconds for which a process may be silent; a silent one is killed.
+        heartbeat, timeout: seconds for which a process may be silent, as `Silence` takes them; a silent one is killed.
         saves: whether the first signal is passed on, so that the processes write a checkpoint and end by themselves; a
             second one stops them.
     """
-    with closing(Crew(heartbeat)) as crew:
+    with closing(Crew(heartbeat, timeout)) as crew:
         crew.start(start, given)
         _wait(crew, came, saves)
         return crew.end(expected=bool(came))

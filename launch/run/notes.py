@@ -18,7 +18,6 @@ from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.precision import tf32_note
 from thinwire.pipeline import collectives
 from thinwire.pipeline.options.durations import in_steps
-from thinwire.pipeline.tracing.record import StepRecord
 
 
 class Notes:
@@ -64,7 +63,7 @@ class Notes:
             show_notes([note for note in notes if note])
         self._show_stores()
 
-    def choose(self, done: int, record: StepRecord) -> None:
+    def choose(self, done: int) -> None:
         """Let auto choose if it has measured enough. Print what it chose, and check the room for its stores."""
         if not self._choosing.choose(last=done == self._recipe.training.steps):
             return

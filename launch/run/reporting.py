@@ -51,6 +51,7 @@ class Reporting:
     Attributes:
         times: the seconds of the run.
         evaluated: the steps after which the last evaluation was; None before the first.
+        unfinished: whether an evaluation is due, and what follows it, after a step that is done.
     """
 
     def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
@@ -61,6 +62,8 @@ class Reporting:
             self.times = Times(resumption.saved.get("seconds", {}))
             evaluated = resumption.saved.get("evaluated")
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
+            self.unfinished = bool(resumption.saved.get("unfinished", False))
+        self._asked = resumption.asked if self._recipe.checkpoint.wanted else None
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
         if self._trainer.reports:
@@ -116,22 +119,30 @@ class Reporting:
         if self._log is not None:
             self._log.exchanged(exchanges)
 
-    def evaluate_if_due(self, done: int, record: StepRecord) -> None:
+    def evaluate_if_due(self, done: int) -> None:
         """Evaluate with compression on and off, if the recipe asks for it after so many steps."""
         if self._recipe.training.evaluates_after(done, self._prepared.steps_per_epoch):
+            self.unfinished = True
             self.evaluate(done)
+        self.unfinished = False
 
     def evaluate(self, done: int) -> None:
-        """Evaluate after so many steps, unless that is done; collective."""
+        """Evaluate after so many steps, unless that is done; collective.
+
+        Raises EvaluationStopped, in all processes, if one is asked to stop meanwhile.
+        """
         held_out = self._prepared.data.held_out
         if self.evaluated == done:
             return
-        self.evaluated = done
         if held_out is None:
+            self.evaluated = done
             return
         size, count = self._recipe.pipeline.pass_size, len(held_out)
         with self.times.spent_on("evaluation"):
-            scores = evaluate(self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+            scores = evaluate(
+                self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding, self._asked
+            )
+        self.evaluated = done
         if self._log is not None and self._line is not None and scores is not None:
             self._log.evaluation(done, scores)
             self._line.evaluation(done, scores)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -185,11 +185,17 @@ class Resumption:
         Raises:
             StoppedError: a process was asked to. It says how to go on.
         """
-        where = self._trainer.placement
-        if not self._options.wanted or not collectives.anyone(where, self._asked_to_stop):
-            return
-        self.finish(done, said())
-        collectives.meet(where, "waiting for the last checkpoint of all stages")
+        if self._options.wanted and collectives.anyone(self._trainer.placement, self._asked_to_stop):
+            self.stop(done, said())
+
+    def asked(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self._asked_to_stop
+
+    def stop(self, done: int, said: Said) -> NoReturn:
+        """Write a checkpoint in all processes, and stop; collective. It raises StoppedError."""
+        self.finish(done, said)
+        collectives.meet(self._trainer.placement, "waiting for the last checkpoint of all stages")
         raise StoppedError(
             f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
         )
@@ -223,7 +229,7 @@ def _check_replaced(folder: Path, where: Placement, runs: Sequence[str]) -> None
     A folder that `checkpoint.folder` names may hold those of a run with another output.
     """
     others = [str(path) for path in steps_of(folder) if (path / MANIFEST).exists() and run_of(path) not in runs]
-    if told := next(filter(None, where.everyone(others[-1:])), None):
+    if told := next(filter(None, collectives.everyone(where, others[-1:])), None):
         raise OptionsError(
             f"--overwrite replaces the run in the output folder and its checkpoints, but {told[0]} is of another run; "
             f"name another checkpoint.folder, or move it away"

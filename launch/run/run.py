@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.folders import claim_folder
+from thinwire.launch.run.heartbeat.pulse import Doing
 from thinwire.launch.run.notes import Notes
 from thinwire.launch.run.outputs import writing
 from thinwire.launch.run.reporting import Reporting
@@ -17,6 +19,7 @@ from thinwire.launch.run.room import Room
 from thinwire.launch.run.saving import Saves
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.launch.shared.progress import counting
+from thinwire.pipeline.evaluation import EvaluationStopped
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.tracing.record import StepRecord
@@ -53,7 +56,6 @@ class Run:
         parts = self.assembly, room, self._resumption, self._choosing, self.reporting
         self._saves, self._notes = Saves(*parts), Notes(*parts)
         self._callbacks = (
-            self.reporting.log_step,
             self.reporting.evaluate_if_due,
             self._saves.compare_if_due,
             self._saves.weights_if_due,
@@ -71,6 +73,8 @@ class Run:
         if self.recipe.replicas.elastic:  # the run may have been stopped while this replica waited
             self._saves.stop_if_asked(first)
         with self.reporting.live():
+            if self.reporting.unfinished:  # the run was stopped in the evaluation after this step
+                self._finish_step(first)
             self.trainer.train(self._after_step, first)
         with counting(self.trainer.reports):
             self._end()
@@ -78,17 +82,32 @@ class Run:
     def _after_step(self, record: StepRecord) -> None:
         done = self.trainer.done  # later than the step if a replica took the weights of another
         self._choosing.end_step()
-        for callback in self._callbacks:
-            callback(done, record)
         self._done = done
+        self.reporting.log_step(done, record)
+        self._finish_step(done)
+
+    def _finish_step(self, done: int) -> None:
+        """What is due after a step: an evaluation, a save, a choice of codecs, a checkpoint, a stop."""
+        with self._stopping(done):
+            for callback in self._callbacks:
+                callback(done)
         if self.trains:
             self._saves.stop_if_asked(done)
+
+    @contextmanager
+    def _stopping(self, done: int) -> Iterator[None]:
+        """Where a process is asked to stop during an evaluation inside, all do, with a checkpoint."""
+        try:
+            yield
+        except EvaluationStopped:
+            self._saves.stop(done)
 
     def _end(self) -> None:
         """Evaluate, save and report after the last step."""
         steps = self.recipe.training.steps
         self.reporting.log_exchanges()
-        self.reporting.evaluate(steps)
+        with self._stopping(steps):
+            self.reporting.evaluate(steps)
         summary = self._saves.weights(steps)
         self._saves.finish(steps)
         for stage in self.trainer.stages:
@@ -105,7 +124,14 @@ class Run:
     @property
     def trains(self) -> bool:
         """Whether the first step is done and the last one is not."""
-        return self._done is not None and self._done < self.recipe.training.steps
+        return self.doing_now is Doing.TRAINING
+
+    @property
+    def doing_now(self) -> Doing:
+        """What the heartbeat of this process tells."""
+        if self._done is None:
+            return Doing.BUILDING
+        return Doing.TRAINING if self._done < self.recipe.training.steps else Doing.ENDING
 
     def save_and_stop(self) -> bool:
         """Have all stages write a checkpoint and stop after the step under way, or after the last one end as planned.

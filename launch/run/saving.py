@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from safetensors import SafetensorError
 
@@ -17,7 +17,6 @@ from thinwire.launch.run.weights import Saving
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline import collectives
-from thinwire.pipeline.tracing.record import StepRecord
 
 
 class Saves:
@@ -38,14 +37,14 @@ class Saves:
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
         self._room, self._resumption, self._choosing, self._reporting = room, resumption, choosing, reporting
 
-    def compare_if_due(self, done: int, record: StepRecord) -> None:
+    def compare_if_due(self, done: int) -> None:
         """After each epoch, compare the buffers of all ends, and the replicas, if the recipe asks for it."""
         ends = done % self._steps_per_epoch == 0 or done == self._recipe.training.steps
         if self._recipe.debug.check_buffers and ends:
             collectives.compare(self._where, {stage.stage_index: stage.digests() for stage in self._trainer.stages})
             self._compare_replicas()
 
-    def weights_if_due(self, done: int, record: StepRecord) -> None:
+    def weights_if_due(self, done: int) -> None:
         """Save the weights, if the recipe asks for it after so many steps."""
         if self._recipe.save_every and done % self._recipe.save_every == 0:
             self.weights(done)
@@ -74,7 +73,7 @@ class Saves:
                     save_summary(self._recipe.folder, summary)
             return summary
 
-    def checkpoint_if_due(self, done: int, record: StepRecord) -> None:
+    def checkpoint_if_due(self, done: int) -> None:
         """Write a checkpoint, if the recipe asks for it after so many steps."""
         self._resumption.check()
         if self._resumption.is_due(done, self._steps_per_epoch):
@@ -85,6 +84,10 @@ class Saves:
     def stop_if_asked(self, done: int) -> None:
         """Where any process was asked to stop, write a checkpoint in all of them and raise StoppedError; collective."""
         self._resumption.stop_if_asked(done, self._said)
+
+    def stop(self, done: int) -> NoReturn:
+        """Write a checkpoint in all processes, and raise StoppedError; collective."""
+        self._resumption.stop(done, self._said())
 
     def finish(self, done: int) -> None:
         """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
@@ -104,6 +107,7 @@ class Saves:
             "seconds": self._reporting.times.state_dict(),
             **self._choosing.state_dict(),
             "evaluated": self._reporting.evaluated,
+            "unfinished": self._reporting.unfinished,
             "loss_scale": self._trainer.update.scale.state_dict(),
         }
         return Said(values, logged)

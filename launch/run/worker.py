@@ -17,11 +17,19 @@ from torch.distributed.rendezvous import rendezvous
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.crews.own import attend, enter
-from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, named, once, report_of, stop_on_signals
-from thinwire.launch.run.folders import replacing
+from thinwire.launch.run.failures import (
+    FOLDER_VARIABLE,
+    Report,
+    named,
+    once,
+    report_of,
+    say_to_the_end,
+    stop_on_signals,
+)
+from thinwire.launch.run.folders import replacing, what_is_left
 from thinwire.launch.run.heartbeat.neighbours import Neighbours
-from thinwire.launch.run.heartbeat.pulse import Pulse
-from thinwire.launch.run.heartbeat.silence import Silence, sentence
+from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
+from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
@@ -57,17 +65,20 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
         else:
             report.save()
+            # 3. say what is left, once for each host, where no launcher of ours does
+            if parent.VARIABLE not in os.environ and rank == processes_here(rank).start and report.kind != "saved":
+                say_to_the_end(what_is_left(prepared.recipe))
 
     def stopping() -> None:
         doing = run.doing if run is not None else "starting"
         leave(Report(rank=rank, stages=stages, replica=replica, kind="stopped", text=doing))
 
-    def lost(peer: int, seconds: float) -> None:
-        who = named(where.stages_of(peer), where.replica_of(peer))
-        said = sentence(who, seconds, prepared.recipe.wire.heartbeat)
-        leave(Report(rank=rank, stages=stages, replica=replica, kind="peer", text=said))
+    def lost(peer: int, said: str) -> None:
+        text = f"{named(where.stages_of(peer), where.replica_of(peer))} {said}"
+        leave(Report(rank=rank, stages=stages, replica=replica, kind="peer", text=text))
         os._exit(1)
 
+    pulse.doing = lambda: Doing.BUILDING if run is None else run.doing_now
     allow_many_files()
     # 1. signals before joining, because joining can wait for the time-out
     stop_on_signals(
@@ -86,7 +97,6 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         run = Run(
             prepared, collectives.connected(where, timedelta(seconds=timeout), timedelta(seconds=across)), attendance
         )
-        pulse.trains = lambda: run is not None and run.trains
         run.go()
         _say_done(prepared, where, rank)
         # 3. wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
@@ -122,10 +132,10 @@ def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
         print(f"{said} {'is' if one else 'are'} done; what this host keeps is in {prepared.recipe.folder}")
 
 
-def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, float], None]) -> None:
+def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, str], None]) -> None:
     """Hear the neighbours of this process, and let them hear its pulse; collective."""
     wire = prepared.recipe.wire
-    Neighbours(where, rank, pulse, Silence(wire.heartbeat), wire.timeout).begin(lost)
+    Neighbours(where, rank, pulse, Silence(wire.heartbeat, wire.timeout), wire.timeout).begin(lost)
 
 
 def refuse_replacing(prepared: Prepared, where: Placement) -> None:
@@ -151,7 +161,7 @@ def join(prepared: Prepared, rank: int) -> None:
             + " or replicas.count"
             * (prepared.recipe.replicas.count > 1)
         )
-    several_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", found)) < found
+    several_hosts = is_spread(rank)
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
     advice += "only the stages may reach the ports of a run"
     meeting, wire = os.environ.get(MEETING_VARIABLE), prepared.recipe.wire

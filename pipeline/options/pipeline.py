@@ -22,11 +22,11 @@ class WireOptions:
     connections: int = 1
     """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0
-    """The most seconds that a stage waits for another stage. Where replicas step alone, they wait for each other
-    replicas.sync.every times as long, up to a day."""
+    """The most seconds that a stage waits for another stage, and that one may be silent before its first step and after
+    its last. Where replicas step alone, they wait for each other replicas.sync.every times as long, up to a day."""
     heartbeat: float = 3.0
-    """Seconds that a stage may be silent before the others treat it as dead. A stage sends heartbeats while it
-    computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""
+    """Seconds that a stage that trains may be silent before the others treat it as dead. A stage sends heartbeats
+    while it computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""
     checksum: bool = True
     """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"
@@ -44,6 +44,10 @@ class WireOptions:
             mistakes.append(f"wire.connections must be from 1 to 64, got {self.connections}")
         if mistakes:
             raise OptionsError(mistakes)
+
+
+MOST_STAGES, MOST_MICROBATCHES = 10_000, 100_000
+"""Beyond these, the order of the work takes minutes to make."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,14 @@ class PipelineOptions:
                 ("accumulation", self.accumulation),
             )
             if value < 1
+        ]
+        mistakes += [
+            f"pipeline.{name} must be at most {most}, got {value}"
+            for name, value, most in (
+                ("num_stages", self.num_stages, MOST_STAGES),
+                ("num_microbatches", self.num_microbatches, MOST_MICROBATCHES),
+            )
+            if value > most
         ]
         try:
             spec = SCHEDULES[self.schedule]

@@ -10,7 +10,8 @@ import pytest
 from support.commands import started
 from thinwire.compress import CodecError
 from thinwire.launch.run import failures
-from thinwire.launch.run.failures import FOLDER_VARIABLE, STOPPED, Report, once, read_reports, report_of, tell
+from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, once, read_reports, report_of, tell
+from thinwire.launch.run.parent import STOPPED
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import (
@@ -315,4 +316,4 @@ def test_a_process_ends_when_its_launcher_is_killed(tmp_path):
 def test_a_report_that_cannot_be_saved_does_not_keep_a_process(tmp_path):
     with running(WAITING, tmp_path, **{FOLDER_VARIABLE: str(tmp_path / "gone")}) as command:
         command.process.terminate()
-        assert command.wait() == failures.STOPPED
+        assert command.wait() == STOPPED

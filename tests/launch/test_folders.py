@@ -36,6 +36,26 @@ time.sleep(600)
 """
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(folders, "_PATIENCE", 0.2)
+
+
+def test_a_folder_is_waited_for_that_the_stages_of_a_killed_launcher_still_hold(tmp_path, monkeypatch):
+    """The same command at once was refused now and then: stages notice the end of their launcher after a while."""
+    descriptor, turns = scratch.lock(tmp_path), []
+
+    def wait(seconds):
+        turns.append(seconds)
+        if len(turns) == 5:
+            os.close(descriptor)
+
+    monkeypatch.setattr(folders, "_PATIENCE", 60)
+    monkeypatch.setattr(folders.time, "sleep", wait)
+    with held(tmp_path):
+        assert len(turns) == 5
+
+
 def test_a_folder_is_held_until_its_holder_is_dead(tmp_path):
     """Two runs wrote into one folder, both ended well, and the weights of one were gone."""
     with subprocess.Popen([sys.executable, "-c", HOLDING, tmp_path], stdout=subprocess.PIPE, text=True) as holder:

@@ -224,7 +224,7 @@ def test_replicas_that_exchange_in_each_step_cannot_be_lost(folder):
 
 def test_torchrun_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr("thinwire.launch.train.parent.end_with_parent", lambda: None)
-    monkeypatch.setattr("thinwire.launch.train.watch.begin", lambda heartbeat: None)
+    monkeypatch.setattr("thinwire.launch.train.watch.begin", lambda heartbeat, timeout: None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert cli.main(["train", "tiny.yaml", *ALONE, *ELASTIC]) == 2

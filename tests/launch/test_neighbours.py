@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from support import processes
 from thinwire.launch.run.heartbeat.neighbours import Neighbours
-from thinwire.launch.run.heartbeat.pulse import Pulse
+from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.process import Placement
@@ -27,20 +27,20 @@ class Noted(Silence):
     """A silence that has an event for the first word of a neighbour that trains."""
 
     def __init__(self):
-        super().__init__(1.5)
+        super().__init__(1.5, 60)
         self.first = threading.Event()
 
-    def heard(self, rank, trains):
-        super().heard(rank, trains)
-        if trains:
+    def heard(self, rank, doing):
+        super().heard(rank, doing)
+        if doing is Doing.TRAINING:
             self.first.set()
 
 
 def begin(rank):
-    """What a process of a chain of three hears: lost neighbours, as (rank, seconds), and the first word of one."""
+    """What a process of a chain of three hears: lost neighbours, as (rank, sentence), and the first word of one."""
     lost, pulse, silence = queue.Queue(), Pulse(), Noted()
-    pulse.trains = lambda: True
-    Neighbours(CHAIN, rank, pulse, silence, TIMEOUT).begin(lambda rank, seconds: lost.put((rank, seconds)))
+    pulse.doing = lambda: Doing.TRAINING
+    Neighbours(CHAIN, rank, pulse, silence, TIMEOUT).begin(lambda rank, said: lost.put((rank, said)))
     return lost, silence.first
 
 
@@ -54,14 +54,14 @@ def one_is_stopped(rank):
         os.kill(os.getpid(), signal.SIGSTOP)
     assert first.wait(TIMEOUT)
     store.set(f"{rank} hears", "")
-    found, seconds = lost.get(timeout=TIMEOUT)
+    found, said = lost.get(timeout=TIMEOUT)
     pid = int(store.get("pid"))
     if rank == 0:
         store.wait(["heard by 2"])
         os.kill(pid, signal.SIGKILL)
     else:
         store.set("heard by 2", "")
-    return found, seconds > 1.5
+    return found, said.startswith("sent no heartbeat for")
 
 
 def all_end(rank):
@@ -90,8 +90,8 @@ def test_an_end_is_no_silence():
     assert processes.outcomes_of(all_end, 3) == {2: (True, [0, 0, 0])}
 
 
-def message(token, rank, trains=True):
-    return struct.pack("!16sI?", token, rank, trains)
+def message(token, rank, said=b"t"):
+    return struct.pack("!16sIc", token, rank, said)
 
 
 def called(address):
@@ -118,7 +118,12 @@ def heard(alone):
 
 def test_strangers_are_cut_off_and_change_nothing(heard):
     address, token, lost = heard
-    strangers = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", message(bytes(16), 1), message(token, 2), message(token, 7)]
+    strangers = [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        message(bytes(16), 1),
+        message(token, 2),
+        message(token, 7),
+    ]
     for said in strangers:
         with called(address) as connection:
             connection.sendall(said)

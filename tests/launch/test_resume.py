@@ -9,10 +9,11 @@ import pytest
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
-from thinwire.launch.run import resume
+from thinwire.launch.run import reporting, resume
 from thinwire.launch.run.run import Run
 from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.process import Placement
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +74,37 @@ def evaluations(run):
 
 def checkpoints(run):
     return sorted(path.name for path in (run / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
+
+
+@pytest.mark.parametrize("done", [4, 7])
+def test_a_run_that_is_stopped_in_an_evaluation_has_it_again_and_ends_as_one_that_was_not(tmp_path, monkeypatch, done):
+    """A stop waited for the end of the evaluation, longer than schedulers wait before they kill."""
+    options = [*TINY, "--codec", "q(4)/q(8)", "--training.evaluate_every", "2 steps", "--checkpoint.every", "6 steps"]
+    assert cli.main(["simulate", *options, "--output", str(tmp_path / "whole")]) == 0
+    batches, evaluate = reporting.evaluation_batches, reporting.Reporting.evaluate
+
+    def evaluated(one, after):
+        def stopping(*given):
+            for index, batch in enumerate(batches(*given)):
+                if index == 1:
+                    assert one._asked.__self__.ask_to_stop()
+                assert index < 2, "the evaluation went on"
+                yield batch
+
+        monkeypatch.setattr(reporting, "evaluation_batches", stopping if after == done else batches)
+        evaluate(one, after)
+
+    monkeypatch.setattr(reporting.Reporting, "evaluate", evaluated)
+    assert cli.main(["simulate", *options, "--output", str(tmp_path / "stopped")]) == 130
+    monkeypatch.setattr(reporting.Reporting, "evaluate", evaluate)
+    monkeypatch.setattr(reporting, "evaluation_batches", batches)
+    assert checkpoints(tmp_path / "stopped")[-1] == f"step-{done:08d}"
+    assert [line["step"] for line in evaluations(tmp_path / "stopped")] == list(range(2, done, 2))
+    assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0
+    assert evaluations(tmp_path / "stopped") == evaluations(tmp_path / "whole")
+    found, wanted = summary(tmp_path / "stopped"), summary(tmp_path / "whole")
+    assert {name: found[name] for name in SAME} == {name: wanted[name] for name in SAME}
+    assert found["traffic"] == wanted["traffic"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -185,11 +217,11 @@ def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
 
 
 @pytest.mark.parametrize(("when", "anew"), [("auto", ", or --overwrite to start again from step 0"), ("always", "")])
-def test_checkpoints_of_another_release_are_said_to_be_such(tmp_path, when, anew):
+def test_checkpoints_of_another_release_are_said_to_be_such(tmp_path, monkeypatch, when, anew):
     """They were said to be damaged, or not to be there."""
     (tmp_path / "step-00000003").mkdir()
     (tmp_path / "step-00000003/manifest.json").write_text(Manifest(3, {}, {}, format=1).text())
     options = SimpleNamespace(checkpoint=SimpleNamespace(folder=str(tmp_path), resume=when))
-    alone = SimpleNamespace(everyone=lambda mine: [mine])
+    monkeypatch.setattr(resume.collectives, "everyone", lambda where, mine: [mine])
     with pytest.raises(OptionsError, match=f"got 1: use the release that wrote it{anew}$"):
-        resume.find(SimpleNamespace(recipe=options), alone, [0])
+        resume.find(SimpleNamespace(recipe=options), Placement({0: 0}), [0])

@@ -19,7 +19,7 @@ from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.crews.own import AGAIN_VARIABLE, REPLICA_VARIABLE, of_replica
 from thinwire.launch.run.crews.place import MeetingPlace
 from thinwire.launch.run.crews.remote.agreement import agreed_with_data
-from thinwire.launch.run.folders import check_folders
+from thinwire.launch.run.folders import check_folders, what_is_left
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 
@@ -84,7 +84,8 @@ class Crews:
         while self._meet(again=again):
             again = True
         if self._came and len(self._ended.well) < len(self._here):
-            raise StoppedError(failures.tell_stopped(self._came[0], self._ended.reports))
+            left = what_is_left(self._recipe)
+            raise StoppedError(failures.tell_stopped(self._came[0], self._ended.reports, left), self._came[0])
         self._tell_end()
 
     def _meet(self, *, again: bool) -> bool:
@@ -125,7 +126,7 @@ class Crews:
         folder = resources.enter_context(scratch.folder())
         if not forks.is_safe():
             host_data.keep(self._prepared.data, wanted.data, wanted.training.seed, folder)
-        crew = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat)))
+        crew = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat, wanted.wire.timeout)))
         self._running[replica] = _Running(crew, folder, resources, again)
         given = local.environments(wanted.group_processes, wanted.training.threads, folder)
         marked = {AGAIN_VARIABLE: "1"} if again else {}
@@ -155,9 +156,7 @@ class Crews:
         running = self._running.pop(replica)
         with running.resources:
             end = running.crew.end(expected=bool(self._came))
-            silences = failures.silences(
-                end.silent, self._recipe.wire.heartbeat, self._where.stages_of, lambda rank: replica
-            )
+            silences = failures.silences(end.silent, self._where.stages_of, lambda rank: replica)
             reports = failures.read_reports(running.folder) | silences
         self._ended.reports += reports.values()
         if end.finished:
@@ -193,7 +192,7 @@ class Crews:
         """Say who is not there at the end. FailedError if it is the first replica, or if none is there."""
         well, lost = sorted(self._ended.well), self._ended.lost
         if not well:
-            raise FailedError("\n".join(lost.values()))
+            raise FailedError([*lost.values(), *filter(None, [what_is_left(self._recipe)])])
         if 0 in lost:
             place = of_replica(self._prepared, well[0]).recipe.folder
             raise FailedError(f"{lost[0]}\nthe run has ended without replica 0: its weights and scores are in {place}")

@@ -5,7 +5,7 @@ two processes of a boundary listen to each other. A process that hears nothing f
 starts all of them again.
 
 The process of the lower rank listens on the interface of the run, until its neighbours have called. A message is 21
-bytes: the token of the run, the rank of its sender, and whether the sender trains. A connection that sends anything
+bytes: the token of the run, the rank of its sender, and what the sender does. A connection that sends anything
 else is closed. A connection that ends is no silence: gloo notices an end itself.
 """
 
@@ -23,7 +23,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from thinwire.launch.run.heartbeat.pulse import Pulse
+from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.shared.interfaces import host_address, interface_addresses
 from thinwire.pipeline.errors import PeerError, WireError
@@ -31,7 +31,8 @@ from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
 
 _TOKEN_BYTES = 16
-_MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sI?")
+_MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sIc")
+_SAID = {doing.value for doing in Doing}
 _POLL = 0.1
 _MOST_STRANGERS = 16
 """Connections that have not named themselves yet; the oldest goes for a new one."""
@@ -66,8 +67,8 @@ class Neighbours:
         for below in (below for below, above in pairs if above == rank):
             self._call(below, store, timeout)
 
-    def begin(self, lost: Callable[[int, float], None]) -> None:
-        """Listen from now on; `lost` is called with the rank and the silence, in seconds, of a lost neighbour."""
+    def begin(self, lost: Callable[[int, str], None]) -> None:
+        """Listen from now on; `lost` is called with the rank of a lost neighbour, and what is wrong with it."""
         threading.Thread(target=self._hear, args=[lost], name="neighbours", daemon=True).start()
 
     def _listen(self, store: dist.Store) -> None:
@@ -96,7 +97,7 @@ class Neighbours:
         self._add(connection)
         self._greet(connection, rank)
 
-    def _hear(self, lost: Callable[[int, float], None]) -> None:
+    def _hear(self, lost: Callable[[int, str], None]) -> None:
         while True:
             for key, _ in self._waiting.select(_POLL):
                 assert isinstance(key.fileobj, socket.socket)
@@ -109,9 +110,9 @@ class Neighbours:
                 self._waiting.unregister(self._listener)
                 self._listener.close()
                 self._listener = None
-            for rank, seconds in self._silence.too_long().items():
+            for rank, said in self._silence.too_long().items():
                 self._silence.forget(rank)
-                lost(rank, seconds)
+                lost(rank, said)
 
     def _add(self, connection: socket.socket) -> None:
         strangers = [known for known in self._buffers if known not in self._ranks]
@@ -125,13 +126,13 @@ class Neighbours:
         """From now on the connection is that of a neighbour."""
         self._ranks[connection] = rank
         self._missing.discard(rank)
-        self._silence.heard(rank, trains=False)
-        self._send(connection, self._pulse.trains())  # at once: who has not named itself may have to go for a stranger
+        self._silence.heard(rank, Doing.BUILDING)
+        self._send(connection, self._pulse.doing())  # at once: who has not named itself may have to go for a stranger
         self._pulse.add(partial(self._send, connection))
 
-    def _send(self, connection: socket.socket, trains: bool) -> None:
+    def _send(self, connection: socket.socket, doing: Doing) -> None:
         try:
-            connection.send(_MESSAGE.pack(self._token, self._rank, trains))
+            connection.send(_MESSAGE.pack(self._token, self._rank, doing.value))
         except OSError:
             return  # closed, or full because the neighbour does not read: it hears of us no more, as it should
 
@@ -145,14 +146,14 @@ class Neighbours:
         buffer = self._buffers[connection]
         buffer += received
         while received and len(buffer) >= _MESSAGE.size:
-            token, rank, trains = _MESSAGE.unpack_from(buffer)
+            token, rank, said = _MESSAGE.unpack_from(buffer)
             del buffer[: _MESSAGE.size]
             if connection not in self._ranks and rank in self._missing and secrets.compare_digest(token, self._token):
                 self._greet(connection, rank)
-            if token != self._token or self._ranks.get(connection) != rank:
+            if token != self._token or self._ranks.get(connection) != rank or said not in _SAID:
                 received = b""
             else:
-                self._silence.heard(rank, trains)
+                self._silence.heard(rank, Doing(said))
         if not received:
             self._close(connection)
 

@@ -1,8 +1,9 @@
 """The heartbeat of a stage process, which tells all who listen that it is not stopped and not stuck.
 
-A thread beats twice a second, and at once when training begins or ends. The thread needs Python's lock (the GIL). torch
-gives the lock away while it computes, so a long computation is no silence. A process that is stopped is silent, and so
-is one in which something keeps the lock.
+A thread beats twice a second, and at once when the process does something else. A beat says what it does: a process
+that imports libraries or builds its stages may be silent longer than one that trains. The thread needs Python's lock
+(the GIL). torch gives the lock away while it computes, so a long computation is no silence. A process that is stopped
+is silent, and so is one in which something keeps the lock.
 
 The launcher hears its processes through a pipe each, and kills a silent one. Where torchrun starts the processes,
 neighbours hear each other (`neighbours.py`).
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 
 VARIABLE = "THINWIRE_HEARTBEAT"
 """The file descriptor through which the launcher hears a stage process."""
@@ -25,35 +27,44 @@ EVERY = 0.5
 """Seconds between two beats."""
 
 _LOOK = 0.05
-"""Seconds between two looks at whether this process trains."""
+"""Seconds between two looks at what this process does."""
 
-TRAINING, NOT_TRAINING = b"t", b"n"
-"""What the launcher reads."""
+
+class Doing(Enum):
+    """What a process does; the value is what a beat carries."""
+
+    IMPORTING = b"i"
+    READING = b"r"
+    BUILDING = b"b"
+    """Its stages; until the first step is done."""
+    TRAINING = b"t"
+    ENDING = b"e"
+    """After the last step."""
 
 
 class Pulse:
     """The heartbeat of this process.
 
     Attributes:
-        trains: says whether the first step is done and the last one is not.
+        doing: says what this process does.
     """
 
     def __init__(self) -> None:
-        self.trains: Callable[[], bool] = lambda: False
-        self._listeners: list[Callable[[bool], None]] = []
+        self.doing: Callable[[], Doing] = lambda: Doing.IMPORTING
+        self._listeners: list[Callable[[Doing], None]] = []
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
-    def add(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` at every beat, with whether this process trains. It must not wait."""
+    def add(self, listener: Callable[[Doing], None]) -> None:
+        """Call `listener` at every beat, with what this process does. It must not wait."""
         self._listeners.append(listener)
 
     def _beat(self) -> None:
         while True:
-            trains = self.trains()
+            doing = self.doing()
             for listener in tuple(self._listeners):
-                listener(trains)
+                listener(doing)
             next_beat = time.monotonic() + EVERY
-            while time.monotonic() < next_beat and self.trains() == trains:
+            while time.monotonic() < next_beat and self.doing() is doing:
                 time.sleep(_LOOK)
 
 
@@ -63,9 +74,9 @@ def begin() -> Pulse:
     if VARIABLE in os.environ:
         descriptor = int(os.environ[VARIABLE])
 
-        def tell(trains: bool) -> None:
+        def tell(doing: Doing) -> None:
             with suppress(OSError):  # a launcher that is stopped does not read, and the pipe is full some day
-                os.write(descriptor, TRAINING if trains else NOT_TRAINING)
+                os.write(descriptor, doing.value)
 
         pulse.add(tell)
     return pulse

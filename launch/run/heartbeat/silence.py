@@ -1,8 +1,9 @@
 """Who has been silent for too long: kept by the launcher for its processes, and by a process for its neighbours.
 
-A process may be silent for `STARTING` seconds before its first step and after its last, because libraries keep Python's
-lock (the GIL) while they are loaded. A process that the system calls stopped gets no such time. Its launcher waits for
-half of the usual time only: the system knows a stop from long work, and on a busy machine all takes longer.
+A process that trains may be silent for `wire.heartbeat`. Before its first step and after its last it may be silent for
+`wire.timeout`, because libraries keep Python's lock (the GIL) while they are loaded, and on a busy machine, or from a
+disk far away, that takes minutes. A process that the system calls stopped gets no such time. Its launcher waits for
+half of `wire.heartbeat` only: the system knows a stop from long work.
 """
 
 from __future__ import annotations
@@ -13,62 +14,93 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from thinwire.launch.run.heartbeat.pulse import EVERY, TRAINING, VARIABLE
+from thinwire.launch.run.heartbeat.pulse import EVERY, VARIABLE, Doing
 
-STARTING = 60.0
-"""Seconds for which a process may be silent while it does not train."""
+_IN_WORDS = {
+    Doing.IMPORTING: "importing libraries",
+    Doing.READING: "reading its data and its model",
+    Doing.BUILDING: "building its stages, or taking the first step",
+    Doing.ENDING: "ending, after the last step",
+}
 
 
 class Silence:
     """How long each of several processes has been silent.
 
     Args:
-        allowed: seconds for which a process that trains may be silent.
+        heartbeat: seconds for which a process that trains may be silent.
+        timeout: seconds for any other, if they are more.
         clock: the time in seconds.
-        stopped: seconds for which a stopped process may be silent; None for as long as any other.
+        stopped: the share of `heartbeat` for which a stopped process may be silent.
+        longer: seconds that are waited beyond all of these.
     """
 
     def __init__(
-        self, allowed: float, clock: Callable[[], float] = time.monotonic, *, stopped: float | None = None
+        self,
+        heartbeat: float,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stopped: float = 1.0,
+        longer: float = 0.0,
     ) -> None:
-        self.allowed, self._clock = allowed, clock
-        self._stopped = allowed if stopped is None else stopped
-        self._heard: dict[int, tuple[float, bool]] = {}
+        self._heartbeat, self._timeout, self._clock = heartbeat, timeout, clock
+        self._stopped, self._longer = stopped * heartbeat, longer
+        self._heard: dict[int, tuple[float, Doing]] = {}
         self._looked = clock()
 
-    def heard(self, rank: int, trains: bool) -> None:
-        """Note a beat of a process, and whether it trains."""
-        self._heard[rank] = (self._clock(), trains)
+    def heard(self, rank: int, doing: Doing) -> None:
+        """Note a beat of a process, and what it does."""
+        self._heard[rank] = (self._clock(), doing)
 
     def forget(self, rank: int) -> None:
         """Expect no more beats of a process."""
         self._heard.pop(rank, None)
 
-    def too_long(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> dict[int, float]:
-        """The seconds of silence of every process that has been silent for too long, by rank."""
+    def too_long(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> dict[int, str]:
+        """What is wrong with every process that has been silent for too long, by rank: a sentence without subject."""
         now = self._clock()
         passed = now - self._looked
         if passed > 2 * EVERY:  # this process had no turn itself, so it could hear nobody: that time does not count
-            self._heard = {rank: (min(now, last + passed), trains) for rank, (last, trains) in self._heard.items()}
+            self._heard = {rank: (min(now, last + passed), doing) for rank, (last, doing) in self._heard.items()}
         self._looked = now
-        silent = {rank: now - last for rank, (last, _) in self._heard.items()}
-        return {
-            rank: seconds
-            for rank, seconds in silent.items()
-            if seconds > (self.allowed if self._heard[rank][1] else max(self.allowed, STARTING))
-            or (seconds > self._stopped and is_stopped(rank))
-        }
+        found = {}
+        for rank, (last, doing) in self._heard.items():
+            seconds = now - last
+            if seconds > self._limit(doing) + self._longer:
+                found[rank] = self._sentence(seconds, doing)
+            elif seconds > self._stopped + self._longer and is_stopped(rank):
+                found[rank] = (
+                    f"is stopped, as by SIGSTOP or a debugger, and sent no heartbeat for {seconds:.1f} s; "
+                    f"wire.heartbeat of {self._heartbeat:g} s allows {self._stopped:g} s to a stopped process"
+                )
+        return found
+
+    def _limit(self, doing: Doing) -> float:
+        return self._heartbeat if doing is Doing.TRAINING else max(self._heartbeat, self._timeout)
+
+    def _sentence(self, seconds: float, doing: Doing) -> str:
+        """What silence means, and which option allows more of it."""
+        if doing is Doing.TRAINING:
+            return (
+                f"sent no heartbeat for {seconds:.1f} s, and wire.heartbeat allows {self._heartbeat:g} s: the process "
+                f"is stopped, or something keeps Python's lock (the GIL), or the host or the link is gone"
+            )
+        return (
+            f"sent no heartbeat for {seconds:.1f} s while it was {_IN_WORDS[doing]}, and wire.timeout allows "
+            f"{self._limit(doing):g} s for that; if the machine or its disk is so slow, raise --wire.timeout"
+        )
 
 
 class Hearing:
     """The heartbeats of started processes, as their launcher hears them.
 
     Args:
-        allowed: seconds for which a process that trains may be silent.
+        heartbeat, timeout: seconds, as `Silence` takes them.
     """
 
-    def __init__(self, allowed: float) -> None:
-        self._silence, self._pipes = Silence(allowed, stopped=allowed / 2), dict[int, int]()
+    def __init__(self, heartbeat: float, timeout: float) -> None:
+        self._silence, self._pipes = Silence(heartbeat, timeout, stopped=0.5), dict[int, int]()
 
     @contextmanager
     def beginning(self, rank: int, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -76,18 +108,18 @@ class Hearing:
         self._pipes[rank], writing = os.pipe()
         for descriptor in (self._pipes[rank], writing):
             os.set_blocking(descriptor, False)
-        self._silence.heard(rank, trains=False)
+        self._silence.heard(rank, Doing.BUILDING)
         try:
             yield {**environment, VARIABLE: str(writing)}
         finally:
             os.close(writing)
 
-    def silent(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """The seconds of silence of every process that has been silent for too long, of those with these pids."""
+    def silent(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """What is wrong with every process that has been silent for too long, of those with these pids."""
         for rank, pipe in self._pipes.items():
             with suppress(BlockingIOError):
                 if beats := os.read(pipe, 1 << 16):
-                    self._silence.heard(rank, beats.endswith(TRAINING))
+                    self._silence.heard(rank, Doing(beats[-1:]))
             if rank not in pids:
                 self._silence.forget(rank)
         return self._silence.too_long(lambda rank: is_stopped(pids[rank]))
@@ -104,16 +136,3 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
-
-
-def sentence(who: str, seconds: float, allowed: float) -> str:
-    """What silence means, and which option allows more of it."""
-    if seconds <= allowed:
-        return (
-            f"{who} is stopped, as by SIGSTOP or a debugger, and sent no heartbeat for {seconds:.1f} s; wire.heartbeat "
-            f"of {allowed:g} s allows half of that to a stopped process"
-        )
-    return (
-        f"{who} sent no heartbeat for {seconds:.1f} s, and wire.heartbeat allows {allowed:g} s: the process is "
-        f"stopped, or something keeps Python's lock (the GIL), or the host or the link is gone"
-    )

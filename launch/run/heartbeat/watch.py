@@ -14,8 +14,8 @@ import select
 import signal
 
 from thinwire.launch.run import parent
-from thinwire.launch.run.heartbeat.pulse import EVERY, TRAINING, VARIABLE
-from thinwire.launch.run.heartbeat.silence import Silence, is_stopped, sentence
+from thinwire.launch.run.heartbeat.pulse import EVERY, VARIABLE, Doing
+from thinwire.launch.run.heartbeat.silence import Silence, is_stopped
 
 NAME = "thinwire-watch"
 """The name of a watcher in lists of processes."""
@@ -23,11 +23,11 @@ _LONGER = 2.0
 """Seconds that a watcher waits longer than neighbours."""
 
 
-def begin(allowed: float) -> None:
+def begin(heartbeat: float, timeout: float) -> None:
     """Have a watcher hear this process's pulse, which must begin after this call.
 
     Args:
-        allowed: seconds for which a process that trains may be silent.
+        heartbeat, timeout: seconds, as `Silence` takes them.
     """
     reading, writing = os.pipe()
     watched = os.getpid()
@@ -41,22 +41,22 @@ def begin(allowed: float) -> None:
         parent.name_process(NAME)
         for number in (signal.SIGTERM, signal.SIGINT):  # they are for the watched process, which may stay silent
             signal.signal(number, signal.SIG_IGN)
-        _watch(watched, reading, Silence(allowed + _LONGER), allowed)
+        _watch(watched, reading, Silence(heartbeat, timeout, longer=_LONGER))
     finally:
         os._exit(0)
 
 
-def _watch(watched: int, reading: int, silence: Silence, allowed: float) -> None:
+def _watch(watched: int, reading: int, silence: Silence) -> None:
     """Watch until the process has ended, or kill it for its silence."""
     rank = int(os.environ["RANK"])
-    silence.heard(rank, trains=False)
+    silence.heard(rank, Doing.IMPORTING)
     while os.getppid() == watched:
         if select.select([reading], [], [], EVERY)[0]:
             beats = os.read(reading, 1 << 12)
             if not beats:
                 return
-            silence.heard(rank, beats.endswith(TRAINING))
-        for seconds in silence.too_long(lambda rank: is_stopped(watched)).values():
+            silence.heard(rank, Doing(beats[-1:]))
+        for said in silence.too_long(lambda rank: is_stopped(watched)).values():
             os.kill(watched, signal.SIGKILL)  # before it is told: the terminal may be gone
-            os.write(2, f"{sentence(f'process {rank}', seconds, allowed)}; it was killed\n".encode())
+            os.write(2, f"process {rank} {said}; it was killed\n".encode())
             return

@@ -29,6 +29,7 @@ from thinwire.launch.run.crews.remote.stream import (
     pack_words,
     unpack,
 )
+from thinwire.launch.run.heartbeat.pulse import Doing
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.errors import WireError
@@ -92,7 +93,7 @@ class MeetingServer:
         self._id = secrets.token_hex(16)
         self._meeting = Meeting(size.replicas, size.processes, size.timeout, self._answer, tell, clock)
         self._sessions: dict[int, Session] = {}
-        self._silence = Silence(size.silence, clock)
+        self._silence = Silence(size.silence, 0.0, clock)
         self._ended: set[int] = set()
         self._finished: set[int] = set()  # those of them that have reached the end of the run
         self._empty_since: float | None = None
@@ -115,7 +116,7 @@ class MeetingServer:
             if replica is None:
                 self._send(route, pack(UNKNOWN, 0))
                 return
-            self._silence.heard(replica, trains=True)
+            self._silence.heard(replica, Doing.TRAINING)
             if kind == PIECE:
                 self._sessions[replica].stream.take(number, data)
             elif kind == ACK:
@@ -181,7 +182,7 @@ class MeetingServer:
             if noted:
                 self._tell(f"replica {replica} comes; {noted}")
         session.route = route
-        self._silence.heard(replica, trains=True)
+        self._silence.heard(replica, Doing.TRAINING)
         self._send(route, pack_words(WELCOME, session.stream.expected, server=self._id, noted=noted))
         session.stream.begin(lambda *packet: self._send(route, pack(*packet)), expected)
 
