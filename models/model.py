@@ -11,6 +11,7 @@ from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
+from thinwire.models.smollm2 import place_of
 from thinwire.models.tasks import TaskName
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _source(options: ModelOptions) -> str | None:
             f"{options.weights!r}",
         )
     )
-    return options.weights if other else options.name
+    return options.weights if other else place_of(options.name)
 
 
 def _config(options: ModelOptions) -> Any:
@@ -229,11 +230,12 @@ def _config(options: ModelOptions) -> Any:
             _refuse_unknown(defaults, options.config)
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
         rule = f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
-        local_path(options.name, rule, own=True)
-        with hub.reading(options.name):
-            pretrained = AutoConfig.from_pretrained(options.name)
+        place = place_of(options.name)
+        local_path(place, rule, own=True)
+        with hub.reading(place):
+            pretrained = AutoConfig.from_pretrained(place)
             _refuse_unknown(pretrained, options.config)
-            return AutoConfig.from_pretrained(options.name, **options.config)
+            return AutoConfig.from_pretrained(place, **options.config)
     except ModelError:
         raise
     except OSError as error:

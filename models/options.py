@@ -16,6 +16,7 @@ class ModelOptions:
 
     name: str = "gpt2"
     """A family (gpt2, llama, bert, resnet18, ...); a folder or hub name of a pretrained model of a family;
+    "smollm2", a language model of 135 M parameters whose weights come with packages instead of the hub;
     "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
     your own."""
     weights: str = FRESH

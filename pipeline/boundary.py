@@ -49,12 +49,13 @@ Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
 class ChannelEnd:
     """One end of a channel: its description, and a coder for each tensor, which keeps the state of its method.
 
-    `copies` of each frame cross a link.
+    `copies` of each frame cross a link. While it is `bypassed`, an evaluation sends everything in full.
     """
 
     def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: int = 1) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
         self._flags = FiniteFlags()
+        self.bypassed = False
 
     @property
     def capacity(self) -> int:
@@ -63,6 +64,8 @@ class ChannelEnd:
 
     def plan(self, microbatch: Microbatch) -> FramePlan:
         """The plan of a micro-batch. Both ends make the same one before it is sent."""
+        if self.bypassed and microbatch.kind == "eval-on":
+            microbatch = replace(microbatch, kind="eval-off")
         messages = tuple(coder.plan(microbatch) for coder in self.coders)
         return FramePlan(messages, frame_bytes(message.nbytes for message in messages))
 

@@ -1,15 +1,18 @@
 """Evaluation, always twice: with compression as in training, and without compression.
 
-The difference between the two is the main practical finding of 2401.07788, so both are always reported.
+The difference between the two is the main practical finding of 2401.07788, so both are always reported. `look` does it
+for one batch before training: a pretrained model shows at once whether it bears the codecs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -19,12 +22,15 @@ from torch import Tensor
 from thinwire.compress import PassKind
 from thinwire.models.data.samples import Samples
 from thinwire.pipeline import collectives
+from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.process import were
 from thinwire.pipeline.trainer import Trainer
 
 Compression = Literal["on", "off"]
 """The name of a score in reports: whether the boundaries compressed."""
+TOO_MUCH = 0.05
+"""Codecs cost too much if the loss with compression is higher than without by more than this share."""
 PASS_KINDS: Mapping[Compression, PassKind] = {"on": "eval-on", "off": "eval-off"}
 
 
@@ -67,13 +73,16 @@ def evaluate(
         EvaluationStopped: in all processes, after the batch under way, if any was asked. Then nothing of it counts.
     """
     before = [(stage, dict(stage.passes), stage.meter.state_dict()) for stage in trainer.stages]
+    stop = _Stop(trainer, asked)
     try:
-        return _evaluate(trainer, samples, batches, mask, _Stop(trainer, asked))
+        with _apart(trainer):
+            scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
     except EvaluationStopped:
         for stage, passes, measured in before:
             stage.passes = passes
             stage.meter.load_state_dict(measured)
         raise
+    return scores if trainer.reports else None
 
 
 class _Stop:
@@ -100,20 +109,105 @@ class _Stop:
                 raise EvaluationStopped
 
 
-def _evaluate(
+@dataclass(frozen=True)
+class Look:
+    """What one held-out batch says of the codecs before training."""
+
+    scores: Mapping[Compression, Score]
+    alone: Mapping[int, Score]
+    """With the codec of one boundary alone, by its index; empty unless all together cost too much."""
+
+    def values(self) -> dict[str, Any]:
+        """All scores, as JSON values."""
+        alone = {str(boundary): score.values() for boundary, score in self.alone.items()}
+        return {**{mode: score.values() for mode, score in self.scores.items()}, "alone": alone}
+
+    @property
+    def advice(self) -> str | None:
+        """A sentence if the codecs cost too much."""
+        alone = {boundary: score.loss for boundary, score in self.alone.items()}
+        return advice(self.scores["on"].loss, self.scores["off"].loss, alone)
+
+
+def look(
     trainer: Trainer,
     samples: Samples,
     batches: Callable[[], Iterable[Any]],
     mask: Callable[[Tensor, Tensor], Tensor],
-    stop: _Stop,
-) -> dict[Compression, Score] | None:
+) -> Look | None:
+    """Score the first batch before the first step; None except in the process that reports. Collective.
+
+    Where the codecs cost too much together, each boundary is scored alone, unless codecs have weights. Only the traffic
+    of evaluations tells afterwards that there was a look: buffers are as empty as before.
+
+    Args:
+        trainer, samples, batches, mask: as for `evaluate`; no step was taken.
+    """
+
+    def first() -> Iterator[Any]:
+        return islice(batches(), 1)
+
+    with _without_trace(trainer):
+        scores = evaluate(trainer, samples, first, mask)
+    costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
+    boundaries = range(trainer.placement.num_stages - 1)
+    if not collectives.anyone(trainer.placement, costly) or trainer.stages[0].wire.compression.ranks(len(boundaries)):
+        return Look(scores, {}) if scores is not None else None
+    ends = list(chain.from_iterable(ends.channels for stage in trainer.stages for _, ends in stage.all_ends))
+    alone = {}
+    for boundary in boundaries:
+        for end in ends:
+            end.bypassed = end.channel.boundary != boundary
+        with _apart(trainer), _without_trace(trainer):
+            alone[boundary] = _score(trainer, "eval-on", samples, first(), mask, _Stop(trainer, None))
+    for end in ends:
+        end.bypassed = False
+    return Look(scores, alone) if scores is not None else None
+
+
+def costs_too_much(on: float, off: float) -> bool:
+    """Whether the loss with compression says that the codecs cost too much, given the loss without."""
+    return math.isfinite(off) and not on <= off * (1 + TOO_MUCH)
+
+
+def advice(on: float, off: float, alone: Mapping[int, float] = MappingProxyType({})) -> str | None:
+    """A sentence if codecs cost too much, with milder ones; None if they do not.
+
+    Args:
+        on, off: the held-out losses with compression and without.
+        alone: those with the codec of one boundary alone, by its index, where they are known.
+    """
+    if not costs_too_much(on, off):
+        return None
+    at_fault = [boundary for boundary, loss in alone.items() if costs_too_much(loss, off)]
+    only = len(at_fault) == 1 and len(alone) > 1
+    where = f"; boundary {at_fault[0]} alone is at fault, with {alone[at_fault[0]]:.4f} by itself" if only else ""
+    return (
+        f"the codecs cost too much: the held-out loss is {on:.4f} with compression and {off:.4f} without{where}; "
+        f"milder for activations of pretrained models are {' and '.join(MILD)}"
+    )
+
+
+@contextmanager
+def _apart(trainer: Trainer) -> Iterator[None]:
+    """Do not count the seconds inside as those of training."""
     with ExitStack() as stack:
         for stage in trainer.stages:
             stack.enter_context(stage.meter.apart())
-        scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
+        yield
         # whoever is through first would wait for the others in its next training step
         collectives.meet(trainer.placement, "waiting for the end of an evaluation")
-    return scores if trainer.reports else None
+
+
+@contextmanager
+def _without_trace(trainer: Trainer) -> Iterator[None]:
+    """Count no pass inside, and empty the buffers again that they filled; before the first step all are empty."""
+    passes = [dict(stage.passes) for stage in trainer.stages]
+    yield
+    for stage, before in zip(trainer.stages, passes, strict=True):
+        stage.passes = before
+        for coder in stage.all_ends.coders().values():
+            coder.buffers.load_state_dict({})
 
 
 def _score(

@@ -19,7 +19,7 @@ from thinwire.launch.shared.tables import Table
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import Compression, Score, evaluate
+from thinwire.pipeline.evaluation import Compression, Score, advice, evaluate
 from thinwire.pipeline.options import CompressionOptions
 
 
@@ -101,7 +101,7 @@ def _with_stores_in(folder: str, prepared: Prepared) -> Prepared:
 
 
 def table_of(name: str, scores: dict[Compression, Score]) -> Table:
-    """The scores as a table, a row for each mode of compression."""
+    """The scores as a table, a row for each mode of compression, with advice if the codecs cost too much."""
     metrics = list(scores["on"].metrics)
     return Table(
         f"{name}, held out",
@@ -110,4 +110,5 @@ def table_of(name: str, scores: dict[Compression, Score]) -> Table:
             [mode, score.loss, *(score.metrics[name] for name in metrics), score.num_targets]
             for mode, score in scores.items()
         ],
+        note=advice(scores["on"].loss, scores["off"].loss) or "",
     )

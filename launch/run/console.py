@@ -120,12 +120,16 @@ class ProgressLine:
 
     def evaluation(self, done: int, scores: Mapping[Compression, Score]) -> None:
         """Show the held-out scores after `done` steps."""
-        said = {
-            mode: ", ".join(f"{name} {value:.4f}" for name, value in {"loss": score.loss, **score.metrics}.items())
-            for mode, score in scores.items()
-        }
-        parts = [f"{mode} {values}" for mode, values in said.items()]
-        self.say(f"held out after step {done}, compression {'; '.join(parts)}")
+        self.say(f"held out after step {done}, compression {scores_in_words(scores)}")
+
+
+def scores_in_words(scores: Mapping[Compression, Score]) -> str:
+    """Held-out scores with compression on and off, on one line."""
+    said = {
+        mode: ", ".join(f"{name} {value:.4f}" for name, value in {"loss": score.loss, **score.metrics}.items())
+        for mode, score in scores.items()
+    }
+    return "; ".join(f"{mode} {values}" for mode, values in said.items())
 
 
 def tokens_of(prepared: Prepared) -> int:

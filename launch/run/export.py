@@ -34,7 +34,9 @@ from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.model import library_code
+from thinwire.models.smollm2 import SMOLLM2
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.evaluation import advice
 
 NEEDS_CODEC = 0.01
 """If the held-out loss without compression is higher by more than this share, inference needs the codec."""
@@ -199,7 +201,8 @@ def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
             f"Inference needs the codec: {change}. The library alone does not compress, so cut the model as in "
             "training, and put the codec above at each boundary."
         )
-    return f"Inference does not need the codec: {change}."
+    costly = advice(on, off)
+    return f"Inference does not need the codec: {change}." + (f" In training {costly}." if costly else "")
 
 
 def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
@@ -220,7 +223,7 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
 def _resolved(name: str) -> str:
     """The absolute path, if `name` is a path; else the name as it is."""
     path = Path(name).expanduser()
-    return str(path.resolve()) if name not in (*BUNDLED, BYTES) and path.exists() else name
+    return str(path.resolve()) if name not in (*BUNDLED, BYTES, SMOLLM2) and path.exists() else name
 
 
 def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:

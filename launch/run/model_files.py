@@ -26,6 +26,7 @@ from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models import hub
 from thinwire.models.data.options import BYTES
+from thinwire.models.smollm2 import place_of
 from thinwire.pipeline.errors import OptionsError
 
 FACTS = "facts.json"
@@ -86,8 +87,9 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     if tokenizer != BYTES:
         from transformers import AutoTokenizer
 
-        with hub.reading(tokenizer):
-            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        place = place_of(tokenizer)
+        with hub.reading(place):
+            AutoTokenizer.from_pretrained(place).save_pretrained(folder)
 
 
 def read_facts(run: Path) -> ModelFacts:

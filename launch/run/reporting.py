@@ -11,7 +11,7 @@ from typing import Any
 
 from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.console import ProgressLine, show_notes, show_summary, tokens_of
+from thinwire.launch.run.console import ProgressLine, scores_in_words, show_notes, show_summary, tokens_of
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import keep_folder, save_model_files
 from thinwire.launch.run.outputs import (
@@ -31,10 +31,11 @@ from thinwire.launch.run.times import Times
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
+from thinwire.models.options import FRESH
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline import collectives
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.evaluation import evaluate, look
 from thinwire.pipeline.replicas.drain import exchange_report
 from thinwire.pipeline.tracing.record import StepRecord
 from thinwire.pipeline.tracing.traces import StageTrace
@@ -52,6 +53,7 @@ class Reporting:
         times: the seconds of the run.
         evaluated: the steps after which the last evaluation was; None before the first.
         unfinished: whether an evaluation is due, and what follows it, after a step that is done.
+        look: the scores before training, in the process that reports; None if there were none.
     """
 
     def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
@@ -63,6 +65,7 @@ class Reporting:
             evaluated = resumption.saved.get("evaluated")
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
             self.unfinished = bool(resumption.saved.get("unfinished", False))
+            self.look: dict[str, Any] | None = resumption.saved.get("look")
         self._asked = resumption.asked if self._recipe.checkpoint.wanted else None
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
@@ -87,6 +90,21 @@ class Reporting:
                 save_model_files(self._recipe.folder, self._prepared)
         if self._log is not None:
             self._log.recipe(dump(self._recipe))
+
+    def look_before_training(self) -> None:
+        """Score a pretrained model on one held-out batch, and say what its codecs cost; collective."""
+        codecs = self._trainer.stages[0].wire.compression.methods(self._recipe.num_boundaries, "activations")
+        compresses = any(str(codec) != "none" for codec in codecs)
+        held_out = self._prepared.data.held_out
+        if self._recipe.model.weights == FRESH or self._first or held_out is None or not compresses:
+            return
+        size, count = self._recipe.pipeline.pass_size, len(held_out)
+        with self.times.spent_on("evaluation"):
+            found = look(self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+        if self._log is not None and found is not None:
+            self.look = found.values()
+            said = f"one held-out batch before training, compression {scores_in_words(found.scores)}"
+            show_notes([said, *filter(None, [found.advice])])
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -193,6 +211,7 @@ class Reporting:
             train_loss=self._log.last_loss,
             evaluations=self._log.evaluations,
             choices=self._choosing.choices,
+            look=self.look,
             loss_scale=self._trainer.update.scale.told(),
         )
 

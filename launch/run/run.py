@@ -69,6 +69,7 @@ class Run:
         """Train, evaluate with compression on and off, save, and report."""
         self.reporting.begin()
         self._notes.show()
+        self.reporting.look_before_training()
         first = self.trainer.begin(self._resumption.first)
         if self.recipe.replicas.elastic:  # the run may have been stopped while this replica waited
             self._saves.stop_if_asked(first)

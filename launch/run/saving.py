@@ -108,6 +108,7 @@ class Saves:
             **self._choosing.state_dict(),
             "evaluated": self._reporting.evaluated,
             "unfinished": self._reporting.unfinished,
+            "look": self._reporting.look,
             "loss_scale": self._trainer.update.scale.state_dict(),
         }
         return Said(values, logged)

@@ -69,6 +69,7 @@ def summarize(
     train_loss: float | None,
     evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
     choices: Sequence[Choice],
+    look: Mapping[str, Any] | None,
     loss_scale: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The content of summary.json after `done` steps, before the end of the run.
@@ -83,6 +84,7 @@ def summarize(
         train_loss: the training loss of the last step.
         evaluations: (steps done, scores by compression).
         choices: the choices of auto.
+        look: the scores of the look before training; None if there was none.
         loss_scale: the factor of the loss and the steps that were skipped; None unless fp16 is used.
     """
     scores = evaluations[-1][1] if evaluations else {}
@@ -104,6 +106,7 @@ def summarize(
         "timed": timed,
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
+        "look": look,
         "loss_scale": loss_scale,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(carried) for phase, carried in traffic.items()},

@@ -48,7 +48,7 @@ class DataOptions:
     label: str = "label"
     """The column that holds the class, an integer."""
     tokenizer: str = BYTES
-    """"bytes", or the name or folder of a tokenizer that transformers can load."""
+    """"bytes", or the name or folder of a tokenizer that transformers can load; "smollm2" is that of the model."""
     outline: str | None = None
     """A file of `thinwire outline`. Processes without the first stage read it, and never the data, which may be
     elsewhere."""

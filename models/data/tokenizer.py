@@ -15,6 +15,7 @@ from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
+from thinwire.models.smollm2 import place_of
 
 _ROWS = 1000
 _RULE = f"data.tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
@@ -81,12 +82,13 @@ class Pretrained:
     """A tokenizer of transformers, as `AutoTokenizer` loads it."""
 
     def __init__(self, name: str) -> None:
-        path = local_path(name, _RULE)
+        place = place_of(name)
+        path = local_path(place, _RULE)
         from transformers import AutoTokenizer
 
         try:
-            with hub.reading(name):
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or name))
+            with hub.reading(place):
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or place))
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(f"{_RULE}, got {name!r}: {hub.reason(name, error)}") from error
         if not self._tokenizer.get_vocab().keys() - set(self._tokenizer.all_special_tokens):

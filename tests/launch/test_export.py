@@ -94,6 +94,7 @@ def rewrite_scores(run, **losses):
     [
         ({"on": 3.0, "off": 3.02}, "Inference does not need the codec: the held-out loss is 3.0000 with compression"),
         ({"on": 3.0, "off": 2.0}, "Inference does not need the codec: the held-out loss is 3.0000 with compression"),
+        ({"on": 3.0, "off": 2.0}, "In training the codecs cost too much: the held-out loss is 3.0000 with compression"),
         ({"on": 3.0, "off": 3.1}, "Inference needs the codec: the held-out loss is 3.0000 with compression and 3.1000"),
     ],
 )

@@ -1,10 +1,15 @@
+from itertools import product
+from math import nan
+
 import pytest
 import torch
 
 from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import IGNORE, Samples, Task, make_trainer, unsplit
+from thinwire.pipeline import evaluation
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.evaluation import EvaluationStopped, evaluate
+from thinwire.pipeline.evaluation import EvaluationStopped, advice, evaluate, look
+from thinwire.pipeline.options.compression import BoundaryOptions
 
 
 class Padded:
@@ -146,3 +151,58 @@ def stopped(rank):
 @pytest.mark.processes
 def test_an_evaluation_ends_in_all_processes_after_the_batch_under_way_and_counts_for_nothing():
     assert run(stopped, 2) == [(1, True, {})] * 2
+
+
+@pytest.mark.parametrize("codec", ["q(1, round='stochastic')", "aqsgd(q(1))", "ef21(q(1))"])
+def test_a_look_before_training_changes_nothing_that_comes_after(codec, alone, monkeypatch):
+    """No pass counts, which random numbers depend on, and AQ-SGD has visited no held-out sample."""
+    monkeypatch.setattr(evaluation, "TOO_MUCH", -1.0)  # so each boundary is scored alone as well
+
+    def everything(looks):
+        trainer = make_trainer(0, num_stages=3, simulated=True, compression={"activations": codec})
+        found = look(trainer, Samples(), batches, mask) if looks else None
+        assert found is None or set(found.alone) == {0, 1}
+        assert not any(stage.digests() for stage in trainer.stages)
+        losses = []
+        trainer.train(lambda record: losses.append(record.loss))
+        scores = [evaluate(trainer, Samples(), batches, mask) for _ in range(2)]
+        return losses, scores, [stage.digests() for stage in trainer.stages], [stage.passes for stage in trainer.stages]
+
+    assert everything(True) == everything(False)
+
+
+def test_a_look_scores_the_first_batch_and_each_boundary_alone_where_all_cost_too_much(alone, monkeypatch):
+    def trainer_with(*activations):
+        boundaries = {i: BoundaryOptions(activations=codec) for i, codec in enumerate(activations)}
+        return make_trainer(0, num_stages=3, simulated=True, compression={"boundaries": boundaries})
+
+    def first():
+        return batches()[:1]
+
+    scores = {
+        codecs: evaluate(trainer_with(*codecs), Samples(), first, mask)
+        for codecs in product(("q(1)", "none"), repeat=2)
+    }
+    assert len({each["on"].loss for each in scores.values()}) == 4, "each codec changes the loss"
+    found = look(trainer_with("q(1)", "q(1)"), Samples(), batches, mask)
+    assert found.scores == scores["q(1)", "q(1)"] and found.alone == {}
+    monkeypatch.setattr(evaluation, "TOO_MUCH", -1.0)
+    trainer = trainer_with("q(1)", "q(1)")
+    found = look(trainer, Samples(), batches, mask)
+    assert found.alone == {0: scores["q(1)", "none"]["on"], 1: scores["none", "q(1)"]["on"]}
+    assert evaluate(trainer, Samples(), first, mask) == scores["q(1)", "q(1)"], "nothing is bypassed any more"
+
+
+def test_codecs_cost_too_much_above_five_percent_of_the_loss():
+    """The sentence is the same before training, after an evaluation and in an export."""
+    assert advice(3.15, 3.0) is None and advice(2.0, 3.0) is None and advice(nan, nan) is None
+    codecs = 'q(7, grid="midtread", code="entropy") and q(8, grid="midtread")'
+    milder = f"milder for activations of pretrained models are {codecs}"
+    said = "the codecs cost too much: the held-out loss is {} with compression and 3.0000 without"
+    assert advice(3.1501, 3.0) == f"{said.format('3.1501')}; {milder}"
+    assert advice(nan, 3.0) == f"{said.format('nan')}; {milder}"
+    assert advice(9.0, 3.0, {0: 3.1, 1: 8.5}) == (
+        f"{said.format('9.0000')}; boundary 1 alone is at fault, with 8.5000 by itself; {milder}"
+    )
+    assert advice(9.0, 3.0, {0: 8.0, 1: 8.5}) == f"{said.format('9.0000')}; {milder}", "both are"
+    assert advice(9.0, 3.0, {0: 9.0}) == f"{said.format('9.0000')}; {milder}", "there is no other"
