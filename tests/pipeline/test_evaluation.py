@@ -193,6 +193,22 @@ def test_a_look_scores_the_first_batch_and_each_boundary_alone_where_all_cost_to
     assert evaluate(trainer, Samples(), first, mask) == scores["q(1)", "q(1)"], "nothing is bypassed any more"
 
 
+def looked(rank, simulated=False):
+    """What a look says that scores each boundary alone; None in processes that do not report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "TOO_MUCH", -1.0)
+        trainer = make_trainer(rank, num_stages=3, simulated=simulated, compression={"activations": "q(1)"})
+        return look(trainer, Samples(), batches, mask)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_look_of_processes_is_that_of_a_simulation(alone):
+    simulated = looked(0, simulated=True)
+    assert set(simulated.alone) == {0, 1}
+    assert run(looked, 3) == [None, None, simulated]
+
+
 def test_codecs_cost_too_much_above_five_percent_of_the_loss():
     """The sentence is the same before training, after an evaluation and in an export."""
     assert advice(3.15, 3.0) is None and advice(2.0, 3.0) is None and advice(nan, nan) is None
