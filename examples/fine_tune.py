@@ -1,28 +1,29 @@
-"""Fine-tune from a folder of weights, in two processes, and load the result with transformers again.
+"""Fine-tune a language model in two processes, and let transformers answer with the result.
 
-    python examples/fine_tune.py FOLDER OUTPUT
-    python examples/fine_tune.py FOLDER OUTPUT --data.name my.txt --data.tokenizer FOLDER --training.epochs 3
+    python examples/fine_tune.py OUTPUT
+    python examples/fine_tune.py OUTPUT --model.name FOLDER --data.tokenizer FOLDER --data.name my.txt
 
-FOLDER holds a language model as `save_pretrained` writes it. OUTPUT gets the run and the fine-tuned model. Further
-options override fields of fine_tune.yaml.
+The model is SmolLM2, whose weights a package brings (docs/start/fine-tune.md), or that of a FOLDER as `save_pretrained`
+writes it. OUTPUT gets the run and the fine-tuned model. Further options override fields of fine_tune.yaml.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM
+from transformers import pipeline
 
 from thinwire.launch import cli
 
 RECIPE = Path(__file__).with_suffix(".yaml")
+PROMPT = "The capital of France is"
 
 
-def fine_tune(folder: Path, output: Path, options: Sequence[str]) -> Path:
+def fine_tune(output: Path, options: Sequence[str]) -> Path:
     """Train, export and score. Gives the folder of the fine-tuned model."""
     run, model = output / "run", output / "model"
     commands = [
-        ["train", str(RECIPE), "--model.name", str(folder), "--output", str(run), *options],
+        ["train", str(RECIPE), "--output", str(run), *options],
         ["export", str(run), "--to", str(model)],
         ["eval", str(model)],
     ]
@@ -34,13 +35,12 @@ def fine_tune(folder: Path, output: Path, options: Sequence[str]) -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fine-tune, load the result with transformers, and print its number of parameters."""
-    if len(arguments) < 2:
-        raise SystemExit("give two folders: a language model, and the output")
-    folder, output, *options = arguments
-    tuned = fine_tune(Path(folder), Path(output), options)
-    model = AutoModelForCausalLM.from_pretrained(tuned)
-    print(f"{tuned} has {sum(p.numel() for p in model.parameters()):,} parameters")
+    """Fine-tune, load the result with transformers, and print what it makes of a prompt."""
+    if not arguments:
+        raise SystemExit("give a folder for the output")
+    output, *options = arguments
+    answer = pipeline("text-generation", model=str(fine_tune(Path(output), options)))
+    print(answer(PROMPT, max_new_tokens=8, do_sample=False)[0]["generated_text"])
 
 
 if __name__ == "__main__":

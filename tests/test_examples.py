@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 
+from support.data_files import WORDS, write_tokenizer
 from support.pages import ROOT
 from support.processes import run
 from support.scripts import on_two_processes, said
 from thinwire.compress import check
+from thinwire.models.data.tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -45,15 +47,20 @@ def test_fine_tuning_starts_from_the_folder_and_ends_better(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(vocab_size=len(WORDS) + 5, n_positions=64, n_embd=32, n_layer=2, n_head=2, **ends)
     pretrained = GPT2LMHeadModel(config)
-    pretrained.save_pretrained(tmp_path / "pretrained")
-    script = [sys.executable, str(EXAMPLES / "fine_tune.py")]
-    printed = said([*script, str(tmp_path / "pretrained"), str(tmp_path / "out")], tmp_path)
-    assert "parameters" in printed
+    folder = tmp_path / "pretrained"
+    pretrained.save_pretrained(folder)
+    write_tokenizer(folder, pairs=False)
+    (tmp_path / "text").write_text(" ".join(WORDS * 200))
+    options = ["--model.name", folder, "--data.tokenizer", folder, "--data.name", "text", "--optimizer.lr", "0.003"]
+    script = [sys.executable, EXAMPLES / "fine_tune.py", tmp_path / "out", *options, "--training.steps", "20"]
+    printed = said([*map(str, script)], tmp_path)
+    assert "one held-out batch before training, compression on loss " in printed
+    assert len(printed.splitlines()[-1].split()) > len(["The", "capital", "of", "France", "is"]), "it goes on"
     tuned = GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
-    words = b"The statement is used to define a function, and returns a value to the caller."
-    text = torch.tensor([list(words[:64])])
+    text = make_tokenizer(str(folder)).tokens([" ".join(WORDS * 4)])[None].long()
     with torch.no_grad():
         before, after = (model.eval()(text, labels=text).loss.item() for model in (pretrained, tuned))
     assert after < before - 0.5
