@@ -17,7 +17,7 @@ AUTO = "auto"
 """A word in place of a codec: the run chooses one of `candidates` after it has measured compute and links."""
 
 
-MILD = ('q(7, grid="midtread", code="entropy")', 'q(8, grid="midtread")')
+MILD = ("q(8, step=0.25)", "q(8, step=0.1)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
 with the fewest bits first."""
 
