@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from ipaddress import AddressValueError, IPv4Address
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 from thinwire.launch.run import recipe
@@ -20,6 +21,7 @@ from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.interfaces import is_address, parted
 
 PROG = "thinwire meet"
 _BYTES_OF_A_PARAMETER = 16
@@ -55,7 +57,10 @@ def make_parser() -> Parser:
     )
     parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
     parser.add_argument(
-        "--listen", required=True, metavar="ADDRESS:PORT", help="an IPv4 address of this host, and a free port of it"
+        "--listen",
+        required=True,
+        metavar="ADDRESS:PORT",
+        help="an address of this host, IPv6 in brackets, and a free port of it",
     )
     return parser
 
@@ -65,11 +70,11 @@ def _check(listen: str, wanted: Recipe) -> None:
     OptionsError.require(
         (
             _is_place(listen),
-            f"--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got {listen}",
+            f"--listen must be ADDRESS:PORT, such as 10.0.0.1:29600 or [fd00::1]:29600, got {listen}",
         ),
         (
-            not listen.startswith("0.0.0.0:"),
-            "--listen must name one address of this host, because 0.0.0.0 stands for all of them",
+            not (_is_place(listen) and ip_address(parted(_with_port(listen))[0]).is_unspecified),
+            "--listen must name one address of this host, because 0.0.0.0 and [::] stand for all of them",
         ),
         (
             wanted.replicas.elastic,
@@ -91,12 +96,14 @@ def _is_place(text: str) -> bool:
 
     ZeroMQ would take 0.0.0.00 for all addresses, and 99999 for another port.
     """
-    address, _, port = text.partition(":")
-    try:
-        IPv4Address(address)
-    except AddressValueError:
-        return False
-    return port == "*" or (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16)
+    with suppress(ValueError):
+        return is_address(parted(_with_port(text))[0])
+    return False
+
+
+def _with_port(listen: str) -> str:
+    """The same with a number for the port."""
+    return f"{listen[:-1]}1" if listen.endswith(":*") else listen
 
 
 def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:

@@ -1,38 +1,19 @@
-"""The network interfaces of this host: which there are, and which one gloo takes.
+"""The network interface of this host that gloo takes.
 
 gloo takes those that GLOO_SOCKET_IFNAME names. It fails with a line of its source code if there are none of this name.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from ipaddress import IPv6Address
-from pathlib import Path
 
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.interfaces import interface_addresses
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-
-
-def interface_addresses() -> dict[str, list[str]]:
-    """The addresses of every network interface that has one, IPv4 first, in the order of gloo's search (Linux)."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    siocgifaddr = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name, addresses in found.items():
-            with suppress(OSError):  # no IPv4 address
-                answer = fcntl.ioctl(any_socket.fileno(), siocgifaddr, struct.pack("256s", name.encode()))
-                addresses.append(socket.inet_ntoa(answer[20:24]))
-    with suppress(OSError):  # no IPv6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, *_, name = line.split()
-            found.setdefault(name, []).append(str(IPv6Address(int(digits, 16))))
-    return {name: addresses for name, addresses in found.items() if addresses}
 
 
 def host_address() -> str:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from thinwire.launch.shared.control_groups import cores, free_memory
-from thinwire.launch.shared.interfaces import host_address, interface_addresses
+from thinwire.launch.shared.interfaces import host_address
+from thinwire.pipeline.interfaces import interface_addresses
 
 Verdict = Literal["ok", "limited", "missing"]
 

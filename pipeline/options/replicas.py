@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire import compress
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.interfaces import parted
 from thinwire.pipeline.options.changes import changed, listed
 from thinwire.pipeline.options.compression import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
@@ -18,7 +19,6 @@ MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
 DAY = 86400.0
 """Seconds of a day."""
-_PLACE = re.compile(r"[^\s:/]+:([0-9]{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,5 +231,6 @@ def _mistakes_of(method: compress.Method) -> list[str]:
 
 def _is_place(text: str | None) -> bool:
     """Whether a text is ADDRESS:PORT."""
-    found = _PLACE.fullmatch(text or "")
-    return found is not None and 0 < int(found[1]) < 1 << 16
+    with suppress(ValueError):
+        return bool(parted(text or ""))
+    return False

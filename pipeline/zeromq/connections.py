@@ -20,6 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.interfaces import parted
 from thinwire.pipeline.zeromq.flows import Outflow
 from thinwire.pipeline.zeromq.keys import Keys
 from thinwire.pipeline.zeromq.loop import Loop, Socket, received
@@ -171,6 +172,7 @@ class Connection:
         try:
             self._patience.watch(made)
             self._keys.prove(made)
+            made.ipv6 = "[" in self._endpoint
             return made, made.get_monitor_socket(_EVENTS)
         except zmq.ZMQError:
             made.close()
@@ -253,11 +255,12 @@ class Connection:
 
     def _look_for_an_end(self) -> None:
         """Give the process up if its host has refused connections for long enough. A host out of reach refuses none."""
-        host, _, port = self._endpoint.removeprefix("tcp://").rpartition(":")
+        host, port = parted(self._endpoint.removeprefix("tcp://"))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         refused = False
-        with suppress(OSError), socket.socket() as probe:  # too many files may be open here
+        with suppress(OSError), socket.socket(family) as probe:  # too many files may be open here
             probe.settimeout(_LOOK)
-            refused = probe.connect_ex((host, int(port))) == errno.ECONNREFUSED
+            refused = probe.connect_ex((host, port)) == errno.ECONNREFUSED
         if not refused:
             self._refused = None
         elif self._refused is None:

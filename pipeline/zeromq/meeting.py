@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,13 @@ import zmq
 
 from thinwire.pipeline.backends import KEYS_VARIABLE
 from thinwire.pipeline.errors import MismatchError, OptionsError, WireError
+from thinwire.pipeline.interfaces import interface_addresses, is_address, parted
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.transport import reaching
 from thinwire.pipeline.zeromq.connections import Patience
 from thinwire.pipeline.zeromq.group import BACKEND, Group
 from thinwire.pipeline.zeromq.keys import Keys
 from thinwire.pipeline.zeromq.mesh import Address, Mesh
-
-_ENDPOINT = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ def _create(options: Any, given: Settings | Group) -> Group:
         )
     except zmq.ZMQError as error:
         raise OptionsError(
-            f"GLOO_SOCKET_IFNAME must name a network interface of this machine with an IPv4 address, got {interface}: "
+            f"GLOO_SOCKET_IFNAME must name a network interface of this machine with an address, got {interface}: "
             f"{error.strerror}"
         ) from error
     mesh.meet(_addresses(options.store, mesh, given.keys, options.group_size, options.timeout))
@@ -83,8 +81,9 @@ def _create(options: Any, given: Settings | Group) -> Group:
 
 
 def _interface() -> str:
-    """The address to listen on: that of the interface named for gloo, or loopback."""
-    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or "127.0.0.1"
+    """The address to listen on: the first of the interface named for gloo, or loopback."""
+    asked = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    return interface_addresses().get(asked, [asked or "127.0.0.1"])[0]
 
 
 def _addresses(store: dist.Store, mesh: Mesh, keys: Keys, count: int, wait: timedelta) -> Mapping[int, Address]:
@@ -120,12 +119,7 @@ def _read(text: bytes, rank: int, keys: Keys) -> Address:
 
 
 def _is_endpoint(text: str) -> bool:
-    """Whether a socket can connect there: to an IPv4 address and a port."""
-    found = _ENDPOINT.fullmatch(text)
-    if found is None or not 0 < int(found[2]) < 1 << 16:
-        return False
-    try:
-        IPv4Address(found[1])
-    except ValueError:
-        return False
-    return True
+    """Whether a socket can connect there: to an address and a port."""
+    with suppress(ValueError):
+        return text.startswith("tcp://") and is_address(parted(text.removeprefix("tcp://"))[0])
+    return False

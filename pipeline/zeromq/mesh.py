@@ -12,6 +12,7 @@ from functools import partial
 import zmq
 
 from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.interfaces import joined
 from thinwire.pipeline.zeromq.connections import Connection, Packet, Patience, Sending, bounded
 from thinwire.pipeline.zeromq.flows import Inflow
 from thinwire.pipeline.zeromq.keys import Keys
@@ -58,7 +59,7 @@ class Mesh:
     Args:
         rank: the rank of this process.
         keys: the keys of the run.
-        interface: the network interface to listen on, or its address; no socket listens on another one.
+        interface: the network interface to listen on, or its address (IPv4 or IPv6); no socket listens on another one.
         connections: the number of connections to each process; a long message goes over all of them.
         patience: the times by which connections are watched.
 
@@ -87,7 +88,8 @@ class Mesh:
         self._inbox = bounded(self._context.socket(zmq.ROUTER))
         self._patience.watch(self._inbox)
         keys.serve(self._inbox)
-        self._inbox.bind(f"tcp://{interface}:*")
+        self._inbox.ipv6 = ":" in interface
+        self._inbox.bind(f"tcp://{joined(interface, '*')}")
         self._loop.watch(self._inbox, self._receive)
         endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)

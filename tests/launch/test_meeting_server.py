@@ -254,9 +254,18 @@ def test_another_release_of_torch_is_told_and_let_in():
     ("options", "said"),
     [
         (["--listen", "0.0.0.0:29600"], "--listen must name one address of this host"),
-        (["--listen", "0.0.0.00:29600"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got 0.0.0.00:29600"),
-        (["--listen", "10.0.0.1:99999"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got 10.0.0.1:99999"),
-        (["--listen", "here"], "--listen must be ADDRESS:PORT, such as 10.0.0.1:29600, got here"),
+        (
+            ["--listen", "0.0.0.00:29600"],
+            "or [fd00::1]:29600, got 0.0.0.00:29600",
+        ),
+        (
+            ["--listen", "10.0.0.1:99999"],
+            "or [fd00::1]:29600, got 10.0.0.1:99999",
+        ),
+        (["--listen", "here"], "or [fd00::1]:29600, got here"),
+        (["--listen", "fd00::1:29600"], "--listen must be ADDRESS:PORT"),
+        (["--listen", "[::]:29600"], "--listen must name one address of this host"),
+        (["--listen", "[fd00::1]:29600"], "replicas.membership must be elastic, and replicas.count above 1"),
         (["--listen", "127.0.0.1:29600"], "replicas.membership must be elastic, and replicas.count above 1"),
         ([], "the following arguments are required: --listen"),
     ],

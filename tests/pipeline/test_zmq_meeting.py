@@ -15,15 +15,19 @@ from thinwire.pipeline.zeromq.mesh import Address, Mesh
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["tcp://127.0.0.1:65536", "tcp://127.0.0.1:0", "tcp://256.0.0.1:80", "tcp://127.0.0.\u0661:80", "ipc://a"],
+    [
+        *("tcp://127.0.0.1:65536", "tcp://127.0.0.1:0", "tcp://256.0.0.1:80", "tcp://127.0.0.\u0661:80", "ipc://a"),
+        *("tcp://fd00::1:80", "tcp://[fd00::1]", "tcp://[fe80::1%eth0]:80", "tcp://[127.0.0.1]:80"),
+    ],
 )
 def test_an_address_that_no_socket_can_connect_to_is_refused(endpoint):
     """The store gave one; then the process could exchange nothing with anybody, and did not end."""
     said = {"endpoint": endpoint, "life": "00" * 16, "keys": KEYS.fingerprint}
     with pytest.raises(WireError, match="process 3 must say where it listens"):
         _read(json.dumps(said).encode(), 3, KEYS)
-    said["endpoint"] = "tcp://127.0.0.1:65535"
-    assert _read(json.dumps(said).encode(), 3, KEYS).endpoint == said["endpoint"]
+    for good in ("tcp://127.0.0.1:65535", "tcp://[fd00::1]:80"):
+        said["endpoint"] = good
+        assert _read(json.dumps(said).encode(), 3, KEYS).endpoint == good
 
 
 def test_a_process_leaves_although_a_failure_has_left_a_socket_open():

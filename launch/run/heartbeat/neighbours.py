@@ -25,8 +25,9 @@ import torch.distributed as dist
 
 from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
-from thinwire.launch.shared.interfaces import host_address, interface_addresses
+from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.interfaces import interface_addresses
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.transport import reaching
 

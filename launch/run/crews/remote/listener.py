@@ -56,6 +56,7 @@ async def serve(
     Patience().watch(listener)
     keys.serve(listener)
     try:
+        listener.ipv6 = "[" in address
         listener.bind(f"tcp://{address}")
     except zmq.ZMQError as error:
         context.destroy(linger=0)

@@ -44,6 +44,7 @@ from thinwire.launch.run.crews.remote.stream import (
     unpack,
 )
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.interfaces import found
 from thinwire.pipeline.replicas.membership.messages import Message
 from thinwire.pipeline.zeromq.connections import Patience, bounded
 from thinwire.pipeline.zeromq.keys import Keys
@@ -226,8 +227,10 @@ class Proxy:
 def _connect(link: zmq.asyncio.Socket, address: str) -> None:
     """Begin a connection. OptionsError if this is no address."""
     try:
-        link.connect(f"tcp://{address}")
-    except zmq.ZMQError as error:
+        there = found(address)
+        link.ipv6 = "[" in there
+        link.connect(f"tcp://{there}")
+    except (OSError, ValueError) as error:
         raise OptionsError(
             f"replicas.meeting must be ADDRESS:PORT, where thinwire meet listens, got {address}: {error}"
         ) from error

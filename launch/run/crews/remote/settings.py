@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import asdict, dataclass
 
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.interfaces import found, parted
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ class ProxySettings:
 
 def check_host(address: str) -> None:
     """Raise OptionsError if this host finds no address for the host of a meeting place."""
-    host = address.rpartition(":")[0]
     try:
-        socket.getaddrinfo(host, None, socket.AF_INET)
-    except (socket.gaierror, UnicodeError) as error:
-        said = error.strerror if isinstance(error, socket.gaierror) else error
+        found(address)
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
         raise OptionsError(
-            f"replicas.meeting must name a host that this one finds, got {host}: {said}; give its address"
+            f"replicas.meeting must name a host that this one finds, got {parted(address)[0]}: {said}; give its address"
         ) from error

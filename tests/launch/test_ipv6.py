@@ -1,0 +1,82 @@
+"""Hosts that have IPv6 addresses alone, as two homes that reach each other without a forwarded port."""
+
+import subprocess
+from contextlib import ExitStack
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq")
+
+from support.commands import NEW_THINWIRE, TORCHRUN, TRAIN, started
+from support.recipe_runs import simulate
+from support.run_files import digest
+from support.tiny_run import write_recipe
+from thinwire.launch import cli
+from thinwire.launch.hosts.namespaces import Cluster
+from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.shared.links import Links
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
+
+ELASTIC = [
+    *("--replicas.count", 2, "--replicas.sync.every", 3, "--replicas.sync.sums", "all"),
+    *("--replicas.membership", "elastic", "--pipeline.num_stages", 1, "--training.steps", 6, "--wire.keys", "run.keys"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["keys", "run.keys"]) == 0
+    return tmp_path
+
+
+@pytest.fixture
+def hosts():
+    with Cluster(Links(num_hosts=2)) as made:
+        for host in made:
+            for words in (f"addr flush dev {INTERFACE}", f"addr add {ipv6(host)}/64 dev {INTERFACE} nodad"):
+                subprocess.run(["ip", "-n", host.name, *words.split()], check=True)
+        yield made
+
+
+def ipv6(host):
+    return f"fd00::{host.index + 1}"
+
+
+def test_stages_train_over_zmq_and_hear_each_other(folder, hosts):
+    with ExitStack() as commands:
+        nodes = []
+        for rank, host in enumerate(hosts):
+            where = ["--nnodes", 2, "--node-rank", rank, "--master-addr", ipv6(hosts[0]), "--master-port", 29500]
+            options = ["--wire.transport", "zmq", "--wire.keys", "run.keys", "--output", "run"]
+            words = [*TORCHRUN, *where, "--nproc-per-node", 1, *TRAIN, "tiny.yaml", *options]
+            command = started(host.command(list(map(str, words))), folder, GLOO_SOCKET_IFNAME=INTERFACE)
+            nodes.append(commands.enter_context(command))
+        assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr + nodes[1].stderr
+    assert digest(folder / "run") == digest(simulate("tiny.yaml", folder / "simulated"))
+
+
+def test_elastic_replicas_exchange(folder, hosts):
+    listens = f"[{ipv6(hosts[0])}]:29600"
+    with ExitStack() as commands:
+
+        def begin(host, *words):
+            command = host.command([*NEW_THINWIRE, *map(str, words)])
+            return commands.enter_context(started(command, folder))
+
+        server = begin(hosts[0], "meet", "tiny.yaml", "--listen", listens, *ELASTIC)
+        server.wait_until(lambda: f"--replicas.meeting '{listens}' --replicas.number 1" in server.stdout)
+        launchers = [
+            begin(
+                host,
+                *("train", "tiny.yaml", *ELASTIC, "--output", f"host-{number}"),
+                *("--replicas.meeting", listens, "--replicas.number", number),
+            )
+            for number, host in enumerate(hosts)
+        ]
+        ended = [each.wait() for each in (*launchers, server)]
+        assert ended == [0, 0, 0], server.stderr + launchers[0].stderr + launchers[1].stderr
+    simulated = digest(simulate("tiny.yaml", folder / "simulated", *ELASTIC))
+    assert [digest(folder / f"host-{number}") for number in range(2)] == [simulated] * 2
