@@ -1,4 +1,4 @@
-"""`thinwire meet RECIPE --listen ADDRESS:PORT`: the meeting place of replicas that train on several hosts.
+"""`thinwire meet RECIPE --listen ADDRESS:PORT`: the membership server of replicas that train on several hosts.
 
     thinwire keys run.keys
     thinwire meet my.yaml --wire.keys run.keys --listen 10.0.0.1:29600
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.exit_codes import OK, StoppedError
+from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.interfaces import is_address, parted
@@ -31,11 +31,12 @@ _BESIDES = 1 << 26
 _UNKNOWN_MEMORY = 1 << 36
 """Bytes that stand for a machine's memory where the system does not say it."""
 _SILENCES = 2
-"""A replica is lost after so many times `wire.heartbeat`: its proxy calls again after one."""
+"""A replica is lost after so many times `wire.heartbeat`: its launcher connects again after one."""
+_POLL = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be the meeting place until all replicas have ended, and return the exit status."""
+    """Serve until all replicas have ended, and return the exit status."""
     with lasting():
         options, rest = make_parser().parse_known_args(argv)
         wanted = recipe.parse([options.recipe, *rest], PROG)
@@ -49,9 +50,9 @@ def make_parser() -> Parser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE --listen ADDRESS:PORT [--option value ...]",
-        description="Be the meeting place of replicas on several hosts: they exchange here, and nobody without the "
-        "keys of wire.keys can say anything. It listens on this one address only, and ends when all replicas have "
-        "ended. The options of a recipe are those of thinwire train; give the same to all.",
+        description="Run the server through which replicas on several hosts exchange; nobody without the keys of "
+        "wire.keys can send it anything. It listens on this one address only, and ends when all replicas have ended. "
+        "The options of a recipe are those of thinwire train; give the same to all.",
         takes_recipe=True,
         allow_abbrev=False,
     )
@@ -107,35 +108,44 @@ def _with_port(listen: str) -> str:
 
 
 def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
-    import asyncio
+    import time
+
+    import zmq
 
     from thinwire.launch.hosts.crew import gathered_signals
-    from thinwire.launch.run.crews.hub import tell
-    from thinwire.launch.run.crews.remote.agreement import agreed
-    from thinwire.launch.run.crews.remote.listener import serve
-    from thinwire.launch.run.crews.remote.server import MeetingServer, Size
+    from thinwire.launch.run.elastic.agent import tell
+    from thinwire.launch.run.elastic.agreement import agreed
+    from thinwire.launch.shared.open_files import allow_many_files
+    from thinwire.pipeline.replicas.membership.listening import listen as begin
+    from thinwire.pipeline.replicas.membership.server import Size
     from thinwire.pipeline.zeromq.keys import Keys
 
     assert wanted.wire.keys is not None, "it was checked"
     keys, wire = Keys.read(Path(wanted.wire.keys)), wanted.wire
-    silence = _SILENCES * wire.heartbeat
-    size = Size(wanted.replicas.count, wanted.group_processes, wire.timeout, silence, _largest(wanted))
-    with gathered_signals() as came:
-        over = asyncio.run(
-            serve(
-                listen,
-                keys,
-                lambda send: MeetingServer(size, agreed(wanted), send, tell),
-                lambda address: _tell_commands(address, wanted, arguments),
-                lambda: came,
+    size = Size(wanted.replicas.count, wanted.group_processes, wire.timeout, _SILENCES * wire.heartbeat)
+    address, port = parted(_with_port(listen))[0], "*" if listen.endswith(":*") else parted(listen)[1]
+    allow_many_files()  # strangers may hold many connections
+    try:
+        server, mesh = begin(address, port, keys, size, agreed(wanted), _largest(wanted), tell)
+    except zmq.ZMQError as error:
+        raise OptionsError(f"--listen must be a free ADDRESS:PORT of this host, got {listen}: {error}") from error
+    with closing(mesh), gathered_signals() as came:
+        _show_commands(mesh.place, wanted, arguments)
+        while not (came or server.is_over or mesh.broken):
+            time.sleep(_POLL)
+        ended = server.ended()
+        if mesh.broken is not None:
+            raise FailedError(mesh.broken)
+        if came and not server.is_over:
+            raise StoppedError(
+                f"the membership server was stopped by {came[0].name}; replicas that are in the run wait for it up to "
+                f"{wire.timeout:g} s (wire.timeout), and go on from their checkpoints if the same command starts it "
+                f"again",
+                came[0],
             )
-        )
-    if not over:
-        raise StoppedError(
-            f"the meeting place was stopped by {came[0].name}; replicas that are in the run wait for it up to "
-            f"{wire.timeout:g} s (wire.timeout), and go on from their checkpoints if the same command starts it again",
-            came[0],
-        )
+    if ended is None:
+        raise FailedError("no replica has reached the end of the run; their hosts say why")
+    tell(ended)
 
 
 def _largest(wanted: Recipe) -> int:
@@ -149,11 +159,11 @@ def _largest(wanted: Recipe) -> int:
     return _BYTES_OF_A_PARAMETER * parameters + _BESIDES
 
 
-def _tell_commands(address: str, wanted: Recipe, arguments: Sequence[str]) -> None:
-    """Say what to type on the hosts of the replicas."""
+def _show_commands(address: str, wanted: Recipe, arguments: Sequence[str]) -> None:
+    """Print what to type on the hosts of the replicas."""
     import shlex
 
-    print(f"replicas meet at {address}; type on the host of each, with the same file of keys there:")
+    print(f"the membership server listens at {address}; type on the host of each, with the same file of keys there:")
     common = shlex.join(["thinwire", "train", *arguments, "--replicas.meeting", address])
     for replica in range(wanted.replicas.count):
         print(f"  {common} --replicas.number {replica}")

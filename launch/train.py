@@ -56,13 +56,13 @@ def _main(argv: Sequence[str]) -> int:
             check_meeting()
             watch.begin(wanted.wire.heartbeat, wanted.wire.timeout)
         beating = pulse.begin()
-    from thinwire.launch.run.crews.way import check_way
+    from thinwire.launch.run.elastic.reach import check_reach
 
     if not is_stage:
         check_unused(wanted)  # before a training is imported and the data is read
-    check_way(wanted)
+    check_reach(wanted)
     from thinwire.launch.run.assembly import prepare
-    from thinwire.launch.run.crews.own import check_launcher
+    from thinwire.launch.run.elastic.own import check_launcher
     from thinwire.launch.run.room import check_memory
     from thinwire.launch.shared.progress import counting
 
@@ -127,7 +127,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.launch.hosts.crew import gathered_signals
     from thinwire.launch.run import failures, folders, host_data, local
     from thinwire.launch.run.assembly import real_placement
-    from thinwire.launch.run.crews.crews import Crews
+    from thinwire.launch.run.elastic.launcher import Launcher
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
     from thinwire.pipeline.backends import fresh_keys
@@ -140,7 +140,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     scratch.remove_orphans()
     with gathered_signals() as came:
         if wanted.replicas.elastic:
-            Crews(prepared, lambda again: _again(prepared, arguments, descriptor) if again else start, came).run()
+            Launcher(prepared, lambda again: _again(prepared, arguments, descriptor) if again else start, came).run()
             return
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:

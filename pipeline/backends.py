@@ -49,8 +49,8 @@ def check_installed() -> None:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:
         raise OptionsError(
-            "wire.transport zmq, its keys and thinwire meet need pyzmq, which is not installed; run pip install "
-            '"thinwire[zmq]"'
+            "wire.transport zmq, its keys and elastic replicas need pyzmq, which is not installed; run pip install "
+            "pyzmq"
         ) from error
 
 

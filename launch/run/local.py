@@ -30,11 +30,6 @@ MEETING_VARIABLE = "THINWIRE_MEETING"
 GRACE = 5.0
 """Seconds that a process gets to end after it was told to."""
 
-CONNECTION_VARIABLE = "THINWIRE_CONNECTION"
-"""The file descriptor of a stage process's connection to the meeting place of replicas that may be lost."""
-_DESCRIPTORS = (VARIABLE, CONNECTION_VARIABLE)
-"""Environment variables with descriptors that a stage process inherits."""
-
 _SETTLE = 0.1
 """Seconds after a failure in which the other processes notice it themselves and report what they waited for."""
 _POLL = 0.05
@@ -89,7 +84,7 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
     """A `Start` for a command; `held` are file descriptors that it inherits, such as those of locks."""
 
     def start(environment: Mapping[str, str]) -> Process:
-        inherited = [*held, *(int(environment[name]) for name in _DESCRIPTORS if name in environment)]
+        inherited = [*held, *([int(environment[VARIABLE])] if VARIABLE in environment else [])]
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited, start_new_session=True
         )

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.run.crews.own import run_folder
+from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.local import MEETING_VARIABLE, FileWords

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages, space_needs
 from thinwire.compress.stores.store import StoreLayout
-from thinwire.launch.run.crews.own import beginning
+from thinwire.launch.run.elastic.own import beginning
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.summary import module_of

@@ -16,7 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.crews.own import attend, enter
+from thinwire.launch.run.elastic.agent import tell
+from thinwire.launch.run.elastic.own import attend, enter
 from thinwire.launch.run.failures import (
     FOLDER_VARIABLE,
     Report,
@@ -103,9 +104,13 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         with reaching(f"process {rank} was waiting for all others to finish"):
             dist.barrier()
         dist.destroy_process_group()
+        if attendance is not None:
+            attendance.close(tell)
     except Exception as error:
         # 4. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages, replica))
+        if attendance is not None and isinstance(error, StoppedError):
+            attendance.close(tell)  # it may have given its weights to another replica
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
 

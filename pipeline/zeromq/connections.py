@@ -20,12 +20,12 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.interfaces import parted
-from thinwire.pipeline.zeromq.flows import Outflow
+from thinwire.pipeline.interfaces import is_address, parted
+from thinwire.pipeline.zeromq.flows import Inflow, Outflow
 from thinwire.pipeline.zeromq.keys import Keys
 from thinwire.pipeline.zeromq.loop import Loop, Socket, received
 from thinwire.pipeline.zeromq.messages import Pending
-from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, unpack_answer
+from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, pack_ack, unpack_answer
 
 COPIED_BYTES = 1 << 18
 """A piece of at most so many bytes is copied, so that its message is done before it is acknowledged."""
@@ -100,6 +100,65 @@ class Packet:
     awaited: bool = True
 
 
+class PacketFlow:
+    """The packets to one process, over one connection after the other. They wait while there is none."""
+
+    def __init__(self) -> None:
+        self._flow: Outflow[Packet] = Outflow()
+        self._copies = 0  # their bytes in the flow
+        self._write: Callable[..., None] | None = None
+
+    @property
+    def left(self) -> int:
+        """Packets that are not acknowledged."""
+        return len(self._flow)
+
+    def begin(self, write: Callable[..., None]) -> None:
+        """Go on over a new connection, on which `write` sends the parts of a packet."""
+        self._write = write
+        for sequence, packet in self._flow.kept():
+            self._transmit(sequence, packet)
+
+    def interrupt(self) -> None:
+        """Keep what is sent until the next connection."""
+        self._write = None
+
+    def send(self, packet: Packet) -> None:
+        """Send a packet, at once or as soon as there is a connection."""
+        packet = self._copied(packet)
+        self._transmit(self._flow.add(packet), packet)
+
+    def acknowledge(self, expected: int) -> bool:
+        """Let the packets go that the other process has; whether all before `expected` were sent."""
+        gone = self._flow.acknowledge(expected)
+        for packet in gone or ():
+            if packet.awaited:
+                packet.message.end_piece()
+            else:
+                self._copies -= len(packet.data)
+        return gone is not None
+
+    def fail(self, reason: str) -> None:
+        """End all messages that are being sent."""
+        for _, packet in self._flow.kept():
+            packet.message.pending.end(reason)
+        self._flow, self._copies = Outflow(), 0
+
+    def _copied(self, packet: Packet) -> Packet:
+        """A packet with bytes of its own, if they are few: nobody waits until it is acknowledged."""
+        nbytes = len(packet.data)
+        if nbytes > COPIED_BYTES or self._copies + nbytes > _COPIES_BYTES:
+            return packet
+        self._copies += nbytes
+        packet.message.end_piece()
+        return replace(packet, data=memoryview(bytes(packet.data)), awaited=False)
+
+    def _transmit(self, sequence: int, packet: Packet) -> None:
+        if self._write is not None:
+            # without a copy: nobody writes these bytes before they are acknowledged
+            self._write(packet.piece.pack(sequence, awaited=packet.awaited), packet.data)
+
+
 class Standing(Enum):
     """The states of a connection, in words."""
 
@@ -109,7 +168,7 @@ class Standing(Enum):
 
 
 class Connection:
-    """One connection to a process, and the flow of packets over it and all its successors.
+    """One connection to a process, and the flows of packets over it and all its successors.
 
     Args:
         context: the context of ZeroMQ.
@@ -119,6 +178,11 @@ class Connection:
         keys: the keys of the run.
         patience: the times by which to watch it.
         failed: called with the reason if the other process refuses all further packets.
+        take: takes the pieces that come back over it.
+
+    Attributes:
+        moved: when a packet was acknowledged last, or one came back.
+        since: when the state changed last.
     """
 
     def __init__(
@@ -130,19 +194,31 @@ class Connection:
         keys: Keys,
         patience: Patience,
         failed: Callable[[str], None],
+        take: Callable[[Piece, memoryview], None],
     ) -> None:
         self._context, self._loop, self._endpoint, self._hello = context, loop, endpoint, hello
-        self._keys, self._patience, self._failed = keys, patience, failed
+        self._keys, self._patience, self._failed, self._take = keys, patience, failed, take
         self._trouble = ""
-        self._flow: Outflow[Packet] = Outflow()
-        self._copies = 0  # their bytes in the flow
+        self._flow, self._inflow = PacketFlow(), Inflow()
+        self.state, self.moved, self.since = Standing.CONNECTING, time.monotonic(), time.monotonic()
+        self._host, self._port = parted(endpoint.removeprefix("tcp://"))
         self._refused: float | None = None  # since when nothing listens there
         self._begin()
 
     @property
+    def greeted(self) -> bool:
+        """Whether the other process has ever answered."""
+        return self._hello.known
+
+    @property
     def is_empty(self) -> bool:
         """Whether all sent packets are acknowledged."""
-        return len(self._flow) == 0
+        return self.left == 0
+
+    @property
+    def left(self) -> int:
+        """Packets that are not acknowledged."""
+        return self._flow.left
 
     @property
     def description(self) -> str:
@@ -151,7 +227,8 @@ class Connection:
 
     def _begin(self) -> None:
         """Begin the first connection, or another one; later, if this process has too many files open."""
-        self.state, self._is_open, self._was_reset = Standing.CONNECTING, False, False
+        self._enter(Standing.CONNECTING)
+        self._is_open, self._was_reset = False, False
         try:
             self._socket, self._monitor = self._sockets()
         except zmq.ZMQError as error:
@@ -172,7 +249,7 @@ class Connection:
         try:
             self._patience.watch(made)
             self._keys.prove(made)
-            made.ipv6 = "[" in self._endpoint
+            made.ipv6 = ":" in self._host or not is_address(self._host)  # a name may stand for either
             return made, made.get_monitor_socket(_EVENTS)
         except zmq.ZMQError:
             made.close()
@@ -182,7 +259,8 @@ class Connection:
         """Close the connection, and drop the packets in its queue."""
         if not self._is_open:
             return
-        self._is_open, self.state = False, Standing.CONNECTING
+        self._is_open = False
+        self._enter(Standing.CONNECTING)
         self._loop.forget(self._socket)
         self._loop.forget(self._monitor)
         self._socket.disable_monitor()
@@ -191,29 +269,24 @@ class Connection:
 
     def send(self, packet: Packet) -> None:
         """Send a packet, at once or as soon as there is a connection."""
-        packet = self._copied(packet)
-        sequence = self._flow.add(packet)
-        if self.state is Standing.READY:
-            self._transmit(sequence, packet)
+        self._flow.send(packet)
 
     def fail(self, reason: str) -> None:
         """End all messages that are being sent."""
-        for _, packet in self._flow.kept():
-            packet.message.pending.end(reason)
-        self._flow, self._copies = Outflow(), 0
+        self._flow.fail(reason)
 
-    def _copied(self, packet: Packet) -> Packet:
-        """A packet with bytes of its own, if they are few: nobody waits until it is acknowledged."""
-        nbytes = len(packet.data)
-        if nbytes > COPIED_BYTES or self._copies + nbytes > _COPIES_BYTES:
-            return packet
-        self._copies += nbytes
-        packet.message.end_piece()
-        return replace(packet, data=memoryview(bytes(packet.data)), awaited=False)
+    def beat(self) -> None:
+        """Acknowledge what has come back; sent again and again, it is a heartbeat."""
+        if self.state is Standing.READY:
+            self._write(pack_ack(self._inflow.expected))
 
-    def _transmit(self, sequence: int, packet: Packet) -> None:
-        # without a copy: nobody writes these bytes before they are acknowledged
-        self._write(packet.piece.pack(sequence, awaited=packet.awaited), packet.data)
+    def _enter(self, state: Standing) -> None:
+        if state is not self.state:
+            self.state, self.since = state, time.monotonic()
+        if state is Standing.READY:
+            self._flow.begin(self._write)
+        else:
+            self._flow.interrupt()
 
     def _write(self, *parts: bytes | memoryview) -> None:
         # ZeroMQ takes nothing over a connection that ended with a wrong byte: the event that says so is on its way
@@ -226,8 +299,9 @@ class Connection:
             told = parse_monitor_message([part.bytes for part in parts])
             event = told["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.state, self._refused = Standing.GREETING, None
-                self._write(self._hello.pack())
+                self._enter(Standing.GREETING)
+                self._refused = None
+                self._write(replace(self._hello, expected=self._inflow.expected).pack())
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
@@ -255,12 +329,13 @@ class Connection:
 
     def _look_for_an_end(self) -> None:
         """Give the process up if its host has refused connections for long enough. A host out of reach refuses none."""
-        host, port = parted(self._endpoint.removeprefix("tcp://"))
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         refused = False
-        with suppress(OSError), socket.socket(family) as probe:  # too many files may be open here
-            probe.settimeout(_LOOK)
-            refused = probe.connect_ex((host, port)) == errno.ECONNREFUSED
+        try:
+            socket.create_connection((self._host, self._port), _LOOK).close()
+        except ConnectionRefusedError:
+            refused = True
+        except (OSError, UnicodeError):  # too many files may be open here
+            pass
         if not refused:
             self._refused = None
         elif self._refused is None:
@@ -269,10 +344,14 @@ class Connection:
             self._failed("it does not listen any more, so it has ended")
 
     def _hear(self) -> None:
-        """Handle an answer of the other process."""
-        for parts in received(self._socket):
+        """Handle what the other process answers or sends."""
+        before = self._inflow.expected
+        for header, *data in received(self._socket):
             try:
-                answer = unpack_answer(parts[0].bytes)
+                if data:
+                    self._take_back(header.bytes, data[0].buffer)
+                    continue
+                answer = unpack_answer(header.bytes)
             except WireError as error:
                 self._failed(str(error))
                 return
@@ -280,21 +359,25 @@ class Connection:
                 self._failed(answer)
                 return
             self._acknowledge(answer)
+        if self._inflow.expected != before:
+            self.moved = time.monotonic()
+            self.beat()
+
+    def _take_back(self, header: bytes, data: memoryview) -> None:
+        sequence, _, piece = Piece.unpack(header)
+        if self._inflow.takes(sequence):
+            self._take(piece, data)
 
     def _acknowledge(self, expected: int) -> None:
-        gone = self._flow.acknowledge(expected)
-        if gone is None:
+        before = self.left
+        if not self._flow.acknowledge(expected):
             self._failed(f"it acknowledges packet {expected}, which was never sent")
             return
-        for packet in gone:
-            if packet.awaited:
-                packet.message.end_piece()
-            else:
-                self._copies -= len(packet.data)
+        if self.left < before:
+            self.moved = time.monotonic()
         if self.state is Standing.GREETING:
-            self.state = Standing.READY
-            for sequence, packet in self._flow.kept():
-                self._transmit(sequence, packet)
+            self._hello = replace(self._hello, known=True)
+            self._enter(Standing.READY)
 
 
 def _milliseconds(seconds: float) -> int:

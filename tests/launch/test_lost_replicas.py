@@ -11,18 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.commands import THINWIRE, TIMEOUT, completed, started
+pytest.importorskip("zmq", reason="needs pyzmq")
+
+from support.commands import THINWIRE, completed, started
 from support.recipe_runs import simulate
 from support.run_files import digest, losses, metrics, summary
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.crews import crews, own
-from thinwire.launch.run.crews.place import MeetingPlace
+from thinwire.launch.run.elastic import launcher, own
+from thinwire.launch.run.elastic.agent import Agent
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
-from thinwire.pipeline.replicas.membership.messages import HEAD
 
 ALONE = ["--replicas.count", "2", "--replicas.sync.every", "3"]
 OPTIONS = [*ALONE, "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
@@ -118,15 +119,15 @@ def test_a_late_replica_is_taken_in_again(folder):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_all_start_again_if_their_meeting_place_is_lost(folder):
+def test_all_start_again_if_their_membership_server_is_lost(folder):
     saves = ["--checkpoint.every", "3 steps", "--max-restarts", "1", "--pipeline.num_stages", "1"]
     with started(endless(*saves), folder) as command:
         command.wait_until(lambda: len(steps(folder / "run")) > 8, 120)
-        [place] = [pid for pid in command.processes() if b"crews.hub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(place, signal.SIGKILL)
+        [server] = [pid for pid in command.processes() if b"elastic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(server, signal.SIGKILL)
         told(
             command,
-            "the meeting place of the replicas was killed or stopped\nstarting again from the newest checkpoint",
+            "the membership server of the replicas was killed or stopped\nstarting again from the newest checkpoint",
         )
         last = max(steps(folder / "run"))
         command.wait_until(lambda: max(steps(folder / "run"), default=0) > last + 3, 120)
@@ -135,21 +136,13 @@ def test_all_start_again_if_their_meeting_place_is_lost(folder):
     assert "lost" not in command.stderr
 
 
-def test_a_meeting_place_that_is_stopped_is_lost(folder):
+def test_a_membership_server_that_is_stopped_is_lost(folder):
     """All replicas waited for it for ever."""
-    with closing(MeetingPlace(recipe.parse(["tiny.yaml", *ALONE, *ELASTIC]))) as place:
-        assert not place.is_gone
-        os.kill(place._process.pid, signal.SIGSTOP)
-        os.waitpid(place._process.pid, os.WUNTRACED)
-        assert place.is_gone
-
-
-def test_a_meeting_place_that_cannot_read_a_message_ends(folder):
-    """It went on without an answer, and who had asked waited for ever."""
-    meeting = MeetingPlace(recipe.parse(["tiny.yaml", *ALONE, *ELASTIC]))
-    with closing(meeting) as place, place.coming(0) as [descriptor, _]:
-        os.write(descriptor, HEAD.pack(1, 0) + b"?")
-        assert place._process.wait(TIMEOUT) == 1
+    with closing(Agent(recipe.parse(["tiny.yaml", *ALONE, *ELASTIC]), {})) as agent:
+        assert not agent.is_gone
+        os.kill(agent._process.pid, signal.SIGSTOP)
+        os.waitpid(agent._process.pid, os.WUNTRACED)
+        assert agent.is_gone
 
 
 def test_a_folder_of_a_replica_that_cannot_be_written_is_a_sentence(folder, capsys):
@@ -232,7 +225,7 @@ def test_torchrun_is_refused(folder, capsys, monkeypatch):
 
 
 class Lost:
-    """A meeting place that is lost, and a crew that runs."""
+    """An agent that is lost, and the processes of a replica that run."""
 
     is_gone = True
 
@@ -240,7 +233,7 @@ class Lost:
         pass
 
     def ending(self):
-        return "the meeting place is lost", False
+        return "the membership server is lost", False
 
     def loses(self, replica, *, for_good):
         pass
@@ -253,20 +246,20 @@ class Lost:
 
 
 def test_a_run_that_was_told_to_stop_does_not_start_again(folder, monkeypatch, capsys):
-    """It went on with another meeting place, and had forgotten the signal."""
+    """It went on with another server, and had forgotten the signal."""
 
-    def start(self, place, replica, *, again):
+    def start(self, agent, replica, *, again):
         assert not again
-        self._running[replica] = crews._Running(Lost(), folder, ExitStack())
+        self._running[replica] = launcher._Running(Lost(), folder, ExitStack())
 
-    monkeypatch.setattr(crews, "MeetingPlace", Lost)
-    monkeypatch.setattr(crews.Crews, "_start", start)
+    monkeypatch.setattr(launcher, "Agent", Lost)
+    monkeypatch.setattr(launcher.Launcher, "_start", start)
     wanted = recipe.parse(["tiny.yaml", *OPTIONS, *ELASTIC, "--max-restarts", "3"])
     prepared = SimpleNamespace(recipe=wanted, data=SimpleNamespace(training=SimpleNamespace(digest="")))
-    monkeypatch.setattr(crews, "of_replica", lambda prepared, replica: prepared)
+    monkeypatch.setattr(launcher, "of_replica", lambda prepared, replica: prepared)
     with pytest.raises(StoppedError, match="stopped by SIGINT"):
-        crews.Crews(prepared, None, [signal.SIGINT]).run()
-    assert capsys.readouterr().err == "the meeting place is lost\n"
+        launcher.Launcher(prepared, None, [signal.SIGINT]).run()
+    assert capsys.readouterr().err == "the membership server is lost\n"
 
 
 def test_replicas_that_begin_together_need_room_together(monkeypatch):

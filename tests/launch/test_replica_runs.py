@@ -302,7 +302,7 @@ def test_one_replica_on_the_command_line_replaces_all_that_a_recipe_says_of_them
 @pytest.mark.processes
 @pytest.mark.slow
 def test_replicas_with_batch_norms_that_may_be_lost_have_the_numbers_of_a_simulation(tmp_path):
-    """Statistics go through the meeting place with the moves; evaluations and the digest have their mean."""
+    """Statistics go through the membership server with the moves; evaluations and the digest have their mean."""
     options = ["--replicas.count", "2", "--replicas.sync.every", "2"]
     options += [
         "--model.config",

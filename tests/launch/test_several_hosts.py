@@ -1,4 +1,4 @@
-"""Replicas on several hosts, as a user runs them: a meeting place and two launchers, here on loopback."""
+"""Replicas on several hosts, as a user runs them: a membership server and two launchers, here on loopback."""
 
 import json
 import re
@@ -16,8 +16,9 @@ from support.recipe_runs import simulate
 from support.run_files import digest, metrics
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.crews.remote.agreement import agreed, difference
+from thinwire.launch.run.elastic.agreement import agreed
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.replicas.membership.server import difference
 
 OPTIONS = [
     *("--replicas.count", "2", "--replicas.sync.every", "3"),
@@ -35,19 +36,19 @@ def folder(folder):
 
 @contextmanager
 def hosts(folder, *options):
-    """A meeting place, and what starts the launcher of a replica."""
+    """A membership server, and what starts the launcher of a replica."""
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
-        place = stack.enter_context(
+        server = stack.enter_context(
             started([*THINWIRE, "meet", "tiny.yaml", "--listen", address, *OPTIONS, *options], folder)
         )
-        place.wait_until(lambda: "--replicas.number 1" in place.stdout)
+        server.wait_until(lambda: "--replicas.number 1" in server.stdout)
 
         def launcher(replica):
             own = ["--output", f"host-{replica}", "--replicas.meeting", address, "--replicas.number", replica]
             return stack.enter_context(started([*THINWIRE, "train", "tiny.yaml", *OPTIONS, *options, *own], folder))
 
-        yield place, launcher
+        yield server, launcher
 
 
 def steps(run):
@@ -60,12 +61,12 @@ def steps(run):
 def test_replicas_on_two_hosts_have_the_numbers_of_one_machine(folder):
     """`test_lost_replicas.py` compares replicas on one machine with their simulation."""
     options = ["--training.steps", "8"]
-    with hosts(folder, *options) as (place, launcher):
-        assert {address for address, _ in listening(place.processes())} == {"127.0.0.1"}
+    with hosts(folder, *options) as (server, launcher):
+        assert {address for address, _ in listening(server.processes())} == {"127.0.0.1"}
         both = [launcher(0), launcher(1)]
-        assert [each.wait() for each in both] == [0, 0], place.stderr + both[0].stderr + both[1].stderr
-        assert place.wait() == 0, place.stderr
-    assert "all replicas have ended" in place.stderr and "lost" not in place.stderr
+        assert [each.wait() for each in both] == [0, 0], server.stderr + both[0].stderr + both[1].stderr
+        assert server.wait() == 0, server.stderr
+    assert "all replicas have ended" in server.stderr and "lost" not in server.stderr
     simulated = simulate("tiny.yaml", folder / "simulated", *OPTIONS, *options)
     assert [digest(folder / f"host-{replica}") for replica in range(2)] == [digest(simulated)] * 2
 
@@ -74,20 +75,20 @@ def test_replicas_on_two_hosts_have_the_numbers_of_one_machine(folder):
 @pytest.mark.slow
 def test_a_launcher_that_was_killed_is_taken_in_again(folder):
     long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--checkpoint.every", "4 steps"]
-    with hosts(folder, *long) as (place, launcher):
+    with hosts(folder, *long) as (server, launcher):
         stays, dies = launcher(0), launcher(1)
         dies.wait_until(lambda: len(steps(folder / "host-1")) > 8)
         dies.process.send_signal(signal.SIGKILL)
-        place.wait_until(lambda: "replica 1 is lost: nothing was heard of it" in place.stderr)
+        server.wait_until(lambda: "replica 1 is lost: nothing was heard of it" in server.stderr)
         comes = launcher(1)
-        place.wait_until(lambda: re.search(r"replica 1 is back: it took the weights of replica 0", place.stderr))
-        place.wait_until(lambda: re.search(r"goes on with 2 of 2 replicas again", place.stderr))
+        server.wait_until(lambda: re.search(r"replica 1 is back: it took the weights of replica 0", server.stderr))
+        server.wait_until(lambda: re.search(r"goes on with 2 of 2 replicas again", server.stderr))
         for command in (comes, stays):  # one leaves alone, and the other one goes on
             command.process.send_signal(signal.SIGINT)
             assert command.wait() == 130, command.stderr
-        assert place.wait() == 1, place.stderr
-    assert "replica 0 has left before the end of the run" in place.stderr
-    assert place.stderr.endswith("no replica has reached the end of the run; their hosts say why\n")
+        assert server.wait() == 1, server.stderr
+    assert "replica 0 has left before the end of the run" in server.stderr
+    assert server.stderr.endswith("no replica has reached the end of the run; their hosts say why\n")
     assert "goes on from the checkpoint of step" in comes.stdout + comes.stderr
     ended = steps(folder / "host-0")
     assert ended == list(range(len(ended))) and len(ended) % 3 == 0, "it has lost no step, and stops after an exchange"
@@ -96,19 +97,19 @@ def test_a_launcher_that_was_killed_is_taken_in_again(folder):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_all_start_again_if_their_meeting_place_was_started_again(folder):
-    """The end of a proxy took two restarts: its stage processes ended before the launcher knew of it."""
+    """The end of the server took two restarts: the stage processes ended before the launcher knew of it."""
     long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--max-restarts", "1"]
-    with hosts(folder, *long, "--checkpoint.every", "3 steps") as (place, launcher):
+    with hosts(folder, *long, "--checkpoint.every", "3 steps") as (server, launcher):
         both = [launcher(0), launcher(1)]
         both[1].wait_until(lambda: len(steps(folder / "host-1")) > 8)
-        place.kill()
-        again = place.process.args[1:]
+        server.kill()
+        again = server.process.args[1:]
         with started([*THINWIRE, *again], folder) as another:
             another.wait_until(lambda: all(f"replica {replica} has come" in another.stderr for replica in range(2)))
             last = max(steps(folder / "host-0"))
             both[0].wait_until(lambda: max(steps(folder / "host-0"), default=0) > last + 3)
             assert "lost" not in both[0].stderr + both[1].stderr + another.stderr
-            assert all("it has been started again, so this replica comes anew" in each.stderr for each in both)
+            assert all("was started again, or has lost this replica, which comes anew" in each.stderr for each in both)
 
 
 def test_what_cannot_be_is_refused(folder):
@@ -136,11 +137,9 @@ def test_what_all_must_agree_on(folder):
         ("wire.nonfinite", '"send"', '"raise"'),
     ]:
         other = agreed(recipe.parse(["tiny.yaml", *OPTIONS, f"--{option}", value.strip('"')]))
-        assert f"these differ: {option} ({there} at the meeting place, {value} here)" in difference(known, other)
+        assert f"these differ: {option} ({there} at the server, {value} here)" in difference(known, other)
     later = {**known, "the release of thinwire": "99"}
-    assert re.search(
-        r"these differ: the release of thinwire \(.* at the meeting place, 99 here\)", difference(known, later)
-    )
+    assert re.search(r"these differ: the release of thinwire \(.* at the server, 99 here\)", difference(known, later))
     assert len(json.dumps(known)) < 30_000, "it fits into one packet"
 
 
@@ -168,11 +167,13 @@ def test_keys_of_the_transport_are_read_before_the_data(folder, capsys):
 
 @pytest.mark.processes
 def test_a_meeting_place_that_is_stopped_says_so_and_frees_its_port(folder):
-    with hosts(folder) as (place, _):
-        place.process.send_signal(signal.SIGTERM)
-        assert place.wait() == 130
-    assert "the meeting place was stopped by SIGTERM; replicas that are in the run wait for it up to " in place.stderr
-    assert "Traceback" not in place.stderr
-    address = re.search(r"replicas meet at (\S+):(\d+);", place.stdout)
+    with hosts(folder) as (server, _):
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 130
+    assert (
+        "the membership server was stopped by SIGTERM; replicas that are in the run wait for it up to " in server.stderr
+    )
+    assert "Traceback" not in server.stderr
+    address = re.search(r"server listens at (\S+):(\d+);", server.stdout)
     with socket.create_server((address[1], int(address[2]))):
         pass

@@ -16,7 +16,7 @@ CURES = {
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a card",
     r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
-    r"pyzmq": "pyzmq; install it with pip install 'thinwire[zmq]'",
+    r"pyzmq": "pyzmq; install it with pip install pyzmq",
     r"taskset": "taskset; install util-linux",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"shtab": "shtab; install it with pip install 'thinwire[completion]'",

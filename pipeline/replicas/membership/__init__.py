@@ -2,16 +2,17 @@
 
 Every replica is a run of its own: S processes with a process group, checkpoints, logs and saved weights of their own.
 Nothing that all processes must call spans two replicas. Between two exchanges they do not know of each other. At an
-exchange every process says one message to the meeting place, and waits for one answer. The meeting place is a process
-of the launcher; or `thinwire meet`, if each replica has a launcher on a host of its own.
+exchange every process sends one message to the membership server, and waits for one answer. The server is a process
+beside the launcher; or `thinwire meet`, if each replica has a launcher on a host of its own. Either way it is the same
+program, over the same encrypted mesh (`pipeline/zeromq/`).
 
     process i of replica r     deliver: the frames of its stages; the samples since the last exchange
-    meeting place              waits, decides once who takes part, answers all of them
+    membership server          waits, decides once who takes part, answers all of them
     process i of replica r     the frames of process i of every replica that takes part; or other weights to take
 
 **Who takes part** is decided in one place, at one moment, for all stages: when every replica that trains has delivered
 everything, or `wire.timeout` after the first one has. A replica takes part if all its processes had delivered then. The
-meeting place has all frames before it decides, so those who take part get the same set and the same bytes. They add up
+server has all frames before it decides, so those who take part get the same set and the same bytes. They add up
 in the order of the replicas, weighted by samples, and so hold the same bits. Each tells the digest of its weights after
 the exchange; a difference stops the run.
 
@@ -25,7 +26,7 @@ On several hosts, a launcher that is not heard is lost with its replica.
 | after the exchange was decided | Its frames count for all who took part, so they hold the same bits |
 | while it gives its weights to another | The other one waits for the next exchange, and another replica gives |
 | while it takes weights | It is lost, and returns once more |
-| after the last exchange | It takes the weights of the end, which all give and the meeting place keeps |
+| after the last exchange | It takes the weights of the end, which all give and the server keeps |
 
 **Who returns** says which common weights its checkpoint has: the step of their exchange, and their digest. If they are
 the current ones, it goes on from its checkpoint, exactly. Otherwise it waits for the next exchange, and takes the
@@ -38,6 +39,14 @@ dropped.
 all have said theirs or `wire.timeout` is over. So a run of which all replicas died goes on as one that was stopped. If
 those weights are of the end, their replica gives them at once: it ends, and nobody could ask it later.
 
-**The meeting place** keeps nothing on a disk and counts on nothing that a replica could not say again. If it dies or
+**The server** keeps nothing on a disk and counts on nothing that a replica could not say again. If it dies or
 is stopped, the launcher starts all replicas again, and this rule applies.
+
+    rules       who takes part, who goes on, who takes weights: a state machine without sockets
+    messages    their form and their fields, checked where they arrive
+    server      who is there and who may come, around the rules; `listening` is the same on a mesh
+    client      the connection of a process to the server; the process listens nowhere
+    attendance  what a stage process sends, and what it gets
+    mail        the frames of one exchange
+    steps       steps between two exchanges, and the exchange, as the trainer calls them
 """

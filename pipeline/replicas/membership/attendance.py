@@ -1,15 +1,13 @@
-"""A stage process at the meeting place of its run: what it says, and what it is told."""
+"""A stage process as a member of its run: what it tells the membership server, and what it gets."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from thinwire.pipeline.errors import MismatchError, PeerError
-from thinwire.pipeline.replicas.membership.fields import ANSWERED, check
-from thinwire.pipeline.replicas.membership.messages import Message, receive, send
+from thinwire.pipeline.replicas.membership.messages import Message
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,35 @@ class Exchanged:
     """Whether this replica gives its weights to another one."""
 
 
+class Server(Protocol):
+    """The membership server, as a process reaches it."""
+
+    def ask(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Message:
+        """Send a message, and wait for the answer. PeerError if the server is gone."""
+
+    def say(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Send a message."""
+
+    def close(self, tell: Callable[[str], None]) -> None:
+        """Leave when the server has all messages, and tell the user if that takes long."""
+
+
 class Attendance:
-    """One process at the meeting place.
+    """One process of a replica.
 
     Args:
-        connection: to the meeting place.
+        server: the membership server.
         replica: which one the process belongs to.
+        process: its number in the replica.
+        life: differs from start to start of the replica.
         on_stop: called when the run is to stop after this exchange.
     """
 
-    def __init__(self, connection: socket.socket, replica: int, on_stop: Callable[[], object] = lambda: None) -> None:
-        self._connection, self.replica, self.on_stop = connection, replica, on_stop
+    def __init__(
+        self, server: Server, replica: int, process: int, life: str, on_stop: Callable[[], object] = lambda: None
+    ) -> None:
+        self._server, self.replica, self.on_stop = server, replica, on_stop
+        self._sender = {"replica": replica, "process": process, "life": life}
 
     def begin(
         self, held: int, digest: str, end: tuple[Mapping[int, Mapping[str, int]], bytes] | None = None
@@ -59,7 +75,7 @@ class Attendance:
             end: if no step is left to do, the passes and the state that others take.
 
         Raises:
-            PeerError: the meeting place is gone.
+            PeerError: the membership server is gone.
             MismatchError: the replicas have different weights.
             WireError: the answer is none.
         """
@@ -97,15 +113,14 @@ class Attendance:
     ) -> None:
         """Say that the weights after an exchange are in use; give them with `state`. Waits for no answer."""
         words = {"kind": "applied", "step": step, "digest": digest, "passes": passes, "last": last}
-        self._say(words, [] if state is None else [state])
+        self._server.say({**words, **self._sender}, [] if state is None else [state])
+
+    def close(self, tell: Callable[[str], None]) -> None:
+        """Leave when the server has all messages, and tell the user if that takes long."""
+        self._server.close(tell)
 
     def _ask(self, words: Mapping[str, Any], blobs: list[bytes]) -> Message:
-        self._say(words, blobs)
-        try:
-            told, arrived = receive(self._connection)
-        except (OSError, EOFError) as error:
-            raise self._gone() from error
-        check((told, arrived), ANSWERED)
+        told, arrived = self._server.ask({**words, **self._sender}, blobs)
         if told["kind"] == "failed":
             raise MismatchError(told["text"])
         if told["kind"] == "stopped":
@@ -113,17 +128,6 @@ class Attendance:
         if told["stop"]:
             self.on_stop()
         return told, arrived
-
-    def _say(self, words: Mapping[str, Any], blobs: list[bytes]) -> None:
-        try:
-            send(self._connection, words, blobs)
-        except OSError as error:
-            raise self._gone() from error
-
-    def _gone(self) -> PeerError:
-        return PeerError(
-            f"replica {self.replica} was at the meeting place of the replicas, and the meeting place is gone"
-        )
 
 
 def _taken(words: Mapping[str, Any], blobs: list[bytes]) -> Taken:

@@ -1,6 +1,6 @@
 """The frames of one exchange: those that this process sends, and those of the replicas that take part.
 
-The ends of lanes put frames in and take them out. Between the two, all frames of a process go to the meeting place as
+The ends of lanes put frames in and take them out. Between the two, all frames of a process go to the server as
 one message, and those of the others come back as one. Frames of this replica to itself take the same way.
 """
 
@@ -70,7 +70,7 @@ class Mail:
 
 
 class MailEnds(LaneEnds):
-    """Makes the ends of lanes whose frames go through the meeting place.
+    """Makes the ends of lanes whose frames go through the server.
 
     Args:
         mail: keeps the frames.

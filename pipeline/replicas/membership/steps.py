@@ -36,10 +36,10 @@ from thinwire.pipeline.tracing.spans import Work
 
 @dataclass(frozen=True)
 class PresentReplicas(Replicas):
-    """The replica of this process, which meets the others at the meeting place.
+    """The replica of this process, which exchanges through the membership server.
 
     Args:
-        attendance: this process there.
+        attendance: this process as a member of the run.
         mail: the frames of the exchange under way.
     """
 
@@ -62,7 +62,7 @@ def meet(
     passes: Sequence[int],
     attendance: Attendance | None,
 ) -> Replicas:
-    """The replicas of these stages, connected: as `connect`, or at the meeting place if they may be lost."""
+    """The replicas of these stages, connected: as `connect`, or through the membership server if they may be lost."""
     if attendance is None:
         return connect(stages, where, options, agreement, in_full, passes)
     return connect_present(stages, options, attendance)
@@ -76,7 +76,7 @@ def connect_present(
     Args:
         stages: the stages of this process.
         options: how many replicas there are, and what they send each other.
-        attendance: this process at the meeting place.
+        attendance: this process as a member of the run.
     """
     replica, wire = attendance.replica, stages[0].wire
     here, mail = range(replica, replica + 1), Mail(replica)

@@ -1,4 +1,4 @@
-"""Replicas that may be lost, without processes: small state machines around the real rules of the meeting place.
+"""Replicas that may be lost, without processes: small state machines around the real rules.
 
 Weights are the list of exchanges that made them: each with its step, and what each replica brought, from which step to
 which. So equal weights, an exchange that counts twice and one that is missing can be told by comparing lists. Messages
@@ -10,7 +10,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from thinwire.pipeline.replicas.membership.meeting import Meeting
+from thinwire.pipeline.replicas.membership.rules import Membership
 
 TIMEOUT = 10.0
 MOST_TURNS = 3_000
@@ -24,7 +24,7 @@ class Worker:
     """The exchanges that made them: [step, contributions], a contribution being [replica, from, to]."""
     held: int = 0
     said: deque = field(default_factory=deque)
-    """Messages under way to the meeting place."""
+    """Messages under way to the server."""
     told: deque = field(default_factory=deque)
     """Answers under way."""
     asks: bool = False
@@ -40,7 +40,7 @@ class Worker:
 
 @dataclass
 class Replica:
-    """One replica: its processes step together, and each speaks to the meeting place for itself."""
+    """One replica: its processes step together, and each speaks to the server for itself."""
 
     number: int
     workers: list
@@ -69,16 +69,16 @@ class World:
         self.replicas = [Replica(number, []) for number in range(self.draw.randint(2, 4))]
         self.pace = [self.draw.choice((1, 1, 1, 5)) for _ in self.replicas]
         self.faults = [
-            self.draw.choice(("lost", "lost", "lost", "place", "stop")) for _ in range(self.draw.randint(0, 6))
+            self.draw.choice(("lost", "lost", "lost", "server", "stop")) for _ in range(self.draw.randint(0, 6))
         ]
         self.restarts = self.draw.randint(0, 8)
         self.now = 0.0
         self.begin()
 
     def begin(self):
-        """Start all replicas with a meeting place of their own, as the launcher does."""
+        """Start all replicas with a server of their own, as the launcher does."""
         self.stopping = False
-        self.meeting = Meeting(
+        self.rules = Membership(
             len(self.replicas), self.processes, TIMEOUT, self._answer, lambda _: None, lambda: self.now
         )
         for replica in self.replicas:
@@ -130,13 +130,13 @@ class World:
 
     def _wait(self):
         self.now += self.draw.choice((1, TIMEOUT))
-        self.meeting.settle()
+        self.rules.settle()
 
     def _fault(self):
         fault, running = self.faults.pop(), [replica for replica in self.replicas if replica.life == "runs"]
         if fault == "lost" and running:
             self.draw.choice(running).life = "dead"
-        elif fault == "place" and self.restarts:
+        elif fault == "server" and self.restarts:
             self.restarts -= 1
             for replica in self.replicas:  # those who have ended start again too
                 if replica.life == "runs":
@@ -144,7 +144,7 @@ class World:
             self.begin()
         elif fault == "stop":
             self.stopping = True
-            self.meeting.stop()
+            self.rules.stop()
 
     def _lose(self, replica):
         """The launcher sees that a replica has ended. What it said, and nobody has read, is gone."""
@@ -152,7 +152,7 @@ class World:
         self.restarts -= again
         replica.life = "absent" if again else "stopped" if self.stopping else "lost"
         replica.workers = []
-        self.meeting.loses(replica.number, for_good=not again)
+        self.rules.loses(replica.number, for_good=not again)
 
     def _start(self, replica):
         """Its processes start from its newest checkpoint, or from the one before if that is damaged."""
@@ -165,7 +165,7 @@ class World:
             for worker, state in zip(replica.workers, states, strict=True):
                 worker.load(state)
         replica.life, replica.stops, replica.ends = "runs", False, False
-        self.meeting.comes(replica.number)
+        self.rules.comes(replica.number)
         self._ask(replica, lambda worker: self._beginning(replica, worker))
 
     def _beginning(self, replica, worker):
@@ -181,8 +181,8 @@ class World:
             worker.said.append(({"digest": worker.state, **words}, blobs))
 
     def _read(self, replica, process, worker):
-        """The meeting place reads a message."""
-        self.meeting.said(replica.number, process, worker.said.popleft())
+        """The server reads a message."""
+        self.rules.said(replica.number, process, worker.said.popleft())
 
     def _answer(self, number, process, words, blobs):
         replica = self.replicas[number]
@@ -260,7 +260,7 @@ class World:
     def _end(self, replica, how):
         self._save(replica)
         for place, worker in enumerate(replica.workers):
-            while worker.said:  # it saves its weights before it ends, and so the meeting place has read all
+            while worker.said:  # it saves its weights before it ends, and so the server has read all
                 self._read(replica, place, worker)
         replica.life = how
-        self.meeting.loses(replica.number, for_good=True)
+        self.rules.loses(replica.number, for_good=True)

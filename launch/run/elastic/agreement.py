@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import version
 
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.recipe import Recipe
+from thinwire.pipeline.replicas.membership.server import TORCH
 
 _OWN = (*WITHOUT_EFFECT, "replicas.number", "training.device", "training.compile", "training.epochs", "training.steps")
 """Fields in which replicas may differ; the number of steps follows from the samples, and is compared as they are."""
 _FRAMES = ("wire.checksum", "wire.nonfinite")
 """Fields that change no number of a run, but decide what the frames between replicas hold."""
-_TORCH = "the release of torch"
-"""In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
 _SHOWN = 60
 """Characters of a value that are shown."""
 
@@ -34,27 +32,7 @@ def agreed(recipe: Recipe) -> dict[str, str]:
 def agreed_with_data(recipe: Recipe, samples: str) -> dict[str, str]:
     """The same, with what only a replica knows: number of steps, digest of the samples, release of torch."""
     steps = str(recipe.training.steps)
-    return {**agreed(recipe), "training.steps": steps, "the samples of training": samples, _TORCH: version("torch")}
-
-
-def difference(known: Mapping[str, str], told: Mapping[str, str]) -> str | None:
-    """What differs and must not, in words; None if all agree. Only what both name is compared."""
-    differing = [name for name in known if name in told and known[name] != told[name] and name != _TORCH]
-    if not differing:
-        return None
-    listed = ", ".join(f"{name} ({known[name]} at the meeting place, {told[name]} here)" for name in differing)
-    return f"all replicas must have the same recipe, data and release of thinwire, and these differ: {listed}"
-
-
-def warning(known: Mapping[str, str], told: Mapping[str, str]) -> str | None:
-    """What differs and may, in words; None if nothing does."""
-    there, here = known.get(_TORCH), told.get(_TORCH)
-    if there in (None, here):
-        return None
-    return (
-        f"it has torch {here}, and another replica has {there}: their weights may differ in the last bits, and then "
-        f"the run stops"
-    )
+    return {**agreed(recipe), "training.steps": steps, "the samples of training": samples, TORCH: version("torch")}
 
 
 def _text(value: object) -> str:

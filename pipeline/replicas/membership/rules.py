@@ -1,6 +1,6 @@
-"""The rules of the meeting place: who takes part in an exchange, who goes on, and who takes the weights of another.
+"""The rules of membership: who takes part in an exchange, who goes on, and who takes the weights of another.
 
-It knows neither sockets nor frames. `said` takes a message of a process, and `answer` sends one; the launcher says who
+They know neither sockets nor frames. `said` takes a message of a process, and `answer` sends one; the launcher says who
 starts, who is lost and who leaves. A replica is in one of these states:
 
     away       lost, or not started yet; it may come
@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.replicas.membership.fields import kind_of
-from thinwire.pipeline.replicas.membership.messages import Message
+from thinwire.pipeline.replicas.membership.messages import Message, kind_of
 
 State = Literal["away", "gone", "starting", "waiting", "training", "delivered", "late"]
 Answer = Callable[[int, int, Mapping[str, Any], Sequence[bytes]], None]
@@ -38,7 +37,7 @@ class Held:
 
 
 @dataclass
-class Seat:
+class Member:
     """What is known of one replica."""
 
     state: State
@@ -49,8 +48,8 @@ class Seat:
     """By process: what it said after the last exchange."""
 
 
-class Meeting:
-    """The replicas of a run at their meeting place.
+class Membership:
+    """The replicas of a run, and who of them takes part.
 
     Args:
         replicas: their number.
@@ -70,7 +69,7 @@ class Meeting:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seats = [Seat("away") for _ in range(replicas)]
+        self._members = [Member("away") for _ in range(replicas)]
         self._processes, self._timeout, self._clock = range(processes), timeout, clock
         self._answer, self._tell = answer, tell
         self._current: Held | None = None
@@ -80,7 +79,7 @@ class Meeting:
         self._deadline = 0.0
         self._stopping: set[int] = set()
         self._failure: str | None = None
-        self._hears = {
+        self._handlers = {
             "begin": self._begins,
             "end": self._begins,
             "deliver": self._delivers,
@@ -90,11 +89,11 @@ class Meeting:
     def comes(self, replica: int) -> None:
         """Note that the processes of a replica start."""
         self._stopping.discard(replica)
-        self._seats[replica] = Seat("starting")
+        self._members[replica] = Member("starting")
 
     def loses(self, replica: int, *, for_good: bool) -> None:
         """Note that a replica has ended, and whether it comes again."""
-        self._seats[replica] = Seat("gone" if for_good else "away")
+        self._members[replica] = Member("gone" if for_good else "away")
         self.settle()
 
     def has_reached_end(self, replica: int) -> bool:
@@ -102,26 +101,26 @@ class Meeting:
         if self._final is None:
             return False
         _, [(words, _), *_] = self._final
-        return self._seats[replica].held.step == int(words["step"])
+        return self._members[replica].held.step == int(words["step"])
 
     def stop(self, replica: int | None = None) -> None:
         """Have a replica stop after the next exchange, or all."""
-        self._stopping |= set(range(len(self._seats)) if replica is None else [replica])
+        self._stopping |= set(range(len(self._members)) if replica is None else [replica])
         self.settle()
 
     def said(self, replica: int, process: int, message: Message) -> None:
         """Take what a process said. WireError if it does not fit to what the other processes of its replica say."""
-        seat, (words, _) = self._seats[replica], message
-        if seat.state in ("away", "gone"):
+        member, (words, _) = self._members[replica], message
+        if member.state in ("away", "gone"):
             raise WireError("a replica must come before its processes say anything")
         if self._failure is not None:
             if words["kind"] != "applied":
                 self._answer(replica, process, {"kind": "failed", "text": self._failure}, [])
             return
-        kept = seat.applied if words["kind"] == "applied" else seat.asked
+        kept = member.applied if words["kind"] == "applied" else member.asked
         kept[process] = message
         if len(kept) == len(self._processes):
-            self._hears[kind_of(kept)](replica)
+            self._handlers[kind_of(kept)](replica)
         self.settle()
 
     def settle(self) -> None:
@@ -132,11 +131,11 @@ class Meeting:
         if not self._in("training", "delivered"):
             for replica in self._stopping.intersection(self._in("waiting")):
                 self._reply(replica, {"kind": "stopped"})
-                self._seats[replica].state = "late"  # until the launcher sees its end
+                self._members[replica].state = "late"  # until the launcher sees its end
 
     def _in(self, *states: State) -> list[int]:
         """The replicas in some states."""
-        return [replica for replica, seat in enumerate(self._seats) if seat.state in states]
+        return [replica for replica, member in enumerate(self._members) if member.state in states]
 
     def _look_at_clock(self) -> None:
         """Begin to wait where there is something new to wait for."""
@@ -152,21 +151,21 @@ class Meeting:
         return self._clock() >= self._deadline
 
     def _begins(self, replica: int) -> None:
-        seat = self._seats[replica]
-        seat.held = Held(seat.asked[0][0]["held"], self._digest(seat.asked))
-        seat.state = "waiting"
+        member = self._members[replica]
+        member.held = Held(member.asked[0][0]["held"], self._digest(member.asked))
+        member.state = "waiting"
 
     def _delivers(self, replica: int) -> None:
-        seat = self._seats[replica]
-        seat.state = "delivered" if seat.state == "training" else "waiting"
+        member = self._members[replica]
+        member.state = "delivered" if member.state == "training" else "waiting"
 
     def _applies(self, replica: int) -> None:
         """Compare the weights of a replica after an exchange with those of the others; give them to who waits."""
-        seat = self._seats[replica]
-        told, seat.applied = seat.applied, {}
+        member = self._members[replica]
+        told, member.applied = member.applied, {}
         found = Held(told[0][0]["step"], self._digest(told))
         # a later exchange went on without it; if all others have begun again from older weights, at the same step again
-        if seat.state == "late" or self._current is None or found.step != self._current.step:
+        if member.state == "late" or self._current is None or found.step != self._current.step:
             return
         if self._current.digest not in (None, found.digest):
             self._fail(
@@ -176,7 +175,7 @@ class Meeting:
             )
             return
         self._current = found
-        for each in self._seats:
+        for each in self._members:
             if each.state in ("training", "delivered") and each.held.step == found.step:
                 each.held = found
         given = [told[process] for process in self._processes]
@@ -192,14 +191,14 @@ class Meeting:
     def _fail(self, text: str) -> None:
         """Tell everybody who waits, and whoever asks from now on, that the run cannot go on."""
         self._failure = text
-        for replica, seat in enumerate(self._seats):
-            for process in seat.asked:
+        for replica, member in enumerate(self._members):
+            for process in member.asked:
                 self._answer(replica, process, {"kind": "failed", "text": text}, [])
-            seat.asked = {}
+            member.asked = {}
 
     def _reply(self, replica: int, words: Mapping[str, Any], blobs: Sequence[Sequence[bytes]] | None = None) -> None:
         """Answer all processes of a replica, each with its own blobs."""
-        self._seats[replica].asked = {}
+        self._members[replica].asked = {}
         for process in self._processes:
             told = {**words, "stop": replica in self._stopping}
             self._answer(replica, process, told, blobs[process] if blobs else [])
@@ -207,24 +206,24 @@ class Meeting:
     def _admit(self) -> bool:
         """Let those train who hold the current weights."""
         current = self._current
-        held = [r for r in self._in("waiting") if current and current.digest and self._seats[r].held == current]
+        held = [r for r in self._in("waiting") if current and current.digest and self._members[r].held == current]
         for replica in held:
             self._go_on(replica)
         return bool(held)
 
     def _keep_end(self, replica: int) -> None:
         """If a replica begins with the weights of the end, keep them for those who have older ones."""
-        told = [self._seats[replica].asked[process] for process in self._processes]
+        told = [self._members[replica].asked[process] for process in self._processes]
         if told[0][0]["kind"] == "end":
             self._final = replica, told
 
     def _go_on(self, replica: int) -> None:
         """Let a replica go on with the weights that it holds."""
-        seat = self._seats[replica]
-        if seat.asked[0][0]["kind"] == "deliver":  # it is at the exchange already
-            seat.state = "delivered"
+        member = self._members[replica]
+        if member.asked[0][0]["kind"] == "deliver":  # it is at the exchange already
+            member.state = "delivered"
             return
-        seat.state = "training"
+        member.state = "training"
         self._reply(replica, {"kind": "go"})
 
     def _finish(self) -> bool:
@@ -238,8 +237,8 @@ class Meeting:
     def _give(self, giver: int, given: Sequence[Message], replica: int) -> None:
         """Give a replica the weights of another one."""
         words = [words for words, _ in given]
-        seat = self._seats[replica]
-        seat.state, seat.held = "training", Held(words[0]["step"], self._digest(dict(enumerate(given))))
+        member = self._members[replica]
+        member.state, member.held = "training", Held(words[0]["step"], self._digest(dict(enumerate(given))))
         passes = {stage: count for each in words for stage, count in each["passes"].items()}
         answer = {"kind": "take", "step": words[0]["step"], "giver": giver, "passes": passes}
         self._reply(replica, answer, [blobs for _, blobs in given])
@@ -252,7 +251,7 @@ class Meeting:
             return False
         if self._in("away", "starting", "late") and not self._is_over:
             return False
-        newest = max((self._seats[replica].held for replica in waiting), key=lambda held: held.step)
+        newest = max((self._members[replica].held for replica in waiting), key=lambda held: held.step)
         if self._current is not None and newest.step < self._current.step:
             self._tell(
                 f"no replica has the weights after step {self._current.step} any more: the run goes on with those "
@@ -260,7 +259,7 @@ class Meeting:
             )
         self._current = newest
         for replica in waiting:
-            if self._seats[replica].held == newest:
+            if self._members[replica].held == newest:
                 self._keep_end(replica)
                 self._go_on(replica)
         return True
@@ -270,7 +269,7 @@ class Meeting:
         members = self._in("delivered")
         if not members or (self._in("training") and not self._is_over):
             return False
-        asked = {replica: self._seats[replica].asked for replica in members}
+        asked = {replica: self._members[replica].asked for replica in members}
         steps = {words["step"] for messages in asked.values() for words, _ in messages.values()}
         if len(steps) > 1:
             self._fail(f"all replicas must exchange after the same steps, got {', '.join(map(str, sorted(steps)))}")
@@ -281,11 +280,11 @@ class Meeting:
         # one may be lost before it gives
         givers = members if first["last"] else members[:1] if self._in("waiting") else []
         for replica in self._in("training"):
-            self._seats[replica].state = "late"
+            self._members[replica].state = "late"
         self._current = Held(step, None)
         for replica in members:
-            seat = self._seats[replica]
-            seat.state, seat.held, seat.applied = "training", self._current, {}
+            member = self._members[replica]
+            member.state, member.held, member.applied = "training", self._current, {}
         for replica in members:
             self._hand_out(replica, asked, gives=replica in givers)
         self._tell_members(members, step)
@@ -308,10 +307,10 @@ class Meeting:
         if members == self._last_members:
             return
         self._last_members = list(members)
-        absent = [replica for replica in range(len(self._seats)) if replica not in members]
+        absent = [replica for replica in range(len(self._members)) if replica not in members]
         without = f", without {named(absent)}" if absent else " again"
         self._tell(
-            f"the exchange after step {step} goes on with {len(members)} of {len(self._seats)} replicas{without}"
+            f"the exchange after step {step} goes on with {len(members)} of {len(self._members)} replicas{without}"
         )
 
 

@@ -1,7 +1,7 @@
-"""The launcher of replicas that may be lost: it starts a crew for each, and starts one again that is lost.
+"""The launcher of replicas that may be lost: it starts the processes of each, and starts a replica again that is lost.
 
-The others go on meanwhile; the meeting place tells them who is there. The launcher has one thread, because a process
-with several must not be forked.
+The others go on meanwhile; the membership server tells them who is there. The launcher has one thread, because a
+process with several must not be forked.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from thinwire.launch.run import failures, forks, host_data, local
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.crews.own import AGAIN_VARIABLE, REPLICA_VARIABLE, of_replica
-from thinwire.launch.run.crews.place import MeetingPlace
-from thinwire.launch.run.crews.remote.agreement import agreed_with_data
+from thinwire.launch.run.elastic.agent import Agent
+from thinwire.launch.run.elastic.agreement import agreed_with_data
+from thinwire.launch.run.elastic.own import AGAIN_VARIABLE, REPLICA_VARIABLE, SERVER_VARIABLE, of_replica
 from thinwire.launch.run.folders import check_folders, what_is_left
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
@@ -31,9 +31,9 @@ MakeStart = Callable[[bool], local.Start]
 
 @dataclass
 class _Running:
-    """A crew that runs, and its private folder."""
+    """A replica that runs, and its private folder."""
 
-    crew: local.Crew
+    processes: local.Crew
     folder: Path
     resources: ExitStack
     again: bool = False
@@ -50,7 +50,7 @@ class _Ended:
     reports: list[failures.Report] = field(default_factory=list)
 
 
-class Crews:
+class Launcher:
     """All replicas of a run, or the one of this host.
 
     Args:
@@ -81,23 +81,23 @@ class Crews:
         for replica in self._here:
             check_folders(of_replica(self._prepared, replica).recipe)
         again = False
-        while self._meet(again=again):
+        while self._run(again=again):
             again = True
         if self._came and len(self._ended.well) < len(self._here):
             left = what_is_left(self._recipe)
             raise StoppedError(failures.tell_stopped(self._came[0], self._ended.reports, left), self._came[0])
-        self._tell_end()
+        self._report_end()
 
-    def _meet(self, *, again: bool) -> bool:
-        """Run all replicas with one meeting place; whether it was lost, and they start again with another."""
+    def _run(self, *, again: bool) -> bool:
+        """Run all replicas with one membership server; whether it was lost, and they start again with another."""
         self._ended = _Ended(reports=self._ended.reports)  # those who have ended start again too
-        with closing(MeetingPlace(self._recipe, self._agreed)) as place:
+        with closing(Agent(self._recipe, self._agreed)) as agent:
             try:
                 for replica in self._here:
-                    self._start(place, replica, again=again)
+                    self._start(agent, replica, again=again)
                 while self._running:
-                    if place.is_gone:
-                        told, lasting = place.ending()
+                    if agent.is_gone:
+                        told, lasting = agent.ending()
                         if lasting:
                             raise FailedError(told)
                         if self._came:  # the checkpoints are what they were, and there is nothing to stop after
@@ -105,41 +105,35 @@ class Crews:
                             return False
                         self._spend_restart(told)
                         return True
-                    if not self._heed_signals(place):
+                    if not self._pass_on_signals(agent):
                         return False
                     for replica, running in list(self._running.items()):
-                        if running.crew.is_over() and not place.is_gone:
-                            self._end(place, replica)
+                        if running.processes.is_over() and not agent.is_gone:
+                            self._end(agent, replica)
                     time.sleep(_POLL)
-                place.end(lambda: len(self._came) > self._asked)
+                agent.end(lambda: len(self._came) > self._asked)
                 return False
             finally:
                 for replica, running in self._running.items():
-                    running.crew.end(expected=True)
+                    running.processes.end(expected=True)
                     running.resources.close()
-                    place.loses(replica, for_good=True)  # a meeting place on another host waits for it no more
+                    agent.loses(replica, for_good=True)  # a server on another host waits for it no more
                 self._running = {}
 
-    def _start(self, place: MeetingPlace, replica: int, *, again: bool) -> None:
+    def _start(self, agent: Agent, replica: int, *, again: bool) -> None:
         """Start the processes of a replica."""
         wanted, resources = self._recipe, ExitStack()
         folder = resources.enter_context(scratch.folder())
         if not forks.is_safe():
             host_data.keep(self._prepared.data, wanted.data, wanted.training.seed, folder)
-        crew = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat, wanted.wire.timeout)))
-        self._running[replica] = _Running(crew, folder, resources, again)
+        processes = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat, wanted.wire.timeout)))
+        self._running[replica] = _Running(processes, folder, resources, again)
         given = local.environments(wanted.group_processes, wanted.training.threads, folder)
         marked = {AGAIN_VARIABLE: "1"} if again else {}
-        with place.coming(replica) as connections:
-            crew.start(
-                self._make_start(again),
-                [
-                    {**each, **marked, REPLICA_VARIABLE: str(replica), local.CONNECTION_VARIABLE: str(connection)}
-                    for each, connection in zip(given, connections, strict=True)
-                ],
-            )
+        own = {**marked, REPLICA_VARIABLE: str(replica), SERVER_VARIABLE: agent.comes(replica)}
+        processes.start(self._make_start(again), [{**each, **own} for each in given])
 
-    def _heed_signals(self, place: MeetingPlace) -> bool:
+    def _pass_on_signals(self, agent: Agent) -> bool:
         """Pass the first signal on, so that all stop after the next exchange; False if all are to stop at once."""
         if self._came and self._recipe.checkpoint.wanted and not self._asked:
             self._asked = True
@@ -148,31 +142,31 @@ class Crews:
                 "signal stops it at once",
                 file=sys.stderr,
             )
-            place.stop()
+            agent.stop()
         return len(self._came) <= self._asked
 
-    def _end(self, place: MeetingPlace, replica: int) -> None:
+    def _end(self, agent: Agent, replica: int) -> None:
         """Take note of how a replica ended, and start it again if it was lost."""
         running = self._running.pop(replica)
         with running.resources:
-            end = running.crew.end(expected=bool(self._came))
+            end = running.processes.end(expected=bool(self._came))
             silences = failures.silences(end.silent, self._where.stages_of, lambda rank: replica)
             reports = failures.read_reports(running.folder) | silences
         self._ended.reports += reports.values()
         if end.finished:
             self._ended.well.add(replica)
         if end.finished or self._came:
-            place.loses(replica, for_good=True)
+            agent.loses(replica, for_good=True)
             return
         told = failures.tell(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
         # NaN, a full disk or damaged checkpoints are of one replica: it may come back, and the others go on
         if not running.again and any(report.of_all for report in reports.values()):
-            place.loses(replica, for_good=True)
+            agent.loses(replica, for_good=True)
             raise failures.failure(reports, end.failed, end.hung, told)
-        place.loses(replica, for_good=not self._left)
+        agent.loses(replica, for_good=not self._left)
         if self._left:
             self._spend_restart(f"{told}\nreplica {replica} is lost, and the others go on")
-            self._start(place, replica, again=True)
+            self._start(agent, replica, again=True)
         else:
             self._ended.lost[replica] = told
             if len(self._here) > 1:  # else the end says it
@@ -188,7 +182,7 @@ class Crews:
         self._left -= 1
         print(f"{told}\nstarting again from the newest checkpoint; restarts left: {self._left}", file=sys.stderr)
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Say who is not there at the end. FailedError if it is the first replica, or if none is there."""
         well, lost = sorted(self._ended.well), self._ended.lost
         if not well:

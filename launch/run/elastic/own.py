@@ -1,9 +1,9 @@
-"""The replica of this process, if replicas may be lost: which one it is, its folder, and its way to the others."""
+"""The replica of this process, if replicas may be lost: which one it is, its folder, its connection to the server."""
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,13 @@ from pathlib import Path
 from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
 from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.run.local import CONNECTION_VARIABLE
 from thinwire.launch.run.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.replicas.membership.attendance import Attendance
+from thinwire.pipeline.replicas.membership.messages import ANSWERED
 
+SERVER_VARIABLE = "THINWIRE_MEMBERSHIP"
+"""How a process reaches the membership server, and which start of its replica it is of; as JSON."""
 REPLICA_VARIABLE = "THINWIRE_REPLICA"
 """The replica of a process that `thinwire train` starts."""
 AGAIN_VARIABLE = "THINWIRE_AGAIN"
@@ -24,7 +26,7 @@ AGAIN_VARIABLE = "THINWIRE_AGAIN"
 
 def check_launcher(recipe: Recipe) -> None:
     """Raise OptionsError if replicas may be lost, and this process was not started by `thinwire train`."""
-    if recipe.replicas.elastic and CONNECTION_VARIABLE not in os.environ:
+    if recipe.replicas.elastic and SERVER_VARIABLE not in os.environ:
         raise OptionsError(
             "replicas.membership elastic needs thinwire train, which starts each replica by itself again; torchrun "
             "and thinwire cluster start all processes again, so use membership fixed with them"
@@ -32,11 +34,15 @@ def check_launcher(recipe: Recipe) -> None:
 
 
 def attend(recipe: Recipe) -> Attendance | None:
-    """This process at the meeting place; None if replicas may not be lost."""
+    """This process as a member of its run; None if replicas may not be lost."""
     if not recipe.replicas.elastic:
         return None
-    connection = socket.socket(fileno=int(os.environ[CONNECTION_VARIABLE]))
-    return Attendance(connection, int(os.environ[REPLICA_VARIABLE]))
+    from thinwire.pipeline.replicas.membership.client import Client
+    from thinwire.pipeline.zeromq.keys import Keys
+
+    given, wire = json.loads(os.environ[SERVER_VARIABLE]), recipe.wire
+    client = Client(given["place"], Keys.of(given["secret"].encode()), wire.heartbeat, wire.timeout, ANSWERED)
+    return Attendance(client, given["replica"], int(os.environ["RANK"]), given["life"])
 
 
 def of_replica(prepared: Prepared, replica: int) -> Prepared:
