@@ -19,7 +19,7 @@ from thinwire.launch.shared.links import Links
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 
 ELASTIC = [
-    *("--replicas.count", 2, "--replicas.sync.every", 3, "--replicas.sync.sums", "all"),
+    *("--replicas.count", 2, "--replicas.sync.every", 3),
     *("--replicas.membership", "elastic", "--pipeline.num_stages", 1, "--training.steps", 6, "--wire.keys", "run.keys"),
 ]
 
