@@ -269,7 +269,7 @@ class Mesh:
             return
         if not known.connections and known.back is None:
             known.connections = [self._connect(peer, number) for number in range(self._connections)]
-        flows = known.connections or [known.back]
+        flows: list[Connection | PacketFlow] = [*known.connections] if known.back is None else [known.back]
         cut = pieces(
             stream, known.sent[stream], len(data), connections=self._connections, piece_bytes=self._piece_bytes
         )

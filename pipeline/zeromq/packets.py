@@ -83,10 +83,10 @@ class Hello:
         """The packet in these bytes. WireError if they are not one."""
         if len(packet) != _HELLO.size or packet[:1] != b"H":
             raise WireError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
-        _, version, connection, attempt, sender, receiver, expected, known, *lives = _HELLO.unpack(packet)
+        _, version, connection, attempt, sender, receiver, expected, known, here, there = _HELLO.unpack(packet)
         if version != VERSION:
             raise WireError(f"packets of version {VERSION} are understood here, got version {version}")
-        return cls(sender, receiver, connection, attempt, *lives, expected=expected, known=known)
+        return cls(sender, receiver, connection, attempt, here, there, expected, known)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ class Client:
         self._place, self._heartbeat, self._timeout, self._kinds, self._tell = place, heartbeat, timeout, kinds, tell
         self._answers: SimpleQueue[Message] = SimpleQueue()
         self._give = take or self._answers.put
-        self._moved, self._ending, self._is_silent = time.monotonic(), None, False
+        self._moved, self._is_silent = time.monotonic(), False
+        self._ending: Ending | None = None
         self._mesh = Mesh(
             secrets.randbits(32),
             keys,
