@@ -96,7 +96,7 @@ def test_a_launcher_that_was_killed_is_taken_in_again(folder):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_all_start_again_if_their_meeting_place_was_started_again(folder):
+def test_all_start_again_if_their_membership_server_was_started_again(folder):
     """The end of the server took two restarts: the stage processes ended before the launcher knew of it."""
     long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--max-restarts", "1"]
     with hosts(folder, *long, "--checkpoint.every", "3 steps") as (server, launcher):
@@ -109,7 +109,10 @@ def test_all_start_again_if_their_meeting_place_was_started_again(folder):
             last = max(steps(folder / "host-0"))
             both[0].wait_until(lambda: max(steps(folder / "host-0"), default=0) > last + 3)
             assert "lost" not in both[0].stderr + both[1].stderr + another.stderr
-            assert all("was started again, or has lost this replica, which comes anew" in each.stderr for each in both)
+            assert all(
+                "which starts again: it was started again, or heard nothing of this process" in each.stderr
+                for each in both
+            )
 
 
 def test_what_cannot_be_is_refused(folder):
@@ -166,7 +169,7 @@ def test_keys_of_the_transport_are_read_before_the_data(folder, capsys):
 
 
 @pytest.mark.processes
-def test_a_meeting_place_that_is_stopped_says_so_and_frees_its_port(folder):
+def test_a_membership_server_that_is_stopped_says_so_and_frees_its_port(folder):
     with hosts(folder) as (server, _):
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 130
