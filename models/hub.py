@@ -1,6 +1,8 @@
-"""The Hugging Face hub: one short request finds out whether it can be reached.
+"""The Hugging Face hub, and what its libraries read from it or from a folder.
 
-Its library tries a host that it cannot reach again and again, for up to a minute, each time that it looks for a name.
+Python code beside a model or a tokenizer never runs, whatever answers a question of the library.
+
+One short request finds out whether the hub can be reached. Its library tries a host that it cannot reach again and again, for up to a minute, each time that it looks for a name.
 So one request goes ahead of all others. If it fails, the libraries look in their caches alone.
 """
 
@@ -15,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors.calls import first_line
+from thinwire.models.errors import ModelError
 
 PART_SECONDS = 5.0
 """The most seconds for a part of the request, such as the connection: a lost packet comes again after 1 and 3 s."""
 SECONDS = 10.0
 """The most seconds for the whole request. The resolver of names has no limit of its own."""
+NO_CODE = {"trust_remote_code": False}
+"""For every call of an auto class of transformers; without it, the library asks on standard input."""
 _BROKEN = 500
 """The least status of an answer that says that the hub itself has failed."""
 
@@ -42,6 +47,24 @@ def reading(name: str) -> Iterator[None]:
     finally:
         for home, value in zip(homes, before, strict=True):
             home.HF_HUB_OFFLINE = value
+
+
+def load(auto: Any, name: str, **options: Any) -> Any:
+    """What an auto class of transformers makes of a folder or a name on the hub. Code that lies there does not run.
+
+    Raises:
+        ModelError: it cannot be made without that code. Other errors are those of the library.
+    """
+    try:
+        with reading(name):
+            return auto.from_pretrained(str(Path(name).expanduser()) if is_local(name) else name, **options, **NO_CODE)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ModelError(
+            f"{name} must need no Python code of its own, because Thinwire never runs such code; take one that the "
+            f"installed transformers knows by itself"
+        ) from error
 
 
 def reason(name: str, error: BaseException) -> str:

@@ -232,10 +232,9 @@ def _config(options: ModelOptions) -> Any:
         rule = f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
         place = place_of(options.name)
         local_path(place, rule, own=True)
-        with hub.reading(place):
-            pretrained = AutoConfig.from_pretrained(place)
-            _refuse_unknown(pretrained, options.config)
-            return AutoConfig.from_pretrained(place, **options.config)
+        pretrained = hub.load(AutoConfig, place)
+        _refuse_unknown(pretrained, options.config)
+        return hub.load(AutoConfig, place, **options.config)
     except ModelError:
         raise
     except OSError as error:

@@ -24,9 +24,8 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.folders import mark
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
-from thinwire.models import hub
 from thinwire.models.data.options import BYTES
-from thinwire.models.smollm2 import place_of
+from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.pipeline.errors import OptionsError
 
 FACTS = "facts.json"
@@ -85,11 +84,7 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
     if tokenizer != BYTES:
-        from transformers import AutoTokenizer
-
-        place = place_of(tokenizer)
-        with hub.reading(place):
-            AutoTokenizer.from_pretrained(place).save_pretrained(folder)
+        load_tokenizer(tokenizer).save_pretrained(folder)
 
 
 def read_facts(run: Path) -> ModelFacts:

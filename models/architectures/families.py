@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from thinwire.errors.calls import first_line
+from thinwire.models import hub
 from thinwire.models.architectures.pieces import (
     CausalBlock,
     ChainStep,
@@ -341,7 +342,7 @@ def unsplit(family: Family, config: Any) -> Any:
     import transformers
 
     auto: Any = getattr(transformers, _AUTO_CLASSES[family.task])
-    return auto.from_config(config, dtype=torch.float32, attn_implementation=family.attention)
+    return auto.from_config(config, dtype=torch.float32, attn_implementation=family.attention, **hub.NO_CODE)
 
 
 def _initialize(family: Family, skeleton: Skeleton, full_name: str, module: nn.Module) -> None:

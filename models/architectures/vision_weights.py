@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors.torch import save_file
@@ -52,10 +53,19 @@ def weights_folder(name: str, weights: str) -> Path:
     try:
         # load through the model: it renames the tensors of old files
         with _impatient():
-            state = get_model(name, weights=known[weights], progress=_is_watched()).state_dict()
+            # an earlier download is not hashed again, and a pickle could run code
+            stored = known[weights].get_state_dict(progress=_is_watched(), check_hash=True, weights_only=True)
+        model = get_model(name)
+        model.load_state_dict(stored)
+        state = model.state_dict()
     except OSError as error:
         raise ModelError(
             f"{known[weights].url} cannot be downloaded: {error}; give a folder with {_FILE} that holds these tensors"
+        ) from error
+    except UnpicklingError as error:
+        raise ModelError(
+            f"{known[weights].url} must hold weights alone, and the file in {folder.parent} holds something else: "
+            f"remove it"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     # several stages may write at the same time; each writes its own file, so no stage reads half a file

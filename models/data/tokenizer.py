@@ -82,15 +82,7 @@ class Pretrained:
     """A tokenizer of transformers, as `AutoTokenizer` loads it."""
 
     def __init__(self, name: str) -> None:
-        place = place_of(name)
-        path = local_path(place, _RULE)
-        from transformers import AutoTokenizer
-
-        try:
-            with hub.reading(place):
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path or place))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ModelError(f"{_RULE}, got {name!r}: {hub.reason(name, error)}") from error
+        self._tokenizer = load_tokenizer(name)
         if not self._tokenizer.get_vocab().keys() - set(self._tokenizer.all_special_tokens):
             raise ModelError(f"{_RULE}, got {name!r}: no token is there, as in a folder without the tokenizer's files")
         self.name = name
@@ -129,6 +121,24 @@ class Pretrained:
                 found.append(np.array(encoded[name], dtype=np.int32 if name == "input_ids" else np.uint8))
         tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
         return Padded(tensors.pop("input_ids"), tensors, num_truncated)
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer of transformers, without code of its own.
+
+    Raises:
+        ModelError: there is no such tokenizer, or this release of transformers cannot read it.
+    """
+    place = place_of(name)
+    local_path(place, _RULE)
+    from transformers import AutoTokenizer
+
+    try:
+        return hub.load(AutoTokenizer, place)
+    except ModelError:
+        raise
+    except Exception as error:  # of a file of another release, tokenizers raises nothing narrower
+        raise ModelError(f"{_RULE}, got {name!r}: {hub.reason(name, error)}") from error
 
 
 def make_tokenizer(name: str) -> Bytes | Pretrained:
