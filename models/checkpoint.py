@@ -15,12 +15,25 @@ from torch import Tensor
 
 from thinwire.models import hub
 from thinwire.models.errors import ModelError, require
+from thinwire.models.first_bytes import told_by
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 AUTOENCODERS = "autoencoder.safetensors"
 """The file beside an exported model with the weights of its autoencoders."""
-_OLD_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_OTHERS = (
+    ("adapter_config.json", "an adapter: merge it into its base model, by merge_and_unload() of peft"),
+    ("*.gguf", "a GGUF file: take the model as safetensors"),
+    (
+        "pytorch_model.bin*",
+        "pytorch_model.bin: convert it with from_pretrained(...).save_pretrained(...)",
+    ),
+    ("*.safetensors", f"safetensors of another name: rename the file to {_FILE}"),
+)
+"""What a folder may hold in place of weights, and what to do with it."""
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_QUANTIZED = re.compile(r"(scales?(_inv)?|qweight|qzeros|g_idx|absmax|quant_map|quant_state\..*|SCB)$")
+"""The ends of the names of tensors without which quantized weights mean nothing."""
 _PART_BYTES = 8 * 2**20
 _TOLD = 5
 """The most names that a message lists. Weights of another architecture may lack all names."""
@@ -44,9 +57,12 @@ class Checkpoint:
     base: str
     """The prefix of all full names except the head's ("transformer"). Files of a model without a head leave it out."""
     tied: Mapping[str, str]
-    """Tensors that take the values of another tensor: {"lm_head.weight": "transformer.wte.weight"}."""
+    """Tensors that take the values of another tensor if the files lack them:
+    {"lm_head.weight": "transformer.wte.weight"}."""
     fresh: tuple[str, ...] = ()
     """Prefixes of full names. The seed may give these tensors if the files lack them: a new classifier."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of stored names that nobody misses: buffers that older releases stored."""
 
     def lacking(self, names: Sequence[str]) -> list[str]:
         """The tensors among these that the files lack and the seed may give.
@@ -56,9 +72,27 @@ class Checkpoint:
         """
         missing = [name for name in names if self._find(name) is None]
         lost = [name for name in missing if not name.startswith(self.fresh)]
-        told = ", ".join(lost[:_TOLD]) + (f" and {len(lost) - _TOLD} more" if len(lost) > _TOLD else "")
-        require((not lost, f"{self.source} must hold every weight of the model, and lacks {told}"))
+        require((not lost, f"{self.source} must hold every weight of the model, and lacks {first_few(lost)}"))
         return missing
+
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """The names in the files that a model of these names does not read, but for those that nobody misses.
+
+        Raises:
+            ModelError: among them are the scales of quantized weights.
+        """
+        read = {place for name in names for place in [self._find(name)]}
+        beside = [name for name, place in self.stored.items() if place not in read and place[0] != AUTOENCODERS]
+        left = [name for name in beside if not any(re.search(pattern, name) for pattern in self.ignored)]
+        scales = [name for name in left if _QUANTIZED.search(name)]
+        require(
+            (
+                not scales,
+                f"{self.source} must hold weights that are not quantized, got {first_few(scales)}; take the model that "
+                "was quantized",
+            )
+        )
+        return left
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Compare shapes with those in the files of a folder. This downloads nothing.
@@ -82,13 +116,24 @@ class Checkpoint:
         """The file of each tensor, and its name there. ModelError names every tensor of another shape."""
         places = {name: place for name in tensors if (place := self._find(name)) is not None}
         paths = {file: locate(self.source, file) for file in sorted({file for file, _ in places.values()})}
-        shapes = {file: _shapes(path) for file, path in paths.items()}
-        misfits = [
-            f"{name} must be of shape {list(tensors[name].shape)}, got {list(shapes[file][key])}"
-            for name, (file, key) in places.items()
-            if shapes[file][key] != tuple(tensors[name].shape)
-        ]
-        require((not misfits, f"the weights of {self.source} do not fit the model: {'; '.join(misfits)}"))
+        stored = {file: _headers(path) for file, path in paths.items()}
+        misfits, quantized = [], []
+        for name, (file, key) in places.items():
+            if key not in stored[file]:
+                raise ModelError(f"{paths[file]} must hold {key}, because the index says so, and does not")
+            shape, dtype = stored[file][key]
+            if shape != tuple(tensors[name].shape):
+                misfits.append(f"{name} must be of shape {list(tensors[name].shape)}, got {list(shape)}")
+            if tensors[name].is_floating_point() and dtype not in _FLOATS:
+                quantized.append(f"{name} ({dtype})")
+        require(
+            (not misfits, f"the weights of {self.source} do not fit the model: {'; '.join(misfits)}"),
+            (
+                not quantized,
+                f"{self.source} must hold weights of {', '.join(_FLOATS)}, got {first_few(quantized)}; take the model "
+                "that was quantized",
+            ),
+        )
         return {name: (paths[file], key) for name, (file, key) in places.items()}
 
     def without(self, prefixes: Sequence[str]) -> "Checkpoint":
@@ -97,30 +142,48 @@ class Checkpoint:
         return replace(self, stored=kept, fresh=tuple(prefixes))
 
     def _find(self, name: str) -> tuple[str, str] | None:
-        wanted = _today(self.tied.get(name, name))
-        return self.stored.get(wanted) or self.stored.get(wanted.removeprefix(f"{self.base}."))
+        for wanted in (name, self.tied.get(name)):
+            for stored in (_today(wanted), _today(wanted).removeprefix(f"{self.base}.")) if wanted else ():
+                if stored in self.stored:
+                    return self.stored[stored]
+        return None
 
 
 def open_checkpoint(
-    source: str, *, base: str, tied: Mapping[str, str], always_tied: bool, fresh: Sequence[str] = ()
+    source: str,
+    *,
+    base: str = "",
+    tied: Mapping[str, str] | None = None,
+    fresh: Sequence[str] = (),
+    ignored: Sequence[str] = (),
 ) -> Checkpoint:
     """Find the safetensors files of a folder or of a name on the hub. Only names are read, no values.
 
-    A tensor in `tied` takes the other tensor's values if `always_tied` is true or the files lack it. Stages train the
-    two tensors apart, so for files of stages `always_tied` does not count.
+    Of two tensors that are `tied`, one that the files lack takes the other's values. If they hold both, each has its
+    own.
 
     Raises:
         ModelError: there are no safetensors files.
     """
-    stored = {_today(name): (file, name) for name, file in {**_weight_map(source), **_autoencoders(source)}.items()}
-    always_tied = always_tied and not _stage_files(source)
+    pairs = dict(tied or {})
     return Checkpoint(
         source=source,
-        stored=stored,
+        stored={_today(name): (file, name) for name, file in {**_weight_map(source), **_autoencoders(source)}.items()},
         base=base,
-        tied={name: other for name, other in tied.items() if always_tied or _today(name) not in stored},
+        tied={other: name for name, other in pairs.items()} | pairs,
         fresh=tuple(fresh),
+        ignored=tuple(ignored),
     )
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The first names in a sentence, and how many more there are."""
+    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
+
+
+def in_place_of_weights(source: str) -> str | None:
+    """What a folder holds in place of a model's weights, and what to do with it, in words; None if nothing is known."""
+    return next((said for name, said in _OTHERS if any(Path(source).glob(name))), None)
 
 
 def locate(source: str, file: str) -> Path:
@@ -153,27 +216,24 @@ def find(source: str, file: str) -> Path | None:
 
 def _weight_map(source: str) -> dict[str, str]:
     """The file of each tensor, for a saved model or for the stages that a run saves."""
+    # as in transformers, the whole file counts where both are: an index may be left from before
+    single = find(source, _FILE)
+    if single is not None:
+        return dict.fromkeys(_headers(single), _FILE)
     index = find(source, _INDEX)
     if index is not None:
         return _read_index(index)
-    single = find(source, _FILE)
-    if single is not None:
-        return dict.fromkeys(_shapes(single), _FILE)
     if stages := _stage_files(source):
-        return {name: file for file in stages for name in _shapes(Path(source, file))}
-    old = next((file for file in _OLD_FILES if find(source, file)), None)
-    way_out = (
-        f"it holds {old}: convert it with from_pretrained(...).save_pretrained(...) of transformers"
-        if old
-        else "to draw the weights from the seed, set weights: fresh"
-    )
+        return {name: file for file in stages for name in _headers(Path(source, file))}
+    instead = in_place_of_weights(source) if Path(source).is_dir() else None
+    way_out = f"it holds {instead}" if instead else "to draw the weights from the seed, set weights: fresh"
     raise ModelError(f"{source} must hold {_FILE} or {_INDEX}; both are missing; {way_out}")
 
 
 def _autoencoders(source: str) -> dict[str, str]:
     """The file of each weight of an autoencoder, for the folder of an export."""
     path = Path(source, AUTOENCODERS)
-    return dict.fromkeys(_shapes(path), AUTOENCODERS) if path.is_file() else {}
+    return dict.fromkeys(_headers(path), AUTOENCODERS) if path.is_file() else {}
 
 
 def _stage_files(source: str) -> list[str]:
@@ -185,13 +245,15 @@ def _read_index(path: Path) -> dict[str, str]:
     """The file of each tensor, read from an index. ModelError if the index is not such a table."""
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise TypeError("it does not map names to files")
-        if outside := [file for file in weight_map.values() if file != Path(file).name]:
-            raise ValueError(f"{outside[0]!r} is no name of a file beside it")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if not isinstance(weight_map, dict) or not all(_is_name(file) for file in weight_map.values()):
+            raise TypeError("it does not map names to files of this folder")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ModelError(f"weight_map in {path} must name the file of each tensor: {error}") from error
     return weight_map
+
+
+def _is_name(file: object) -> bool:
+    return isinstance(file, str) and Path(file).name == file
 
 
 def _today(name: str) -> str:
@@ -200,9 +262,11 @@ def _today(name: str) -> str:
     return name
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and the type of each tensor of a file, by its name: ((2, 3), "F32")."""
     with _opened(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _copy(path: Path, name: str, out: Tensor) -> None:
@@ -224,6 +288,6 @@ def _opened(path: Path) -> Any:
 
     try:
         opened: Any = safe_open(path, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise ModelError(f"{path} must be a whole safetensors file, got {error}") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} must be a whole safetensors file, got {told_by(path) or error}") from error
     return opened

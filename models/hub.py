@@ -2,8 +2,8 @@
 
 Python code beside a model or a tokenizer never runs, whatever answers a question of the library.
 
-One short request finds out whether the hub can be reached. Its library tries a host that it cannot reach again and again, for up to a minute, each time that it looks for a name.
-So one request goes ahead of all others. If it fails, the libraries look in their caches alone.
+The hub's library tries a host that it cannot reach again and again, for up to a minute, each time that it looks for a
+name. So one short request goes ahead of all others. If it fails, the libraries look in their caches alone.
 """
 
 from __future__ import annotations

@@ -230,17 +230,21 @@ def build_layers(blueprint: Blueprint) -> list[Layer]:
         return [_build_layer(spec) for spec in blueprint.layers]
 
 
-def check_weights(blueprint: Blueprint) -> None:
+def check_weights(blueprint: Blueprint) -> list[str]:
     """Check that the checkpoint, if there is one, fits the whole model. No values are read.
 
+    Returns the names of stored tensors that the model does not have.
+
     Raises:
-        ModelError: weights are missing, or have another shape; the message names them.
+        ModelError: weights are missing, have another shape or are quantized; the message names them.
     """
     if blueprint.checkpoint is None:
-        return
+        return []
     state = {name: tensor for layer in build_layers(blueprint) for name, tensor in layer.full_state().items()}
     lacking = set(blueprint.checkpoint.lacking(list(state)))
+    unread = blueprint.checkpoint.unread(list(state))
     blueprint.checkpoint.check({name: tensor for name, tensor in state.items() if name not in lacking})
+    return unread
 
 
 def stage_output_examples(
@@ -333,10 +337,23 @@ def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:
     if checkpoint is None:
         return
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
+    _require_numbers(state, stage.full_parameters())
     if lacking:
         warnings.warn(
             f"the checkpoint has no {', '.join(lacking)}; the seed gives their values", ThinwireWarning, stacklevel=3
         )
+
+
+def _require_numbers(state: Mapping[str, Tensor], parameters: Mapping[str, Parameter]) -> None:
+    """Raise ModelError if a value is NaN, or one of a parameter infinite: a mask may be."""
+    totals = {name: tensor.sum() for name, tensor in state.items() if tensor.is_floating_point()}
+    bad = [name for name, total in totals.items() if total.isnan() or (name in parameters and total.isinf())]
+    require(
+        (
+            not bad,
+            f"the weights to start with must be numbers, got NaN or infinity in {', '.join(bad)}; take other files",
+        )
+    )
 
 
 def _draw(modules: Mapping[str, nn.Module], lacking: set[str], initialize: Initialize, seed: int) -> None:

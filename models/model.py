@@ -156,7 +156,7 @@ def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None
     )
     weights = "DEFAULT" if options.weights == PRETRAINED else options.weights
     folder = options.weights if own else str(weights_folder(options.name, weights))
-    checkpoint = open_checkpoint(folder, base="", tied={}, always_tied=False)
+    checkpoint = open_checkpoint(folder)
     other_classes = not own and num_labels not in (None, TORCHVISION_CLASSES)
     return replace(made, checkpoint=checkpoint.without(HEADS) if other_classes else checkpoint)
 

@@ -16,6 +16,13 @@ class Weights(Protocol):
             ModelError: a value is missing that the seed may not give.
         """
 
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """The stored tensors that a model with these full names does not read.
+
+        Raises:
+            ModelError: without them the others are wrong, as without the scales of quantized weights.
+        """
+
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Compare the shapes of these tensors, by full name, with the stored ones, if that needs no download.
 

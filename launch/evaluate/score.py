@@ -59,7 +59,7 @@ def recipe_of(place: str, options: Sequence[str], copies: Path, prog: str) -> Re
     if Path(place).is_dir():
         check_inside(Path(place))
     if Path(place).is_dir() and (checkpoint := find_checkpoint(Path(place))):
-        save_file(checkpoint.weights(), copies / "stage-0.safetensors")  # by this name nothing is tied
+        save_file(checkpoint.weights(), copies / "stage-0.safetensors")
         found = recipe.parse([str(checkpoint.recipe), *options], prog=prog)
         codecs = _codecs(found, checkpoint.recipe, checkpoint.choices, prog)
         return replace(found, model=replace(found.model, weights=str(copies)), compression=codecs)

@@ -25,7 +25,8 @@ from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wiring.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.launch.shared.rank import own_local_rank
-from thinwire.models.autoencoder import with_autoencoders
+from thinwire.models.autoencoder import PREFIX, with_autoencoders
+from thinwire.models.checkpoint import first_few
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
 from thinwire.models.data.clients import Turns, divide
@@ -147,9 +148,12 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     """The model of a recipe, cut and checked."""
     model = make_blueprint(recipe, data)
-    cuts, *_ = attempt(
+    cuts, _, unread = attempt(
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
     )
+    if unread := [name for name in unread if not name.startswith(PREFIX)]:  # autoencoders come after the cut
+        note = f"the files of the weights hold tensors that this model does not read: {first_few(unread)}"
+        data = replace(data, notes=(*data.notes, note))
     prepared = _with_learned_codecs(Prepared(recipe, model, cuts, data, outputs=()))
     outputs = _outputs(prepared)
     check_fit(prepared.blueprint, recipe.replicas)

@@ -125,6 +125,9 @@ _GEMMA_HEAD: tuple[ChainStep, ...] = ("model.norm", "lm_head", softcap)
 _EAGER = "eager"
 """The attention that every model of transformers has. The library's errors name it where a model has no other."""
 
+_BUFFERS = (r"rotary_emb\.inv_freq$", r"\.position_ids$", r"masked_bias$")
+"""Buffers that older releases of transformers stored."""
+
 _AUTO_CLASSES: dict[TaskName, str] = {
     "causal-lm": "AutoModelForCausalLM",
     "classification": "AutoModelForSequenceClassification",
@@ -249,9 +252,12 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
     attention = 2.0 * length * config.hidden_size
     checkpoint = None
     if source is not None:
-        tied = dict(family.tied)
         checkpoint = open_checkpoint(
-            source, base=skeleton.model.base_model_prefix, tied=tied, always_tied=always_tied, fresh=family.fresh
+            source,
+            base=skeleton.model.base_model_prefix,
+            tied=dict(family.tied) if always_tied else {},
+            fresh=family.fresh,
+            ignored=(*_BUFFERS, *(skeleton.model._keys_to_ignore_on_load_unexpected or ())),
         )
     layers = (
         LayerSpec("embedding", partial(family.embedding, skeleton), float(config.hidden_size)),

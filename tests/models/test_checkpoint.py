@@ -11,7 +11,7 @@ from support.family_cases import CASES, LABELS, LENGTH, apart, inputs, library_s
 from thinwire.errors import ThinwireWarning
 from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import build_stage
+from thinwire.models.layers import build_stage, check_weights
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
@@ -171,9 +171,92 @@ def test_folders_without_safetensors(saved, tmp_path):
         pretrained(tmp_path, "causal-lm")
 
 
+def test_the_whole_file_counts_before_an_index_that_was_left(saved, tmp_path):
+    """As in transformers. The index came first, and named the weights of before."""
+    saved("llama", sharded=True)
+    model = saved("llama")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(0.25)
+    model.save_pretrained(tmp_path / "new")
+    (tmp_path / "new" / "model.safetensors").rename(tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    torch.testing.assert_close(
+        state_of(split(pretrained(tmp_path, "causal-lm"), 2)), dict(model.state_dict()), **IDENTICAL
+    )
+
+
+def test_a_head_that_is_stored_is_read_whatever_the_configuration_says_of_ties(saved, tmp_path):
+    model = saved("llama", tie_word_embeddings=False)
+    for changes in ({}, {"tie_word_embeddings": True}):
+        state = state_of(split(pretrained(tmp_path, "causal-lm", **changes), 2))
+        torch.testing.assert_close(state["lm_head.weight"], model.lm_head.weight.detach(), **IDENTICAL)
+
+
+@pytest.mark.parametrize("lost", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_of_a_tied_pair_one_stored_tensor_gives_both(lost, saved, tmp_path):
+    model = saved("llama", tie_word_embeddings=False)
+    rewrite(tmp_path, lambda name: None if name == lost else name)
+    [kept] = {"lm_head.weight", "model.embed_tokens.weight"} - {lost}
+    state = state_of(split(pretrained(tmp_path, "causal-lm", tie_word_embeddings=True), 2))
+    torch.testing.assert_close(state[lost], model.state_dict()[kept], **IDENTICAL)
+    with pytest.raises(ModelError, match=rf"must hold every weight of the model, and lacks {lost}"):
+        check_weights(pretrained(tmp_path, "causal-lm"))
+
+
+def add(folder: Path, **tensors) -> None:
+    state = load_file(folder / "model.safetensors") | {name.replace("__", "."): t for name, t in tensors.items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_stored_tensors_that_nobody_reads_are_named(saved, tmp_path):
+    saved("gpt2")
+    assert check_weights(pretrained(tmp_path, "causal-lm")) == []
+    add(tmp_path, transformer__h__0__attn__bias=torch.ones(2), extra__weight=torch.ones(2))
+    assert check_weights(pretrained(tmp_path, "causal-lm")) == ["extra.weight"]
+
+
+def test_quantized_weights_are_refused(saved, tmp_path):
+    saved("llama")
+    name = "model.layers.0.mlp.up_proj.weight"
+    rewrite(tmp_path, lambda name: name, lambda tensor: tensor.to(torch.float8_e4m3fn))
+    with pytest.raises(ModelError, match=r"weights of F64, F32, F16, BF16, got model\..* \(F8_E4M3\) and \d+ more;"):
+        check_weights(pretrained(tmp_path, "causal-lm"))
+    add(tmp_path, **{f"{name}_scale_inv": torch.ones(1, 1)})
+    with pytest.raises(ModelError, match=rf"weights that are not quantized, got {name}_scale_inv; take the model that"):
+        check_weights(pretrained(tmp_path, "causal-lm"))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused(saved, tmp_path, value):
+    saved("gpt2")
+    add(tmp_path, transformer__ln_f__weight=torch.tensor([1.0, value] * 8))
+    with pytest.raises(ModelError, match=r"must be numbers, got NaN or infinity in transformer\.ln_f\.weight;"):
+        split(pretrained(tmp_path, "causal-lm"), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "model.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "got a pointer of Git LFS: git lfs pull",
+        ),
+        ("adapter_config.json", b"{}", "it holds an adapter: merge it into its base model"),
+        ("model.Q4.gguf", b"GGUF", "it holds a GGUF file: take the model as safetensors"),
+    ],
+)
+def test_what_stands_in_place_of_weights_is_named(saved, tmp_path, name, content, told):
+    saved("gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=told):
+        pretrained(tmp_path, "causal-lm")
+
+
 MEASURE = """
 import ctypes, gc, pathlib, sys
-from thinwire.models.layers import build_stage
+from thinwire.models.layers import build_stage, check_weights
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
@@ -234,4 +317,4 @@ def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
 def test_an_index_that_is_none_is_one_sentence(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match=r"weight_map in .* must name the file of each tensor"):
-        open_checkpoint(str(tmp_path), base="", tied={}, always_tied=False)
+        open_checkpoint(str(tmp_path))

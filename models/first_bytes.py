@@ -1,0 +1,39 @@
+"""What a file is by its first bytes, where its name promises something else."""
+
+import re
+from pathlib import Path
+
+_READ = 2**16
+_KINDS = (
+    (rb"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file itself"),
+    (rb"\x1f\x8b", "packed by gzip: unpack it"),
+    (rb"\x28\xb5\x2f\xfd", "packed by zstd: unpack it"),
+    (rb"BZh[1-9]1AY&SY", "packed by bzip2: unpack it"),
+    (rb"\xfd7zXZ\0", "packed by xz: unpack it"),
+    (rb"PK\x03\x04", "a zip archive: unpack it"),
+    (rb".{257}ustar", "a tar archive: unpack it"),
+    (rb"ARROW1|\xff\xff\xff\xff.{3}\0", "an Arrow file: write it as parquet"),
+    (rb"PAR1", "a parquet file: give its name the end .parquet"),
+    (rb"GGUF", "a GGUF file: take the model as safetensors"),
+    (rb"\xff\xfe|\xfe\xff", "text in UTF-16: convert it to UTF-8"),
+)
+
+
+def told_by(path: Path) -> str | None:
+    """What a file is and what to do with it, in words; None if it may be what its name says.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        begin = file.read(512)
+    return next((said for kind, said in _KINDS if re.match(kind, begin, re.DOTALL)), None)
+
+
+def not_text(path: Path) -> str | None:
+    """Why a file is not text, as `told_by`; None if it may be text. Text of any encoding by bytes has no byte 0."""
+    if said := told_by(path):
+        return said
+    with path.open("rb") as file:
+        place = file.read(_READ).find(0)
+    return None if place < 0 else f"no text: byte {place} is 0; write what it holds as text, or as a table"
