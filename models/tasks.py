@@ -6,6 +6,7 @@ up, for the same reason.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -86,29 +87,31 @@ class Classification:
         return _num_valid(target)
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """The confusion matrix, flattened: entry label * L + prediction counts samples, float64 [L * L]."""
+        """Samples whose label is predicted, samples of each label, and of each prediction: float64 [1 + L + L]."""
         valid = target != IGNORE
-        predicted = output.detach().argmax(-1)[valid]
-        cells = target[valid] * self.num_labels + predicted
-        return torch.bincount(cells.cpu(), minlength=self.num_labels**2).double()
+        labels, predicted = target[valid].cpu(), output.detach().argmax(-1)[valid].cpu()
+        right = (labels == predicted).sum()[None]
+        return torch.cat([right, *(torch.bincount(x, minlength=self.num_labels) for x in (labels, predicted))]).double()
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
         """Accuracy and Matthews' correlation; NaN without samples."""
-        rows = [[int(count) for count in row] for row in counts.view(self.num_labels, self.num_labels).tolist()]
-        total = sum(map(sum, rows))
-        right = sum(row[label] for label, row in enumerate(rows))
-        return {"accuracy": right / total if total else math.nan, "matthews": matthews(rows)}
+        right, *classes = [int(count) for count in counts.tolist()]
+        labelled, predicted = classes[: self.num_labels], classes[self.num_labels :]
+        total = sum(labelled)
+        return {
+            "accuracy": right / total if total else math.nan,
+            "matthews": matthews(right, labelled, predicted),
+        }
 
 
-def matthews(rows: list[list[int]]) -> float:
-    """Matthews' correlation of a confusion matrix: 1 is perfect, 0 is as good as a constant, NaN without samples.
+def matthews(right: int, labelled: Sequence[int], predicted: Sequence[int]) -> float:
+    """Matthews' correlation: 1 is perfect, 0 is as good as a constant, NaN without samples.
 
-    For L classes it is Gorodkin's R_K. It uses whole numbers until the last division. It is 0 if all labels or all
-    predictions are one class, as in scikit-learn.
+    For L classes it is Gorodkin's R_K, which needs the sums of the confusion matrix alone: its diagonal, and each row
+    and column. It uses whole numbers until the last division. It is 0 if all labels or all predictions are one class,
+    as in scikit-learn.
     """
-    labelled = [sum(row) for row in rows]
-    predicted = [sum(column) for column in zip(*rows, strict=True)]
-    total, right = sum(labelled), sum(row[label] for label, row in enumerate(rows))
+    total = sum(labelled)
     if not total:
         return math.nan
     covariance = right * total - sum(t * p for t, p in zip(labelled, predicted, strict=True))

@@ -94,22 +94,22 @@ def test_counts_of_parts_are_those_of_the_whole():
     target[50:] = IGNORE
     counts = task.observe(output, target)
     assert counts.dtype == torch.float64
-    assert counts.sum() == task.num_valid(target) == 50
+    assert counts[1:4].sum() == counts[4:].sum() == task.num_valid(target) == 50
     parts = [task.observe(o, t) for o, t in zip(output.split(7), target.split(7), strict=True)]
     assert torch.equal(torch.stack(parts).sum(0), counts)
-    for label in range(3):
-        for predicted in range(3):
-            expected = sum(int(o.argmax()) == predicted and t == label for o, t in zip(output, target, strict=True))
-            assert counts[label * 3 + predicted] == expected
+    seen = [(int(o.argmax()), int(t)) for o, t in zip(output[:50], target[:50], strict=True)]
+    assert counts[0] == sum(predicted == label for predicted, label in seen)
+    for each in range(3):
+        assert counts[1 + each] == sum(label == each for _, label in seen)
+        assert counts[4 + each] == sum(predicted == each for predicted, _ in seen)
     expected = functional.cross_entropy(output, target, ignore_index=IGNORE, reduction="sum")
     torch.testing.assert_close(task.loss_sum(output, target), expected)
 
 
 def test_accuracy_and_matthews():
-    rows = torch.tensor([[6, 2], [1, 3]], dtype=torch.float64)
     tp, tn, fp, fn = 3, 6, 2, 1
     expected = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    metrics = Classification(2).metrics(0.5, rows.flatten())
+    metrics = Classification(2).metrics(0.5, torch.tensor([9.0, 8, 4, 7, 5], dtype=torch.float64))
     assert metrics == {"accuracy": 9 / 12, "matthews": pytest.approx(expected, rel=1e-15)}
 
 
@@ -137,13 +137,20 @@ def test_matthews_is_that_of_scikit_learn(classes):
     ],
 )
 def test_matthews_at_its_ends(rows, expected):
-    assert matthews(rows) == expected
+    labelled, predicted = [sum(row) for row in rows], [sum(column) for column in zip(*rows, strict=True)]
+    assert matthews(sum(row[label] for label, row in enumerate(rows)), labelled, predicted) == expected
 
 
 def test_no_samples_have_no_metrics():
-    metrics = Classification(2).metrics(0.0, torch.zeros(4, dtype=torch.float64))
+    metrics = Classification(2).metrics(0.0, torch.zeros(5, dtype=torch.float64))
     assert all(math.isnan(value) for value in metrics.values()), metrics
-    assert matthews([[0, 0], [0, 0]]) != 0
+
+
+def test_the_counts_of_many_classes_take_the_memory_of_a_few_rows():
+    task = Classification(100_000)
+    counts = task.observe(torch.zeros(1, 100_000), torch.tensor([7]))
+    assert counts.shape == (200_001,)
+    assert task.metrics(0.0, counts) == {"accuracy": 0.0, "matthews": 0.0}
 
 
 def test_one_class_cannot_be_told_apart():
