@@ -4,6 +4,10 @@ import re
 from pathlib import Path
 
 _READ = 2**16
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
+"""Bytes that text has none of. They are a tenth of packed data, and more of numbers."""
+_STRAY = 32
+"""So many of them may be there by accident."""
 _KINDS = (
     (rb"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file itself"),
     (rb"\x1f\x8b", "packed by gzip: unpack it"),
@@ -13,7 +17,6 @@ _KINDS = (
     (rb"PK\x03\x04", "a zip archive: unpack it"),
     (rb".{257}ustar", "a tar archive: unpack it"),
     (rb"ARROW1|\xff\xff\xff\xff.{3}\0", "an Arrow file: write it as parquet"),
-    (rb"PAR1", "a parquet file: give its name the end .parquet"),
     (rb"GGUF", "a GGUF file: take the model as safetensors"),
     (rb"\xff\xfe|\xfe\xff", "text in UTF-16: convert it to UTF-8"),
 )
@@ -31,9 +34,12 @@ def told_by(path: Path) -> str | None:
 
 
 def not_text(path: Path) -> str | None:
-    """Why a file is not text, as `told_by`; None if it may be text. Text of any encoding by bytes has no byte 0."""
+    """Why a file is not text, as `told_by`; None if it may be text, in UTF-8 or in an encoding of single bytes."""
     if said := told_by(path):
         return said
     with path.open("rb") as file:
-        place = file.read(_READ).find(0)
-    return None if place < 0 else f"no text: byte {place} is 0; write what it holds as text, or as a table"
+        begin = file.read(_READ)
+    controls = len(begin) - len(begin.translate(None, _CONTROLS))
+    if controls <= max(_STRAY, len(begin) // 100):
+        return None
+    return f"no text: {controls} of its first {len(begin)} bytes are control characters; write what it holds as text"

@@ -9,6 +9,7 @@ import torch
 
 from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Labelled, Part, require_no_split
 from thinwire.models.errors import ModelError, require
+from thinwire.models.first_bytes import not_text
 
 _CIFAR10 = "cifar-10-batches-py"
 
@@ -22,8 +23,19 @@ def is_text_file(name: str) -> bool:
 def read_lines(part: Part, columns: Columns) -> list[str]:
     """The lines of a file with their line ends. Bytes that are not UTF-8 become lone surrogates ("surrogateescape")."""
     require_no_split(part)
-    text = read_bytes(Path(part.name).expanduser()).decode(errors="surrogateescape")
+    path = Path(part.name).expanduser()
+    require_text(path)
+    text = read_bytes(path).decode(errors="surrogateescape")
     return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
+def require_text(path: Path) -> None:
+    """Raise ModelError if the first bytes of a file are not those of text."""
+    try:
+        said = not_text(path)
+    except OSError as error:
+        raise ModelError(f"{path} must be a readable file: {error.strerror or error}") from error
+    require((said is None, f"{path} must hold text, and is {said}"))
 
 
 def holds_cifar10(name: str) -> bool:
@@ -42,7 +54,7 @@ def read_cifar10(part: Part, columns: Columns) -> Labelled:
         images = CIFAR10(str(Path(part.name).expanduser()), train=splits[split])
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{part.name} must be a readable CIFAR-10: {' '.join(str(error).split())}") from error
-    return Labelled(list(images.data), torch.tensor(images.targets), len(images.classes))
+    return Labelled(list(images.data), torch.tensor(images.targets), len(images.classes), tuple(images.classes))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +34,14 @@ if TYPE_CHECKING:
 
 PILLOW_MODES = {1: "L", 3: "RGB"}
 """Pillow's name of an image's mode, by its number of channels."""
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "TGA")
+"""The formats of image files that are read, by Pillow's names. Some others run programs, as EPS does."""
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+"""Pillow's modes of grey images with 16 bits; "I" is one of these formats only:"""
+_SIXTEEN_BITS_AS_I = ("PNG", "PPM")
+_ORIENTATION = 0x0112
+"""The field of EXIF that says how an image is turned."""
+_SIDEWAYS = (5, 6, 7, 8)
 _MEASURED = 1000
 
 
@@ -109,9 +121,16 @@ class ImageSamples:
     ) -> None:
         self.format, self.normalization, self.augmentation = form, normalization, augmentation
         self.labels = source.labels
-        self._pictures = source.examples
-        # the system gives memory at the first write, so memory grows as images are decoded
-        self._pixels = torch.empty(len(source), form.channels, form.height, form.width, dtype=torch.uint8)
+        self._source = source
+        shape = (len(source), form.channels, form.height, form.width)
+        try:
+            # the system gives memory at the first write, so memory grows as images are decoded
+            self._pixels = torch.empty(shape, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise ModelError(
+                f"decoded images must fit into memory, got {math.prod(shape)} bytes for {len(source)} images; lower "
+                f"data.image_size or data.limit"
+            ) from error
         self._decoded = torch.zeros(len(source), dtype=torch.bool)
         self.digest = _digest(source, form, normalization)
 
@@ -121,7 +140,7 @@ class ImageSamples:
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
         """Pixels of samples `ids` [B]: float32 [B, C, H, W], normalised, with the random changes of `epoch`."""
         for index in ids[~self._decoded[ids]].tolist():
-            self._pixels[index] = decode(self._pictures[index], self.format)
+            self._pixels[index] = decode(self._source.examples[index], self.format, self._source.place(index))
             self._decoded[index] = True
         pixels = self._pixels[ids]
         if self.augmentation is not None:
@@ -145,57 +164,70 @@ class ImageSamples:
         return {}
 
 
-def decode(picture: Picture, form: Format) -> Tensor:
-    """Decode one image to uint8 [C, H, W]. ModelError if Pillow cannot."""
+def decode(picture: Picture, form: Format, place: str = "one") -> Tensor:
+    """Decode one image to uint8 [C, H, W]. ModelError, which names `place`, if Pillow cannot."""
     from PIL import ImageOps
     from PIL.Image import Resampling
 
+    mode, size = PILLOW_MODES[form.channels], (form.width, form.height)
     try:
-        image = _open(picture).convert(PILLOW_MODES[form.channels])
-    except OSError as error:
-        raise ModelError(f"Pillow must be able to decode each image, and cannot: {error}") from error
-    if form.resized:
-        image = ImageOps.fit(image, (form.width, form.height), Resampling.BILINEAR)
-    pixels = np.array(image, dtype=np.uint8).reshape(form.height, form.width, form.channels)
+        with _strict():
+            image = _open(picture)
+            image = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
+            image = _of_eight_bits(image) if image.mode in _SIXTEEN_BITS else image
+            image = image if image.mode == mode else image.convert(mode)
+            image = ImageOps.fit(image, size, Resampling.BILINEAR) if form.resized else image
+        pixels = np.array(image, dtype=np.uint8).reshape(form.height, form.width, form.channels)
+    except Exception as error:  # each format raises its own
+        raise ModelError(f"Pillow must be able to decode each image, and cannot decode {place}: {error}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def find_format(pictures: Iterable[Picture], channels: int | None, size: int | None) -> Format:
-    """The format for these images. Only the headers of images are read.
+def find_format(parts: Sequence[Labelled], channels: int | None, size: int | None) -> Format:
+    """The format for the images of these parts. Only the headers of images are read.
 
     Args:
-        pictures: all images.
+        parts: all images.
         channels: 1 or 3; None gives 1 if all images are grey, else 3.
         size: height and width in pixels; None takes the size that all images have.
 
     Raises:
         ModelError: sizes differ and `size` is None, or Pillow cannot read an image.
     """
-    shapes: dict[tuple[int, int], int] = {}
+    shapes: dict[tuple[int, int], str] = {}
     modes = set()
-    for row, picture in enumerate(pictures):
-        try:
-            image = _open(picture)
-        except OSError as error:
-            raise ModelError(f"Pillow must be able to read each image, and cannot read row {row}: {error}") from error
-        shapes.setdefault((image.height, image.width), row)
-        modes.add(image.mode)
+    for part in parts:
+        for index, picture in enumerate(part.examples):
+            try:
+                with _strict():
+                    image = _open(picture)
+                    turned = _orientation(image) in _SIDEWAYS
+            except Exception as error:  # each format raises its own
+                place = part.place(index)
+                raise ModelError(f"Pillow must be able to read each image, and cannot read {place}: {error}") from error
+            shape = (image.width, image.height) if turned else (image.height, image.width)
+            if shape not in shapes:
+                shapes[shape] = part.place(index)
+            modes.add(image.mode)
     if channels is None:
-        channels = 1 if modes <= {"L", "1"} else 3
+        channels = 1 if modes <= {"L", "1", *_SIXTEEN_BITS} else 3
     if size is not None:
         return Format(channels, size, size, resized=True)
-    told = ", ".join(f"{height} x {width} in row {row}" for (height, width), row in list(shapes.items())[:3])
+    told = ", ".join(f"{height} x {width} in {place}" for (height, width), place in list(shapes.items())[:3])
     require((len(shapes) == 1, f"images must have one size, got {told}; set image_size to scale them"))
     [(height, width)] = shapes
     return Format(channels, height, width, resized=False)
 
 
-def measure(pictures: Sequence[Picture], form: Format) -> Normalization:
+def measure(part: Labelled, form: Format) -> Normalization:
     """The mean and standard deviation of each channel over a thousand evenly spaced images, rounded to 4 decimals."""
-    chosen = range(0, len(pictures), -(-len(pictures) // _MEASURED))
-    pixels = torch.stack([decode(pictures[index], form) for index in chosen]).double().div_(255)
-    mean = pixels.mean(dim=(0, 2, 3))
-    std = pixels.std(dim=(0, 2, 3), correction=0)
+    counts = torch.zeros(form.channels, 256, dtype=torch.int64)  # of each value a pixel may have
+    for index in range(0, len(part), -(-len(part) // _MEASURED)):
+        pixels_CHW = decode(part.examples[index], form, part.place(index))
+        counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in pixels_CHW])
+    shares, values = counts / counts.sum(1, keepdim=True, dtype=torch.float64), torch.arange(256) / 255.0
+    mean = (shares * values).sum(1)
+    std = (shares * (values - mean[:, None]) ** 2).sum(1).sqrt()
     return Normalization(
         tuple(round(value, 4) for value in mean.tolist()),
         tuple(round(value, 4) or 1.0 for value in std.tolist()),
@@ -203,12 +235,52 @@ def measure(pictures: Sequence[Picture], form: Format) -> Normalization:
 
 
 def _open(picture: Picture) -> Image:
-    """Open an image and read its header, but not its pixels."""
+    """Open an image and read its header, but not its pixels. The errors are Pillow's, and ValueError."""
     from PIL import Image
 
-    if isinstance(picture, bytes):
-        return Image.open(io.BytesIO(picture))
-    return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
+    if not isinstance(picture, bytes):
+        return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
+    image = Image.open(io.BytesIO(picture), formats=_known_formats())
+    if image.mode == "F" or (image.mode == "I" and image.format not in _SIXTEEN_BITS_AS_I):
+        raise ValueError(f"it has 32 bits a pixel (mode {image.mode}); store it with 8 or 16")
+    return image
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    """Inside, an image of more than 89 million pixels is an error: Pillow warns, and refuses one of twice as many."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+@cache
+def _known_formats() -> list[str]:
+    from PIL import Image
+
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def _orientation(image: Image) -> int:
+    """How an image is turned, by EXIF: 1 is upright. What a PNG tells behind its pixels does not count.
+
+    Pillow turns a TIFF by itself.
+    """
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
+        return 1
+    return int(image.getexif().get(_ORIENTATION, 1))
+
+
+def _of_eight_bits(image: Image) -> Image:
+    """A grey image of 16 bits with the nearest value of 8 bits for each pixel; Pillow would cut values off at 255."""
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.uint32)
+    return Image.fromarray(((values * 255 + 32895) >> 16).astype(np.uint8))
 
 
 def _digest(source: Labelled, form: Format, normalization: Normalization) -> str:

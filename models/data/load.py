@@ -7,6 +7,7 @@ targets. The three kinds of samples are in `texts`, `pairs` and `images`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from thinwire.errors import attempt
 from thinwire.models.data.images import Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
-from thinwire.models.data.parts import Kind, Labelled, Part, check_labels, evaluation_part
+from thinwire.models.data.parts import Columns, Kind, Labelled, Part, evaluation_part
 from thinwire.models.data.samples import Data
 from thinwire.models.data.sources import read_labelled, read_texts
 from thinwire.models.data.texts import TextBlocks
@@ -45,9 +46,10 @@ def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
 
 def _load_text(options: DataOptions, seed: int) -> Data:
     training, evaluation = _parts(options)
+    columns, notes = _columns(options)
     tokenizer, *texts = attempt(
         lambda: make_tokenizer(options.tokenizer),
-        *(partial(read_texts, part, options.read_columns) for part in (training, evaluation) if part),
+        *(partial(read_texts, part, columns) for part in (training, evaluation) if part),
     )
     tokens, *rest = [tokenizer.tokens(part, limit) for part, limit in zip(texts, options.limits, strict=False)]
     if not rest and options.held_out:
@@ -67,11 +69,20 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         ),
     )
     held_out = TextBlocks(rest[0], options.block_size) if rest else None
-    return Data(TextBlocks(tokens, options.block_size), held_out, LanguageModeling(), vocab_size=tokenizer.vocab_size)
+    return Data(
+        TextBlocks(tokens, options.block_size),
+        held_out,
+        LanguageModeling(),
+        vocab_size=tokenizer.vocab_size,
+        notes=tuple(notes),
+    )
 
 
 def _load_pairs(options: DataOptions, seed: int) -> Data:
-    tokenizer, (training, held_out) = attempt(lambda: make_tokenizer(options.tokenizer), lambda: _labelled(options))
+    columns, notes = _columns(options)
+    tokenizer, (training, held_out) = attempt(
+        lambda: make_tokenizer(options.tokenizer), lambda: _labelled(options, columns)
+    )
 
     def samples(part: Labelled) -> PairSamples:
         return PairSamples(tokenizer.padded(part.examples, options.block_size), part.labels)
@@ -83,16 +94,18 @@ def _load_pairs(options: DataOptions, seed: int) -> Data:
         Classification(training.num_labels),
         num_labels=training.num_labels,
         vocab_size=tokenizer.padded_vocab_size,
-        notes=trained.notes(),
+        classes=training.classes,
+        notes=(*trained.notes(), *notes),
     )
 
 
 def _load_images(options: DataOptions, seed: int) -> Data:
-    training, held_out = _labelled(options)
-    pictures = [*training.examples, *(held_out.examples if held_out else ())]
-    form = find_format(pictures, options.channels, options.image_size)
+    columns, notes = _columns(options)
+    training, held_out = _labelled(options, columns)
+    parts = [training, *([held_out] if held_out else [])]
+    form = find_format(parts, options.channels, options.image_size)
     given = Normalization(tuple(options.mean), tuple(options.std))
-    normalization = given if options.mean else measure(training.examples, form)
+    normalization = given if options.mean else measure(training, form)
     require(
         (
             len(normalization.mean) == form.channels,
@@ -107,7 +120,8 @@ def _load_images(options: DataOptions, seed: int) -> Data:
         ImageSamples(held_out, form, normalization) if held_out else None,
         Classification(training.num_labels),
         num_labels=training.num_labels,
-        notes=() if options.mean else (measured,),
+        classes=training.classes,
+        notes=(*([] if options.mean else [measured]), *notes),
     )
 
 
@@ -123,18 +137,23 @@ def _parts(options: DataOptions) -> tuple[Part, Part | None]:
     return training, evaluation_part(training, options.evaluation) if options.evaluation else None
 
 
-def _labelled(options: DataOptions) -> tuple[Labelled, Labelled | None]:
+def _columns(options: DataOptions) -> tuple[Columns, list[str]]:
+    """The columns to read, and the sentences that their readers will say about them, once each."""
+    notes: list[str] = []
+    return replace(options.read_columns, report=lambda note: None if note in notes else notes.append(note)), notes
+
+
+def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:
     """The examples to train on and those to evaluate on."""
     parts = [part for part in _parts(options) if part]
-    readers = [partial(read_labelled, options.chosen_kind, part, options.read_columns) for part in parts]
+    readers = [partial(read_labelled, options.chosen_kind, part, columns) for part in parts]
     training, *rest = attempt(*readers)
     training, *rest = [
         part.select(range(min(len(part), limit or len(part))))
         for part, limit in zip((training, *rest), options.limits, strict=False)
     ]
     if rest:
-        check_labels(rest[0].labels, training.num_labels, "the evaluation data; the training data lack this class")
-        return training, rest[0]
+        return training, rest[0].numbered_as(training)
     if not options.held_out:
         return training, None
     count = round(len(training) * options.held_out)

@@ -13,6 +13,8 @@ from thinwire.models.errors import require
 
 BYTES = "bytes"
 """The name of the tokenizer that needs no library."""
+LARGEST_SIDE = 8192
+"""The most rows and columns that images are scaled to."""
 Shuffle = Literal["epoch", "once", "never"]
 """When samples get a new random order. With "once" and "never", a batch holds the same samples in every epoch. AQ-SGD
 suggests this if buffers are kept on disk, because they are then read in order."""
@@ -105,7 +107,10 @@ class DataOptions:
                 f"{misplaced} must be left out for kind {kind}: only images use them; to read images, set data.kind to "
                 "images",
             ),
-            (self.image_size is None or self.image_size >= 1, f"image_size must be at least 1, got {self.image_size}"),
+            (
+                self.image_size is None or 1 <= self.image_size <= LARGEST_SIDE,
+                f"image_size must be at most {LARGEST_SIDE} and at least 1, got {self.image_size}",
+            ),
             (self.channels in (None, *PILLOW_MODES), f"channels must be 1 or 3, got {self.channels}"),
             (
                 sized and all(value > 0 for value in self.std),

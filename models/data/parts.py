@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -49,6 +49,8 @@ class Columns:
     """Columns with texts or images; empty takes all columns of the right type (for text, the column "text")."""
     label: str = "label"
     """The column with the class, an integer."""
+    report: Callable[[str], None] = lambda sentence: None
+    """Gets a sentence on which columns are read."""
 
 
 USUAL = Columns()
@@ -65,13 +67,55 @@ class Labelled:
     """int64 [N], in 0..num_labels - 1."""
     num_labels: int
     """The number of classes that the source declares, or else its largest label plus 1."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes, by number; empty if the source has none."""
+    source: str = ""
+    """The name of the source, for errors."""
+    places: Sequence[int | str] = ()
+    """The row of each example in the source, or its file; empty means that the rows are 0, 1, 2..."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def select(self, ids: Sequence[int]) -> Labelled:
         """The examples with these ids, in this order."""
-        return replace(self, examples=[self.examples[i] for i in ids], labels=self.labels[list(ids)])
+        return replace(
+            self,
+            examples=[self.examples[i] for i in ids],
+            labels=self.labels[list(ids)],
+            places=[self.places[i] if self.places else i for i in ids],
+        )
+
+    def place(self, index: int) -> str:
+        """Where an example comes from, in words: "row 4 of a.csv"."""
+        place = self.places[index] if self.places else index
+        return f"row {place} of {self.source}".removesuffix(" of ") if isinstance(place, int) else place
+
+    def numbered_as(self, training: Labelled) -> Labelled:
+        """The same examples, their classes numbered as in the training data, by name where both have names.
+
+        Raises:
+            ModelError: the training data lack a class.
+        """
+        where = "the evaluation data; the training data lack this class"
+        if not (self.classes and training.classes) or self.classes == training.classes:
+            check_labels(self.labels, training.num_labels, where)
+            return self
+        import torch
+
+        check_labels(self.labels, self.num_labels, where)
+        used = [self.classes[label] for label in self.labels.unique().tolist()]
+        unknown = [name for name in used if name not in training.classes]
+        require(
+            (
+                not unknown,
+                f"the evaluation data must have classes of the training data, got {', '.join(unknown)}; those of the "
+                f"training data are {', '.join(training.classes)}",
+            )
+        )
+        numbers = [training.classes.index(name) if name in used else -1 for name in self.classes]
+        labels = torch.tensor(numbers)[self.labels]
+        return replace(self, labels=labels, num_labels=training.num_labels, classes=training.classes)
 
 
 def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:

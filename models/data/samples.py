@@ -44,5 +44,7 @@ class Data:
     """The number of classes; None for text."""
     vocab_size: int | None = None
     """One more than the largest token the tokenizer can give; None for images."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes, by number; empty if the source names none."""
     notes: tuple[str, ...] = ()
     """Sentences to print at the start of a run."""

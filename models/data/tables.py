@@ -6,21 +6,27 @@ again.
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import logging
+import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
 from thinwire.models import hub
-from thinwire.models.data.files import read_bytes
+from thinwire.models.data.files import read_bytes, require_text
 from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Labelled, Part, Picture, check_labels
 from thinwire.models.errors import ModelError, require
+from thinwire.models.first_bytes import told_by
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,30 +34,62 @@ if TYPE_CHECKING:
 Splits = dict[str, "Dataset"]
 Open = Callable[[Part], Splits]
 """Opens the splits of one source."""
+_TEXTS = {".txt", ".text", ".md", ".rst"}
+"""Suffixes of files that are read as text where a folder holds nothing else."""
+_NAMING = re.compile(r"(.*_)?(id|ids|idx|index|guid|uuid|key|url|source|date|path|file|filename|hash)", re.IGNORECASE)
+"""Names of columns that tell rows apart. Only a user who names such a column reads its texts."""
+_LARGEST_FILE = 2**28
+"""The most bytes of an image file that a row names."""
+_FEW_CLASSES = 1000
+"""The number of classes that any table may have; of more, it has a row for each."""
 _EXTRA = "__index_level_0__"
 """The column into which pandas puts what stands before the columns of a header."""
 
 
 def open_file(part: Part) -> Splits:
     """Open a table file as one split."""
-    from datasets import load_dataset
-
     path = Path(part.name).expanduser()
     if path.suffix.lower() not in TABLES:
         known = ", ".join(TABLES)
         raise ModelError(f"a file of examples must be one of {known}, or a folder or hub name, got {part.name!r}")
-    return dict(load_dataset(TABLES[path.suffix.lower()], part.subset, data_files=str(path)))
+    said = "empty: it has no rows" if path.stat().st_size == 0 else told_by(path)
+    if said:
+        raise OSError(f"it is {said}")
+    # the library takes the path for a pattern
+    return _opened(path, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path)))
 
 
 def open_folder(part: Part) -> Splits:
     """Open a folder of text, tables or images. `datasets` finds the splits in the names of files."""
-    from datasets import load_dataset
-
     path = Path(part.name).expanduser()
+    if glob.has_magic(str(path.resolve())):
+        raise OSError("datasets takes a path with *, ? or [ for a pattern: name the folder otherwise")
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        return dict(load_dataset("text", data_dir=str(path), keep_linebreaks=True))
-    return dict(load_dataset(str(path), part.subset))
+        return _opened(path, "text", data_dir=str(path), keep_linebreaks=True)
+    return _opened(path, str(path), part.subset)
+
+
+def _opened(path: Path, *arguments: str | None, **options: Any) -> Splits:
+    """The splits that `datasets` makes of a file or folder, from its cache if the files are those of then."""
+    import datasets
+
+    folder = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(path)}")
+    builder = datasets.load_dataset_builder(*arguments, cache_dir=str(folder), **options)
+    if hasattr(builder.config, "keep_default_na"):  # of CSV: "None" and "NA" are texts
+        builder.config.keep_default_na, builder.config.na_values = False, [""]
+    builder.download_and_prepare()
+    return dict(builder.as_dataset())
+
+
+def _version(path: Path) -> str:
+    """A hash that differs where a file may have changed. One that is replaced may keep its size and its time."""
+    hashed = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        about = file.lstat() if file.is_symlink() and not file.exists() else file.stat()
+        told = (str(file), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, about.st_dev)
+        hashed.update(repr(told).encode(errors="surrogateescape"))
+    return hashed.hexdigest()[:16]
 
 
 def open_on_hub(part: Part) -> Splits:
@@ -65,25 +103,32 @@ def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str]:
     """The texts of one column."""
     usual = [name for name in ("text",) if name in table.column_names]
     (column,) = _columns_of_text(table, part, columns.examples or usual, 1)
+    columns.report(f"of {part.name}, column {column} is read")
     return _texts(table, column)
 
 
 def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
     """Tuples of the texts in one or two columns, and the labels. By default all columns of text are read."""
-    texts, labels = attempt(
-        lambda: [_texts(table, name) for name in _columns_of_text(table, part, columns.examples, 2)],
-        lambda: _labels(table, part, columns.label),
+    names, labels = attempt(
+        lambda: _columns_of_text(table, part, columns.examples, 2), lambda: _labels(table, part, columns.label)
     )
+    _report(part, columns, names)
+    texts = [_texts(table, name) for name in names]
     return Labelled(list(zip(*texts, strict=True)), *labels)
 
 
 def read_pictures(table: Dataset, part: Part, columns: Columns) -> Labelled:
     """The images of one column, not decoded, and the labels. By default the only column of images is read."""
-    pictures, labels = attempt(
-        lambda: _pictures(table, _column_of_images(table, part, columns.examples)),
-        lambda: _labels(table, part, columns.label),
+    column, labels = attempt(
+        lambda: _column_of_images(table, part, columns.examples), lambda: _labels(table, part, columns.label)
     )
-    return Labelled(pictures, *labels)
+    _report(part, columns, [column])
+    pictures, places = _pictures(table, column, part)
+    return Labelled(pictures, *labels, source=part.name, places=places)
+
+
+def _report(part: Part, columns: Columns, names: Sequence[str]) -> None:
+    columns.report(f"of {part.name}, column {' and '.join(names)} is read, and the class from {columns.label}")
 
 
 def open_split(part: Part, opened: Open, rule: str) -> Dataset:
@@ -93,16 +138,16 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
         ModelError: the table cannot be read, has no such split, or has no rows. The message begins with `rule` if it
             cannot be read.
     """
-    import datasets
-
     try:
         with _quiet(), hub.reading(part.name):
             splits = opened(part)
     except ModelError:
         raise
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # of the readers of every format
         # the reason of an error of datasets is in its cause
-        reason = hub.reason(part.name, error.__cause__ or error)
+        cause = error.__cause__ or error
+        empty = isinstance(cause, StopIteration) or "corresponds to no data" in str(cause)
+        reason = "it has no rows" if empty else hub.reason(part.name, cause)
         raise ModelError(f"{rule}, got {part.name!r}: {reason}") from error
     wanted = part.split or (next(iter(splits)) if len(splits) == 1 else MAIN_SPLIT)
     known = ", ".join(splits)
@@ -124,8 +169,14 @@ def _holds_csv(path: Path) -> bool:
 
 
 def _holds_text_alone(folder: Path) -> bool:
-    suffixes = {path.suffix.lower() for path in folder.rglob("*") if path.is_file()}
-    return ".txt" in suffixes and not suffixes & {*TABLES, ".png", ".jpg", ".jpeg"}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    suffixes = {path.suffix.lower() for path in files}
+    alone = ".txt" in suffixes and not suffixes & {*TABLES, ".png", ".jpg", ".jpeg"}
+    if not (alone or (suffixes and suffixes <= _TEXTS)):
+        return False
+    for path in files:
+        require_text(path)
+    return True
 
 
 @contextmanager
@@ -162,16 +213,22 @@ def _column_of_images(table: Dataset, part: Part, wanted: Sequence[str]) -> str:
 def _columns(
     table: Dataset, part: Part, wanted: Sequence[str], at_most: int, what: str, fits: Callable[[Any], bool]
 ) -> list[str]:
-    """The wanted columns; if none is named, all that fit."""
+    """The wanted columns; if none is named, all that fit, but for those that tell rows apart.
+
+    Beside lists, as of messages, no column is the one that is meant: it must be named.
+    """
     fitting = [name for name, feature in table.features.items() if fits(feature)]
-    chosen = list(wanted) or fitting
+    usual = [name for name in fitting if not _NAMING.fullmatch(name)]
+    lists = [name for name, feature in table.features.items() if _is_list(feature) and name not in fitting]
+    chosen = list(wanted) or ([] if lists else usual)
+    beside = f"; {', '.join(lists)} holds lists, which are not read" if lists else ""
     told = ", ".join(table.column_names)
     missing = [name for name in chosen if name not in table.column_names]
     unfit = [name for name in chosen if name not in (*fitting, *missing)]
     require(
         (
             1 <= len(chosen) <= at_most,
-            f"columns must name {what} of {part.name}, got {chosen}; it has {told}; set kind or columns",
+            f"columns must name {what} of {part.name}, got {chosen}; it has {told}{beside}; set kind or columns",
         ),
         (not missing, f"columns must name columns of {part.name}, got {', '.join(missing)}; it has {told}"),
         (
@@ -186,51 +243,123 @@ def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
+def _is_list(feature: Any) -> bool:
+    return isinstance(feature, list | dict) or type(feature).__name__ in ("List", "LargeList", "Sequence")
+
+
 def _is_image(feature: Any) -> bool:
     if isinstance(feature, dict):
         return "bytes" in feature
     return type(feature).__name__ == "Image" or getattr(feature, "dtype", None) in ("binary", "large_binary")
 
 
+def _arrow(table: Dataset, column: str) -> Any:
+    return table.with_format("arrow")[:][column]
+
+
 def _texts(table: Dataset, column: str) -> list[str]:
-    texts: list[str] = list(table[column])
+    try:
+        texts: list[str] = list(table[column])
+    except UnicodeDecodeError as error:
+        rows = _arrow(table, column).cast("large_binary").to_pylist()
+        bad = next(row for row, text in enumerate(rows) if text is not None and not _is_utf8(text))
+        raise ModelError(
+            f"column {column} must hold text in UTF-8, got other bytes in row {bad}: convert the file"
+        ) from error
     bad = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
     require((bad is None, f"column {column} must hold a text in every row, got none in row {bad}"))
     return texts
 
 
-def _pictures(table: Dataset, column: str) -> list[Picture]:
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _pictures(table: Dataset, column: str, part: Part) -> tuple[list[Picture], list[int | str]]:
+    """The image files of a column, and where each comes from: its row, or the path that the row names."""
     from datasets import Image
 
     if isinstance(table.features[column], Image):
         table = table.cast_column(column, Image(decode=False))
-    values = table.with_format("arrow")[:][column].to_pylist()
+    values = _arrow(table, column).to_pylist()
     bad = next((row for row, value in enumerate(values) if _is_nothing(value)), None)
     require((bad is None, f"column {column} must hold an image in every row, got none in row {bad}"))
-    return [_encoded(value) for value in values]
+    homes = _homes(part)
+    pictures: list[Picture] = []
+    places: list[int | str] = []
+    for row, value in enumerate(values):
+        encoded = value if isinstance(value, bytes) else value["bytes"]
+        place: int | str = row
+        if not encoded:
+            encoded, place = _read_file(value["path"], homes, row)
+        pictures.append(encoded)
+        places.append(place)
+    return pictures, places
 
 
-def _encoded(value: Any) -> bytes:
-    """The bytes of an image file: the value itself, its field `bytes`, or the file at its field `path`."""
-    encoded: bytes = value if isinstance(value, bytes) else value["bytes"] or read_bytes(Path(value["path"]))
-    return encoded
+def _homes(part: Part) -> list[Path]:
+    """The folders in which a row may name a file: that of the source, and what the libraries keep."""
+    import datasets
+    from huggingface_hub import constants
+
+    path = Path(part.name).expanduser()
+    own = [path if path.is_dir() else path.parent] if path.exists() else []
+    kept = [Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)]
+    return [*(folder.absolute() for folder in own), *(folder.resolve() for folder in (*own, *kept)), *kept]
+
+
+def _read_file(name: str, homes: Sequence[Path], row: int) -> tuple[bytes, str]:
+    """An image file that a row names, and its path. ModelError if it lies elsewhere, or is too large for an image."""
+    path = Path(os.path.normpath(homes[0] / name))
+    require(
+        (
+            any(path.is_relative_to(home) for home in homes),
+            f"an image must lie in the folder of its table, {homes[0]}, got {name} in row {row}; move it there",
+        )
+    )
+    try:
+        about = path.stat()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"an image must be a readable file, got {name} in row {row}: {error}") from error
+    require(
+        (
+            stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST_FILE,
+            f"an image must be a file of at most {_LARGEST_FILE} bytes, got {name} in row {row}",
+        )
+    )
+    return read_bytes(path), str(path)
 
 
 def _is_nothing(value: Any) -> bool:
     return not (any(value.get(key) for key in ("bytes", "path")) if isinstance(value, dict) else value)
 
 
-def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int]:
-    """The labels, and the number of classes."""
+def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int, tuple[str, ...]]:
+    """The labels, the number of classes, and their names."""
     told = ", ".join(table.column_names)
     require((column in table.column_names, f"label must be a column of {part.name}, got {column!r}; it has {told}"))
     feature = table.features[column]
+    values = _arrow(table, column)
+    if values.null_count:
+        missing = values.is_null().to_pylist().index(True)
+        raise ModelError(f"column {column} must hold a label in every row, got none in row {missing}")
     kind = str(getattr(feature, "dtype", feature))
     require((bool(re.fullmatch(r"u?int\d+", kind)), f"column {column} must hold integers as labels, got {kind}"))
-    values = list(table[column])
-    missing = next((row for row, value in enumerate(values) if value is None), None)
-    require((missing is None, f"column {column} must hold a label in every row, got none in row {missing}"))
-    labels = torch.tensor(values, dtype=torch.int64)
-    num_labels = getattr(feature, "num_classes", None) or int(labels.max()) + 1
+    found = values.to_numpy()
+    largest = int(found.max())
+    declared = getattr(feature, "num_classes", None)
+    num_labels = declared or largest + 1
+    require(
+        (
+            declared is not None or num_labels <= max(_FEW_CLASSES, len(found)),
+            f"labels must number the classes from 0, got {largest} in row {int(found.argmax())} of column {column} of "
+            f"{part.name}, which has {len(found)} rows; number the classes anew",
+        )
+    )
+    labels = torch.from_numpy(found.astype(np.int64))
     check_labels(labels, num_labels, f"column {column} of {part.name}")
-    return labels, num_labels
+    return labels, num_labels, tuple(getattr(feature, "names", None) or ())

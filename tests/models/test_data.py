@@ -44,7 +44,7 @@ def test_a_limit_uses_the_start_of_the_text(tmp_path):
 
 
 def test_the_evaluation_data_have_a_limit_of_their_own(tmp_path):
-    (tmp_path / "other").write_bytes(bytes(100))
+    (tmp_path / "other").write_bytes(b"x" * 100)
     options = DataOptions(name=text_file(tmp_path, 100), evaluation=str(tmp_path / "other"), limit=90, block_size=3)
     assert len(load(replace(options, evaluation_limit=40)).held_out) == 13
     assert len(load(replace(options, evaluation_limit=40)).training) == len(load(options).training) == 29
@@ -132,7 +132,7 @@ def test_images(tmp_path):
     assert torch.equal(load(options, seed=3).training.inputs(torch.arange(24), 1), first)
     assert not torch.equal(load(options, seed=4).training.inputs(torch.arange(24), 1), first)
     given = load(replace(options, mean=[0.0] * 3, std=[1.0] * 3, crop=0, flip=False))
-    assert given.notes == ()
+    assert given.notes == (f"of {path}, column img is read, and the class from label",)
     values = {image.tobytes() for image in pixels}
     back = given.training.inputs(torch.arange(24)).mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
     assert len({image.tobytes() for image in back} & values) == 24, "each one a different image of the source"

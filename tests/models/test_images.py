@@ -1,6 +1,11 @@
+import io
+import zlib
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from support.data_files import png, random_pixels
 from thinwire.models.data.images import (
@@ -23,6 +28,10 @@ PIXELS = random_pixels(20)
 def samples(augmentation=None, normalization=PLAIN, pixels=PIXELS):
     source = Labelled([png(image) for image in pixels], torch.arange(len(pixels)) % 2, 2)
     return ImageSamples(source, COLOUR, normalization, augmentation)
+
+
+def part(*pictures):
+    return Labelled(list(pictures), torch.zeros(len(pictures), dtype=torch.int64), 2)
 
 
 def test_pixels_are_those_of_torchvision():
@@ -105,14 +114,14 @@ def test_examples_are_the_inputs_without_data():
 
 def test_formats():
     grey, colour, large = random_pixels(1, (8, 8))[0], PIXELS[0], random_pixels(1, (10, 12, 3))[0]
-    assert find_format([png(grey), grey, grey[..., None]], None, None) == Format(1, 8, 8, resized=False)
-    assert find_format([grey, png(colour)], None, None) == COLOUR
-    assert find_format([grey], 3, None) == COLOUR
-    assert find_format([colour, png(large)], None, 6) == Format(3, 6, 6, resized=True)
+    assert find_format([part(png(grey), grey, grey[..., None])], None, None) == Format(1, 8, 8, resized=False)
+    assert find_format([part(grey, png(colour))], None, None) == COLOUR
+    assert find_format([part(grey)], 3, None) == COLOUR
+    assert find_format([part(colour), part(png(large))], None, 6) == Format(3, 6, 6, resized=True)
     with pytest.raises(ModelError, match=r"one size, got 8 x 8 in row 0, 10 x 12 in row 1; set image_size"):
-        find_format([colour, png(large)], None, None)
+        find_format([part(colour, png(large))], None, None)
     with pytest.raises(ModelError, match="cannot read row 1"):
-        find_format([colour, b"GIF?"], None, None)
+        find_format([part(colour, b"GIF?")], None, None)
 
 
 def test_images_are_scaled_and_made_grey():
@@ -130,11 +139,11 @@ def test_images_are_scaled_and_made_grey():
 
 
 def test_measured_pixels_are_normal():
-    normalization = measure([png(image) for image in PIXELS], COLOUR)
+    normalization = measure(part(*map(png, PIXELS)), COLOUR)
     got = samples(normalization=normalization).inputs(torch.arange(20))
     torch.testing.assert_close(got.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-3)
     torch.testing.assert_close(got.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-3)
-    assert measure([np.full((8, 8, 3), 51, np.uint8)], COLOUR) == Normalization((0.2,) * 3, (1.0,) * 3)
+    assert measure(part(np.full((8, 8, 3), 51, np.uint8)), COLOUR) == Normalization((0.2,) * 3, (1.0,) * 3)
 
 
 def test_the_digest_covers_pixels_labels_and_normalization():
@@ -144,3 +153,82 @@ def test_the_digest_covers_pixels_labels_and_normalization():
     others = [samples(pixels=changed), samples(normalization=Normalization((0.5,) * 3, (1.0,) * 3))]
     assert len({base.digest, *(other.digest for other in others)}) == 3
     assert samples(Augmentation(1, True, 0)).digest == base.digest
+
+
+def saved(image, form="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_grey_images_of_16_bits_keep_their_levels(form):
+    """Pillow cuts values off at 255: 64 levels of grey became 2."""
+    levels = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1028  # 4 in 8 bits
+    picture = saved(Image.fromarray(levels), form)
+    assert find_format([part(picture)], None, None) == Format(1, 8, 8, resized=False)
+    assert decode(picture, Format(1, 8, 8, resized=False)).flatten().tolist() == [4 * level for level in range(64)]
+
+
+def test_images_of_32_bits_are_refused():
+    for image in (Image.new("F", (8, 8)), Image.new("I", (8, 8))):
+        with pytest.raises(ModelError, match="cannot read row 0: it has 32 bits a pixel"):
+            find_format([part(saved(image, "TIFF"))], None, None)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_their_exif_says(form, orientation):
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:8, :16] = 255  # the upper left quarter
+    image, exif = Image.fromarray(pixels), Image.Exif()
+    exif[0x0112] = orientation
+    picture = saved(image, form, exif=exif)
+    found = find_format([part(picture)], None, None)
+    assert (found.height, found.width) == ((16, 32) if orientation < 5 else (32, 16))
+    decoded = decode(picture, found)
+    white = [
+        bool(corner) for corner in (decoded[0, ::31, ::15] if orientation > 4 else decoded[0, ::15, ::31]).flatten()
+    ]
+    place = {1: 0, 2: 1, 3: 3, 4: 2, 5: 0, 6: 1, 7: 3, 8: 2}[orientation]
+    assert [index for index, lit in enumerate(white) if lit] == [place]
+
+
+def bomb():
+    """A PNG that says it has 30000 x 30000 pixels."""
+    content = bytearray(png(PIXELS[0]))
+    content[16:24] = (30_000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    return bytes(content)
+
+
+def long_text():
+    info = PngInfo()
+    info.add_text("comment", "x" * 5_000_000, zip=True)
+    return saved(Image.new("L", (8, 8)), pnginfo=info)
+
+
+BROKEN = {
+    "bomb": bomb,
+    "a little bomb": lambda: saved(Image.new("1", (10_000, 9_000))),
+    "text": long_text,
+    "eps": lambda: saved(Image.new("L", (8, 8)), "EPS"),
+    "half": lambda: saved(Image.new("L", (8, 8)))[:40],
+    "avif": lambda: b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miafMA1B" + bytes(40),
+    "dds": lambda: b"DDS " + bytes(124),
+    "gif": lambda: b"GIF89a" + bytes(20),
+    "webp": lambda: b"RIFF\x40\0\0\0WEBPVP8L" + bytes(40),
+    "tiff": lambda: b"II*\0\x08\0\0\0\xff\xff" + bytes(40),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_images_that_cannot_be_decoded_are_one_sentence(kind, recwarn):
+    with pytest.raises(ModelError, match=r"Pillow must be able to (read|decode) each image, and cannot .* row 0"):
+        decode(BROKEN[kind](), find_format([part(BROKEN[kind]())], None, None), "row 0")
+    assert not recwarn.list
+
+
+def test_images_too_large_for_memory_are_told_before():
+    with pytest.raises(ModelError, match="must fit into memory, got 3000000000000000 bytes for 1 images"):
+        ImageSamples(part(PIXELS[0]), Format(3, 10**9, 10**6, resized=True), PLAIN)

@@ -1,0 +1,202 @@
+"""Tables: the file that was named, the columns that were meant, and one sentence for everything else."""
+
+import os
+
+import pytest
+import torch
+
+from support.data_files import png, random_pixels, write_images, write_json, write_rows
+from thinwire.models.data.load import load
+from thinwire.models.data.options import DataOptions
+from thinwire.models.data.parts import Columns, Part
+from thinwire.models.data.sources import read_labelled, read_texts
+from thinwire.models.errors import ModelError
+
+pytestmark = pytest.mark.usefixtures("hub_cache")
+
+
+@pytest.mark.parametrize("name", ["set[1].jsonl", "set?.jsonl", "s*.jsonl"])
+def test_a_path_is_no_pattern(tmp_path, name):
+    """`datasets` read set1.jsonl in place of set[1].jsonl, and both for set?.jsonl."""
+    write_json(tmp_path / "set1.jsonl", [{"text": "another"}])
+    write_json(tmp_path / name, [{"text": "named"}])
+    assert read_texts(Part(str(tmp_path / name))) == ["named"]
+
+
+def test_a_folder_that_would_be_a_pattern_is_refused(tmp_path):
+    write_json(tmp_path / "set[1]" / "a.jsonl", [{"text": "named"}])
+    with pytest.raises(ModelError, match=r"takes a path with \*, \? or \[ for a pattern: name the folder otherwise"):
+        read_texts(Part(str(tmp_path / "set[1]")))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_that_was_replaced_is_read_again_whatever_its_time_says(tmp_path, inside):
+    path = tmp_path / "folder" / "rows.jsonl"
+    for text in ("old", "new"):
+        write_json(path, [{"text": text}]).rename(tmp_path / "moved")
+        os.utime(tmp_path / "moved", (1_700_000_000, 1_700_000_000))
+        (tmp_path / "moved").rename(path)
+        assert read_texts(Part(str(path.parent if inside else path))) == [text]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "columns"),
+    [
+        ({"id": "a1", "text": "words", "label": 1}, "text", "text"),
+        ({"sentence": "words", "idx": 3, "label": 1}, "text", "sentence"),
+        ({"id": "a1", "sentence": "words", "label": 1}, "pairs", "sentence"),
+        ({"question": "why", "url": "x", "sentence": "words", "label": 1}, "pairs", "question and sentence"),
+    ],
+)
+def test_columns_that_tell_rows_apart_are_not_read_unless_named(tmp_path, row, kind, columns):
+    path, said = write_json(tmp_path / "rows.jsonl", [row]), []
+    asked = Columns(report=said.append)
+    if kind == "text":
+        assert read_texts(Part(str(path)), asked) == ["words"]
+        assert said == [f"of {path}, column {columns} is read"]
+    else:
+        names = columns.split(" and ")
+        assert read_labelled("pairs", Part(str(path)), asked).examples == [tuple(row[name] for name in names)]
+        assert said == [f"of {path}, column {columns} is read, and the class from label"]
+    first = next(iter(row))
+    assert read_texts(Part(str(path)), Columns([first])) == [row[first]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "a1", "conversations": [{"from": "human", "value": "hello"}]},
+        {"messages": [{"role": "user", "content": "hello"}], "source": "chat"},
+        {"prompt": "hello", "messages": [{"role": "user", "content": "hello"}]},
+    ],
+)
+def test_of_chats_no_other_column_is_taken_for_the_text(tmp_path, row):
+    path = write_json(tmp_path / "rows.jsonl", [row])
+    [lists] = [name for name in row if isinstance(row[name], list)]
+    with pytest.raises(ModelError, match=rf"got \[\]; it has .*; {lists} holds lists, which are not read; set kind or"):
+        read_texts(Part(str(path)))
+
+
+def test_a_run_says_which_columns_it_reads(tmp_path):
+    path = write_json(tmp_path / "rows.jsonl", [{"sentence": "words " * 9, "label": n % 2} for n in range(9)])
+    other = write_json(tmp_path / "other.jsonl", [{"text": "words " * 9, "label": n % 2} for n in range(9)])
+    shared = {"name": str(path), "block_size": 8}
+    assert load(DataOptions(**shared)).notes == (f"of {path}, column sentence is read",)
+    both = (f"of {path}, column sentence is read", f"of {other}, column text is read")
+    assert load(DataOptions(**shared, evaluation=str(other))).notes == both
+
+
+def test_classes_are_those_of_the_same_name(tmp_path):
+    training = write_images(tmp_path / "a.parquet", random_pixels(3), [0, 1, 2], names=["cat", "dog", "fox"])
+    evaluation = write_images(tmp_path / "b.parquet", random_pixels(2), [0, 1], names=["cat", "fox"])
+    options = {"name": str(training), "kind": "images", "evaluation": str(evaluation)}
+    data = load(DataOptions(**options))
+    assert data.held_out.targets(torch.arange(2)).tolist() == [0, 2]
+    assert data.classes == ("cat", "dog", "fox")
+    write_images(evaluation, random_pixels(2), [0, 1], names=["cat", "owl"])
+    with pytest.raises(
+        ModelError, match=r"must have classes of the training data, got owl; .* are cat, dog, fox"
+    ):
+        load(DataOptions(**options))
+    write_images(evaluation, random_pixels(2), [1, 1], names=["owl", "dog"])
+    assert load(DataOptions(**options)).held_out.targets(torch.arange(2)).tolist() == [1, 1], "no owl occurs"
+
+
+@pytest.mark.parametrize("labels", [[90_000_000, 90_000_001], [0, 4_000_000_000], [0, 2**63], [0, 1000]])
+def test_labels_that_number_too_many_classes_are_refused(tmp_path, labels):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": ["a", "b"], "label": np.array(labels, np.uint64)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    told = rf"must number the classes from 0, got {labels[1]} in row 1 of column label of .*, which has 2 rows"
+    with pytest.raises(ModelError, match=told):
+        read_labelled("pairs", Part(str(tmp_path / "rows.parquet")))
+
+
+def test_csv_may_hold_the_words_none_and_na(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\nNone,0\nNA,1\n,0\n")
+    with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 2"):
+        read_texts(Part(str(tmp_path / "rows.csv")))
+    (tmp_path / "rows.csv").write_text("text,label\nNone,0\nNA,1\nnull,\n")
+    assert read_texts(Part(str(tmp_path / "rows.csv"))) == ["None", "NA", "null"]
+    with pytest.raises(ModelError, match="column label must hold a label in every row, got none in row 2"):
+        read_labelled("pairs", Part(str(tmp_path / "rows.csv")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("rows.jsonl", b"", "it is empty: it has no rows"),
+        ("rows.jsonl", b"\n", "it has no rows"),
+        ("rows.csv", "text,label\nüml,1\n".encode("latin-1"), "'utf-8' codec can't decode"),
+        (
+            "rows.jsonl",
+            '{"text": "ä"}\n{"text": "ü"}\n'.encode("latin-1"),
+            "must hold text in UTF-8, .* in row 0: c",
+        ),
+        ("rows.csv", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS: git lfs pull"),
+        ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS: git lfs pull"),
+        ("rows.csv", b"\x1f\x8b\x08\x00", "it is packed by gzip: unpack it"),
+    ],
+)
+def test_tables_that_are_something_else_are_named(tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=told):
+        read_texts(Part(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("suffix", [".md", ".text"])
+def test_a_folder_of_text_may_have_other_names(tmp_path, suffix):
+    (tmp_path / f"a{suffix}").write_text("# One\n\ntwo")
+    assert read_texts(Part(str(tmp_path))) == ["# One\n", "\n", "two"]
+
+
+def test_a_folder_of_text_holds_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 9)
+    with pytest.raises(ModelError, match=r"a\.txt must hold text, and is no text: \d+ of its first 2304 bytes are"):
+        read_texts(Part(str(tmp_path)))
+
+
+def image_rows(path, *names):
+    import pyarrow.parquet as pq
+    from datasets import Dataset, Features, Image, Value
+
+    rows = {"image": [{"bytes": None, "path": str(name)} for name in names], "label": [0] * len(names)}
+    table = Dataset.from_dict(rows, features=Features({"image": Image(), "label": Value("int64")}))
+    pq.write_table(table.data.table, path)  # to_parquet would put the files into the table
+    return Part(str(path))
+
+
+def test_a_row_may_name_an_image_in_the_folder_of_its_table(tmp_path):
+    picture = png(random_pixels(1)[0])
+    (tmp_path / "a.png").write_bytes(picture)
+    labelled = read_labelled("images", image_rows(tmp_path / "rows.parquet", tmp_path / "a.png", "a.png"))
+    assert labelled.examples == [picture, picture]
+    assert labelled.place(1) == str(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../a.png", "a.fifo", "no.png", "/etc/passwd", "a\0b"])
+def test_a_row_names_no_other_file(tmp_path, name):
+    (tmp_path / "a.png").write_bytes(png(random_pixels(1)[0]))
+    (tmp_path / "table").mkdir()
+    os.mkfifo(tmp_path / "table" / "a.fifo")
+    with pytest.raises(ModelError, match=r"an image must .*, got .* in row 0"):
+        read_labelled("images", image_rows(tmp_path / "table" / "rows.parquet", name))
+
+
+def test_a_link_to_a_device_is_no_image(tmp_path):
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=r"an image must be a file of at most \d+ bytes, got zero\.png in row 0"):
+        read_labelled("images", image_rows(tmp_path / "rows.parquet", "zero.png"))
+
+
+def test_an_image_that_cannot_be_read_is_told_by_its_own_row(tmp_path):
+    """It was told by its place among the samples, after some were held out."""
+    pixels = [png(image) for image in random_pixels(30)]
+    for bad in (4, 17):
+        pictures = [*pixels[:bad], b"no image", *pixels[bad + 1 :]]
+        path = write_rows(tmp_path / f"{bad}.parquet", [{"image": p, "label": i % 2} for i, p in enumerate(pictures)])
+        with pytest.raises(ModelError, match=rf"cannot read row {bad} of {path}: cannot identify"):
+            load(DataOptions(name=str(path), kind="images", held_out=0.3))
