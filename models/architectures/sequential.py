@@ -8,10 +8,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from thinwire.errors.imports import find
 from thinwire.models.architectures.chain import Chain
+from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_on_meta
 
@@ -25,9 +27,10 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
 
     Fresh weights come from the `reset_parameters` of each module that holds parameters, or from a function
     `initialize(full_name, module)` beside the factory, which must then fill every parameter. Values that constructors
-    draw are lost, because they would depend on the order of construction. Buffers stay as constructed. Operations in
-    place are done out of place: a stage may begin with one, and gradients are sent back for its input. A layer's cost
-    is its number of parameters; `thinwire.models.costs.operations` is more exact, once the model's input is known.
+    draw are lost, because they would depend on the order of construction. Buffers stay as constructed, with torch's
+    generator in the same state at each call. Operations in place are done out of place: a stage may begin with one, and
+    gradients are sent back for its input. A layer's cost is its number of parameters;
+    `thinwire.models.costs.operations` is more exact, once the model's input is known.
 
     Args:
         path: "module:factory"; the module is imported, from the current directory too.
@@ -37,7 +40,7 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
         ModelError: there is no such function, or its result cannot be run in order.
     """
     module, factory = _find(path)
-    make: Callable[[], object] = partial(factory, **config)
+    make: Callable[[], object] = partial(_made, partial(factory, **config))
     try:
         inspect.signature(factory).bind(**config)
     except TypeError as error:
@@ -48,6 +51,7 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
     except (Exception, SystemExit) as error:
         raise ModelError(f"{path} failed with the config {dict(config)}: {type(error).__name__}: {error}") from error
     children = _children(path, returned)
+    _check_buffers(path, children, make)
     own_initialize: Initialize | None = getattr(module, "initialize", None)
     _check(path, children, own_initialize is not None)
     layers = tuple(
@@ -64,6 +68,36 @@ def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:
     if not callable(factory):
         raise ModelError(f"{path} must be a function, got {type(factory).__name__}")
     return sys.modules[module], factory
+
+
+def _made(factory: Callable[[], object]) -> object:
+    """What the factory returns with torch's generator in one state: all processes then draw the same buffers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return factory()
+
+
+def _check_buffers(path: str, children: Mapping[str, nn.Module], make: Callable[[], object]) -> None:
+    """Call the factory again, and raise ModelError if a buffer has other values, as it would in other processes."""
+    first = _buffers(children)
+    if not first:
+        return
+    with parameters_on_meta():
+        second = _buffers(_children(path, make()))
+    changed = [name for name, line in first.items() if second.get(name) != line]
+    require(
+        (
+            not changed,
+            f"buffers of {path} must have the same values at each call, got others in {', '.join(changed)}; draw them "
+            "with torch, or from a generator with a seed of its own",
+        )
+    )
+
+
+def _buffers(children: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """What `tensor_lines` tells of each buffer, by its name."""
+    buffers = {f"{name}.{inner}": b for name, child in children.items() for inner, b in child.named_buffers()}
+    return {name: tensor_lines({name: buffer}) for name, buffer in buffers.items() if not buffer.is_meta}
 
 
 def _children(path: str, returned: object) -> dict[str, nn.Module]:
@@ -86,6 +120,14 @@ def _children(path: str, returned: object) -> dict[str, nn.Module]:
 
 def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -> None:
     holders = Counter(id(tensor) for child in children.values() for tensor in set(child.parameters()))
+    narrow = sorted(
+        {
+            str(tensor.dtype).removeprefix("torch.")
+            for child in children.values()
+            for tensor in child.parameters()
+            if tensor.is_floating_point() and tensor.itemsize < torch.float32.itemsize
+        }
+    )
     sharing = [
         name for name, child in children.items() if any(holders[id(tensor)] > 1 for tensor in child.parameters())
     ]
@@ -96,6 +138,10 @@ def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -
         if _holds_parameters(module) and _find_reset(module) is None
     ]
     require(
+        (
+            not narrow,
+            f"parameters of {path} must be float32, got {', '.join(narrow)}; set model.dtype: bf16 for 16 bits",
+        ),
         (not sharing, f"layers of {path} must not share parameters, got {', '.join(sharing)}; put them into one layer"),
         (
             has_initialize or not unfilled,

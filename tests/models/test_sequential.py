@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from support.own_code import add_module
 from support.pipelined import drawn, gradients_of, run, state_of
 from thinwire.models.architectures.sequential import factory_blueprint
 from thinwire.models.errors import ModelError
@@ -222,3 +223,56 @@ def test_impossible_models(here, path, config, message):
     with pytest.raises(ModelError, match=message) as caught:
         factory_blueprint(path, config)
     assert "\n" not in str(caught.value)
+
+
+BUFFERS = """
+    import os
+    import torch
+    from torch import nn
+
+    class Random(nn.Module):
+        def __init__(self, draw, persistent):
+            super().__init__()
+            self.register_buffer("W", draw(), persistent=persistent)
+        def forward(self, x):
+            return x @ self.W
+
+    def drawn(persistent=False):
+        return [nn.Linear(4, 4), Random(lambda: torch.randn(4, 4), persistent), nn.Linear(4, 2)]
+
+    def foreign(persistent=False):
+        return [nn.Linear(4, 4), Random(lambda: torch.tensor([[float(b) for b in os.urandom(4)]] * 4), persistent)]
+
+    def narrow():
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to(torch.bfloat16)
+"""
+
+
+@pytest.fixture
+def buffers(monkeypatch):
+    add_module(monkeypatch, "own_buffers", BUFFERS)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_buffers_that_are_drawn_are_the_same_in_every_process(buffers, persistent):
+    """One that no file holds was another in each process, and `thinwire eval` scored another model than was trained."""
+    found = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        torch.rand(before)
+        blueprint = factory_blueprint("own_buffers:drawn", {"persistent": persistent})
+        state = torch.random.get_rng_state()
+        found.append(build_stage(blueprint, range(1, 2), seed=0)(torch.eye(4)))
+        assert torch.equal(torch.random.get_rng_state(), state)
+    torch.testing.assert_close(*found, **IDENTICAL)
+    assert found[0].unique().numel() == 16
+
+
+def test_buffers_that_differ_at_each_call_are_refused(buffers):
+    with pytest.raises(ModelError, match=r"must have the same values at each call, got others in 1\.W; draw them with"):
+        factory_blueprint("own_buffers:foreign", {})
+
+
+def test_parameters_of_16_bits_are_set_by_the_recipe(buffers):
+    with pytest.raises(ModelError, match=r"must be float32, got bfloat16; set model\.dtype: bf16"):
+        factory_blueprint("own_buffers:narrow", {})
