@@ -12,6 +12,8 @@ from pathlib import Path
 
 _ELSEWHERE = {"gpu": "cuda"}
 """Words of other programs, with ours."""
+_ALIKE = 0.65
+"""How much of two names must agree; mamba and llama share 0.6."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -19,7 +21,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
     """` (did you mean gpt2 or gpt_neo?)`, with at most so many of the known names; empty if none is similar."""
     by_folded = {one.casefold(): one for one in known}
     word = _ELSEWHERE.get(name.casefold(), "")
-    found = [word] if word in by_folded else get_close_matches(name.casefold(), by_folded, n=most)
+    found = [word] if word in by_folded else get_close_matches(name.casefold(), by_folded, n=most, cutoff=_ALIKE)
     near = [by_folded[folded] for folded in found if by_folded[folded] != name]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 

@@ -1,5 +1,6 @@
 """The model of a run. A family's name, a pretrained model or your own factory becomes a blueprint."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,11 @@ from thinwire.models.tasks import TaskName
 
 if TYPE_CHECKING:
     from thinwire.models.architectures.families import Family
+
+
+_LARGEST = {"layer": 10_000, "labels": 1_000_000, "max_position": 2**24}
+"""The largest values of a configuration's fields, by a part of their names: each layer is built, and each position of
+some models has a value, before any weight is read."""
 
 
 def with_own_family(options: ModelOptions) -> ModelOptions:
@@ -126,11 +132,12 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
     """
     tokens, readable = vocab_size or 0, model.vocab_size
     length, longest = block_size or 0, model.max_positions
+    wider = ", or raise vocab_size in config" if model.checkpoint is None else ", or set weights: fresh"
     require(
         (
             readable is None or tokens <= readable,
             f"the model's vocab_size must be at least the tokenizer's {tokens}, got {readable}; take the model's own "
-            "tokenizer, or raise vocab_size in config",
+            f"tokenizer{wider}",
         ),
         (
             longest is None or length <= longest,
@@ -166,6 +173,12 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
 
     family, config = find_family(options)
     source = _source(options)
+    method = getattr(config, "quantization_config", None)
+    if source is not None and method:
+        quantized = method.get("quant_method", "") if isinstance(method, dict) else type(method).__name__
+        raise ModelError(
+            f"{source} must hold weights that are not quantized, got {quantized}; take the model that was quantized"
+        )
     if family.task != task:
         able = ", ".join(other.name for other in FAMILIES.values() if other.task == task)
         raise ModelError(f"the task of {family.name} must be {family.task}, got {task}; take one of {able}")
@@ -210,7 +223,7 @@ def _source(options: ModelOptions) -> str | None:
 
 def _config(options: ModelOptions) -> Any:
     """The configuration, with the overrides of the options."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from thinwire.models.architectures.families import FAMILIES
@@ -226,23 +239,56 @@ def _config(options: ModelOptions) -> Any:
         )
     try:
         if by_family:
+            _refuse_sizes(options.name, options.config)
             defaults = AutoConfig.for_model(options.name)
             _refuse_unknown(defaults, options.config)
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
         rule = f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
-        place = place_of(options.name)
-        local_path(place, rule, own=True)
-        pretrained = hub.load(AutoConfig, place)
+        name = place_of(options.name)
+        folder = local_path(name, rule, own=True)
+        if folder is not None and not (folder / "config.json").is_file():
+            raise ModelError(_not_a_model(folder))
+        with hub.reading(name):
+            stored, _ = PreTrainedConfig.get_config_dict(str(folder or name))
+        _refuse_sizes(options.name, {**stored, **options.config})
+        pretrained = hub.load(AutoConfig, name)
         _refuse_unknown(pretrained, options.config)
-        return hub.load(AutoConfig, place, **options.config)
+        return hub.load(AutoConfig, name, **options.config)
     except ModelError:
         raise
     except OSError as error:
-        meant = did_you_mean(options.name, _names())
-        why = _first_line(error) if hub.is_local(options.name) else hub.reason(options.name, error)
-        raise ModelError(f"there is no model {options.name!r}{meant}: {why}; {_supported()}") from error
+        raise ModelError(_not_on_hub(options.name, error)) from error
     except Exception as error:
         raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
+
+
+def _not_a_model(folder: Path) -> str:
+    from thinwire.models.checkpoint import in_place_of_weights
+
+    instead = in_place_of_weights(str(folder))
+    return f"{folder} must be the folder of a model, with its config.json" + (
+        f"; it holds {instead}" if instead else ""
+    )
+
+
+def _not_on_hub(name: str, error: OSError) -> str:
+    """Why a name is no model, and what to take in its place."""
+    why = hub.reason(name, error)
+    if hub.unreachable():
+        return f"the model {name!r} cannot be had: {why}; name a folder, or run once where the hub can be reached"
+    return f"there is no model {name!r}{did_you_mean(name, _names())}: {why}; {_supported()}"
+
+
+def _refuse_sizes(name: str, fields: Mapping[str, Any]) -> None:
+    """Refuse what would take memory or hours before the model is built."""
+    large = [
+        f"{field} {value}"
+        for field, value in fields.items()
+        for part, most in _LARGEST.items()
+        if part in field and isinstance(value, int) and value > most
+    ]
+    most = ", ".join(f"{part} up to {most}" for part, most in _LARGEST.items())
+    require((not large, f"the configuration of {name} must have {most}, got {', '.join(large)}"))
 
 
 def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
@@ -279,7 +325,7 @@ def _supported() -> str:
 
     return (
         f"take one of {', '.join(FAMILIES)}, or give layers as module:factory, a function that returns "
-        "its layers in order"
+        "its layers in order, or as module:FAMILY, which describes a model of transformers"
     )
 
 

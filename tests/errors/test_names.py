@@ -14,6 +14,7 @@ FAMILIES = ("gpt2", "llama", "gpt_neox", "starcoder2", "Qwen")
         ("GPT2", " (did you mean gpt2?)"),
         ("qwem", " (did you mean Qwen?)"),
         ("zebra", ""),
+        ("mamba", ""),
         ("", ""),
     ],
 )

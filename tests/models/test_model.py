@@ -90,6 +90,58 @@ def test_tokens_and_blocks_must_fit():
     )
 
 
+def test_pretrained_weights_are_not_widened():
+    model = replace(apart("gpt2"), checkpoint=object())
+    with pytest.raises(ModelError, match="take the model's own tokenizer, or set weights: fresh"):
+        check_fits(model, vocab_size=62, block_size=4)
+
+
+def config_of(tmp_path, **fields):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **fields}))
+    return ModelOptions(name=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"num_hidden_layers": 10**9}, {"num_labels": 90_000_001}, {"max_position_embeddings": 10**12}],
+)
+def test_sizes_that_take_memory_before_the_model_is_built_are_refused(tmp_path, fields):
+    [(name, value)] = fields.items()
+    told = f"must have layer up to 10000, labels up to 1000000, max_position up to 16777216, got {name} {value}"
+    with pytest.raises(ModelError, match=told):
+        blueprint(config_of(tmp_path, **fields), task="causal-lm")
+    with pytest.raises(ModelError, match=told):
+        blueprint(ModelOptions(name="llama", config=fields), task="causal-lm")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"hidden_act": "glue"}, "transformers cannot build llama of this configuration: KeyError"),
+        ({"rope_parameters": {"rope_type": "odd"}}, "transformers .* llama|refuses the configuration"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "must hold weights that are not quantized, got fp8; take"),
+    ],
+)
+def test_configurations_that_cannot_be_built_are_one_sentence(tmp_path, fields, told):
+    options = config_of(tmp_path, **fields, hidden_size=8, num_hidden_layers=1, vocab_size=9, num_attention_heads=2)
+    with pytest.raises(ModelError, match=told):
+        blueprint(replace(options, weights="pretrained"), task="causal-lm")
+
+
+def test_a_folder_that_is_no_model_is_told(tmp_path):
+    with pytest.raises(ModelError, match=f"{tmp_path} must be the folder of a model, with its config.json"):
+        blueprint(ModelOptions(name=str(tmp_path)), task="causal-lm")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="it holds an adapter: merge it into its base model"):
+        blueprint(ModelOptions(name=str(tmp_path)), task="causal-lm")
+
+
+def test_a_model_that_is_not_supported_may_be_described(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ModelError, match=r"'mamba' is not supported: .*, or as module:FAMILY, which describes a model"):
+        blueprint(ModelOptions(name=str(tmp_path)), task="causal-lm")
+
+
 @pytest.mark.slow
 def test_no_module_imports_transformers_before_a_model_is_asked_for():
     modules = ("checkpoint", "digest", "architectures.families", "layers", "model", "partition", "architectures.pieces")
