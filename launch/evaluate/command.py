@@ -31,9 +31,11 @@ def main(argv: Sequence[str]) -> int:
     with telling("importing torch"):
         from thinwire.launch.evaluate.score import recipe_of, score, table_of
         from thinwire.launch.run.assembly import prepare
+        from thinwire.launch.run.model_files import check_classes
 
     with scratch.folder() as copies:
         prepared = prepare(recipe_of(options.place, rest, copies, PROG))
+        check_classes(Path(options.place), prepared.data.classes)
         with working(), telling("scoring the held-out samples"):
             scores = score(prepared)
     table = table_of(prepared.recipe.name, scores)

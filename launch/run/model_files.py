@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class ModelFacts:
     """Tied weights in the library's own model: name -> the name of the weight it shares."""
     dtype: str
     """The dtype of the weights before training."""
+    classes: Sequence[str] = ()
+    """The names of the classes, by number; empty if the data name none."""
 
 
 def keep_folder(prepared: Prepared, log: MetricsLog | None, run: str) -> bool:
@@ -79,7 +81,12 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     remove(folder)
     claim(folder, run_of(run) or "")
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
-    facts = ModelFacts(num_labels=prepared.data.num_labels, tied=blueprint.tied, dtype=blueprint.dtype)
+    facts = ModelFacts(
+        num_labels=prepared.data.num_labels,
+        tied=blueprint.tied,
+        dtype=blueprint.dtype,
+        classes=prepared.data.classes,
+    )
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
@@ -99,6 +106,20 @@ def read_facts(run: Path) -> ModelFacts:
         return replace(facts, tied={str(name): str(other) for name, other in facts.tied.items()})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise OptionsError(f"{path} must hold facts about the model, but it is damaged: {error}") from error
+
+
+def check_classes(run: Path, classes: Sequence[str]) -> None:
+    """Check that data name their classes as those that a run was trained on, where both have names and are here.
+
+    Raises:
+        OptionsError: they do not.
+    """
+    trained = read_facts(run).classes if (run / "model" / FACTS).is_file() else ()
+    if trained and classes and tuple(trained) != tuple(classes):
+        raise OptionsError(
+            f"the data must have the classes that {run} was trained on, {', '.join(trained)}, got "
+            f"{', '.join(classes)}; name other data only as data.evaluation"
+        )
 
 
 def copy_model_files(run: Path, folder: Path) -> None:

@@ -147,6 +147,10 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
             "clients.outlines must tell samples of one shape, and the same number of classes or tokens",
         ),
         (
+            len({outline.classes for outline in outlines if outline.classes}) < 2,
+            "clients.outlines must tell the same classes, by name, in one order; give each client a folder for each",
+        ),
+        (
             all(_held_out(data) == _held_out(first) for data in (*outlines, *filter(None, [own]))),
             "the data for evaluation must be the same for all clients; name them with data.evaluation, or take none "
             "with data.held_out 0",

@@ -112,6 +112,7 @@ def outline_text(data: Data, *, labels: bool) -> str:
         "format": FORMAT,
         "num_labels": data.num_labels,
         "vocab_size": data.vocab_size,
+        "classes": data.classes,
         **told,
     }
     return json.dumps(values) + "\n"
@@ -158,6 +159,7 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
         training = OutlinedSamples(PartOutline(**values["training"]))
         held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))
         num_labels, vocab_size = values["num_labels"], values["vocab_size"]
+        classes = tuple(map(str, values.get("classes", ())))
         for part in (training, held_out):
             if part is not None:
                 part.example(1)
@@ -165,4 +167,4 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise wrong(f"it is damaged ({error})") from error
     task = LanguageModeling() if num_labels is None else Classification(num_labels)
-    return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size)
+    return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size, classes=classes)

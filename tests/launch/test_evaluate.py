@@ -8,6 +8,8 @@ from thinwire.compress import StoreError
 from thinwire.launch import cli
 from thinwire.launch.evaluate import command
 from thinwire.launch.evaluate import score as scoring
+from thinwire.launch.run.model_files import check_classes
+from thinwire.pipeline.errors import OptionsError
 
 RECIPE = """
 model: {name: gpt2, config: {vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16}}
@@ -110,3 +112,15 @@ def test_a_folder_that_holds_no_run_is_told_before_the_long_imports(here, capsys
     monkeypatch.setattr(command, "telling", lambda doing: pytest.fail(doing))
     assert cli.main(["eval", "bare"]) == 2
     assert capsys.readouterr().err.startswith(f"{RULE}'bare'")
+
+
+def test_a_run_is_scored_on_the_classes_it_was_trained_on(tmp_path):
+    """A folder with as many classes of other names was scored as if the names were the same."""
+    (tmp_path / "model").mkdir()
+    facts = {"num_labels": 3, "tied": {}, "dtype": "float32", "classes": ["cat", "dog", "fox"]}
+    (tmp_path / "model" / "facts.json").write_text(json.dumps(facts))
+    for classes in ((), ("cat", "dog", "fox")):
+        check_classes(tmp_path, classes)
+    with pytest.raises(OptionsError, match="was trained on, cat, dog, fox, got cat, fox, owl; name other data only as"):
+        check_classes(tmp_path, ("cat", "fox", "owl"))
+    check_classes(tmp_path / "elsewhere", ("cat", "fox", "owl"))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.data_files import random_pixels, write_images
 from thinwire.models.data.clients import Turns, divide, join, some_ids
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
@@ -138,3 +139,16 @@ def test_clients_must_fit_together(of_two_clients, tmp_path):
     assert evaluation.startswith("the data for evaluation must be the same for all clients")
     with pytest.raises(ModelError, match="two of them tell the same"):
         join([outlines[0], outlines[0]], None)
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_clients_that_name_their_classes_otherwise_are_refused(tmp_path):
+    outlines = []
+    for number, names in enumerate((["cat", "dog"], ["cat", "fox"])):
+        table = write_images(tmp_path / f"{number}.parquet", random_pixels(4, seed=number), [0, 1, 0, 1], names=names)
+        data = load(DataOptions(name=str(table), kind="images", held_out=0, mean=[0.5] * 3, std=[0.5] * 3))
+        (tmp_path / f"{number}.json").write_text(outline_text(data, labels=True))
+        outlines.append(read_outline(str(tmp_path / f"{number}.json"), labels=True))
+    assert outlines[0].classes == ("cat", "dog")
+    with pytest.raises(ModelError, match="must tell the same classes, by name, in one order"):
+        join(outlines, None)
