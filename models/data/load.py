@@ -140,7 +140,12 @@ def _parts(options: DataOptions) -> tuple[Part, Part | None]:
 def _columns(options: DataOptions) -> tuple[Columns, list[str]]:
     """The columns to read, and the sentences that their readers will say about them, once each."""
     notes: list[str] = []
-    return replace(options.read_columns, report=lambda note: None if note in notes else notes.append(note)), notes
+
+    def report(note: str) -> None:
+        if note not in notes:
+            notes.append(note)
+
+    return replace(options.read_columns, report=report), notes
 
 
 def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:

@@ -94,9 +94,7 @@ def test_classes_are_those_of_the_same_name(tmp_path):
     assert data.held_out.targets(torch.arange(2)).tolist() == [0, 2]
     assert data.classes == ("cat", "dog", "fox")
     write_images(evaluation, random_pixels(2), [0, 1], names=["cat", "owl"])
-    with pytest.raises(
-        ModelError, match=r"must have classes of the training data, got owl; .* are cat, dog, fox"
-    ):
+    with pytest.raises(ModelError, match=r"must have classes of the training data, got owl; .* are cat, dog, fox"):
         load(DataOptions(**options))
     write_images(evaluation, random_pixels(2), [1, 1], names=["owl", "dog"])
     assert load(DataOptions(**options)).held_out.targets(torch.arange(2)).tolist() == [1, 1], "no owl occurs"
@@ -200,3 +198,12 @@ def test_an_image_that_cannot_be_read_is_told_by_its_own_row(tmp_path):
         path = write_rows(tmp_path / f"{bad}.parquet", [{"image": p, "label": i % 2} for i, p in enumerate(pictures)])
         with pytest.raises(ModelError, match=rf"cannot read row {bad} of {path}: cannot identify"):
             load(DataOptions(name=str(path), kind="images", held_out=0.3))
+
+
+def test_an_image_that_ends_too_soon_is_told_by_its_row_when_it_is_decoded(tmp_path):
+    pixels = [png(image) for image in random_pixels(30)]
+    rows = [{"image": p[:60] if i == 4 else p, "label": i % 2} for i, p in enumerate(pixels)]
+    path = write_rows(tmp_path / "rows.parquet", rows)
+    data = load(DataOptions(name=str(path), kind="images", held_out=0, mean=[0.5] * 3, std=[0.5] * 3))
+    with pytest.raises(ModelError, match=rf"cannot decode row 4 of {path}: "):
+        data.training.inputs(torch.arange(8))
