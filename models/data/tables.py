@@ -86,7 +86,9 @@ def _version(path: Path) -> str:
     """A hash that differs where a file may have changed. One that is replaced may keep its size and its time."""
     hashed = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        about = file.lstat() if file.is_symlink() and not file.exists() else file.stat()
+        about = file.stat() if file.exists() else file.lstat()  # of a link that leads nowhere
+        if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode) or stat.S_ISLNK(about.st_mode)):
+            raise OSError(f"{file} is neither a file nor a folder")
         told = (str(file), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, about.st_dev)
         hashed.update(repr(told).encode(errors="surrogateescape"))
     return hashed.hexdigest()[:16]
@@ -314,7 +316,7 @@ def _homes(part: Part) -> list[Path]:
 
 def _read_file(name: str, homes: Sequence[Path], row: int) -> tuple[bytes, str]:
     """An image file that a row names, and its path. ModelError if it lies elsewhere, or is too large for an image."""
-    path = Path(os.path.normpath(homes[0] / name))
+    path = Path(os.path.normpath(homes[0] / str(name)))
     require(
         (
             any(path.is_relative_to(home) for home in homes),

@@ -157,6 +157,15 @@ def test_a_folder_of_text_holds_text(tmp_path):
         read_texts(Part(str(tmp_path)))
 
 
+def test_a_folder_holds_files_alone(tmp_path):
+    write_json(tmp_path / "a.jsonl", [{"text": "a"}])
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    assert read_texts(Part(str(tmp_path))) == ["a"]
+    os.mkfifo(tmp_path / "b.jsonl")
+    with pytest.raises(ModelError, match=r"b\.jsonl is neither a file nor a folder"):
+        read_texts(Part(str(tmp_path)))
+
+
 def image_rows(path, *names):
     import pyarrow.parquet as pq
     from datasets import Dataset, Features, Image, Value
