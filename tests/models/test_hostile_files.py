@@ -103,8 +103,6 @@ def told_features(kind, **fields):
 
 
 SPECIAL_TABLES = {
-    "deep.jsonl": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
-    "deep2.jsonl": b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"\n",
     "long.csv": b"text,label\n" + b'"' + b"x" * 2_000_000 + b"\n",
     "wide.csv": b",".join(b"c%d" % n for n in range(3000)) + b"\n" + b",".join([b"1"] * 3000) + b"\n",
     "nul.csv": b"text,label\n\0\0\0,1\n",
