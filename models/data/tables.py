@@ -42,6 +42,8 @@ _LARGEST_FILE = 2**28
 """The most bytes of an image file that a row names."""
 _FEW_CLASSES = 1000
 """The number of classes that any table may have; of more, it has a row for each."""
+_NAMED = 20
+"""The most columns that a sentence lists."""
 _EXTRA = "__index_level_0__"
 """The column into which pandas puts what stands before the columns of a header."""
 
@@ -121,12 +123,12 @@ def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
 
 def read_pictures(table: Dataset, part: Part, columns: Columns) -> Labelled:
     """The images of one column, not decoded, and the labels. By default the only column of images is read."""
-    column, labels = attempt(
+    column, (labels, num_labels, classes) = attempt(
         lambda: _column_of_images(table, part, columns.examples), lambda: _labels(table, part, columns.label)
     )
     _report(part, columns, [column])
     pictures, places = _pictures(table, column, part)
-    return Labelled(pictures, *labels, source=part.name, places=places)
+    return Labelled(pictures, labels, num_labels, classes, source=part.name, places=places)
 
 
 def _report(part: Part, columns: Columns, names: Sequence[str]) -> None:
@@ -224,7 +226,7 @@ def _columns(
     lists = [name for name, feature in table.features.items() if _is_list(feature) and name not in fitting]
     chosen = list(wanted) or ([] if lists else usual)
     beside = f"; {', '.join(lists)} holds lists, which are not read" if lists else ""
-    told = ", ".join(table.column_names)
+    told = _named(table)
     missing = [name for name in chosen if name not in table.column_names]
     unfit = [name for name in chosen if name not in (*fitting, *missing)]
     require(
@@ -239,6 +241,12 @@ def _columns(
         ),
     )
     return chosen
+
+
+def _named(table: Dataset) -> str:
+    """The first columns of a table in a sentence, and how many more there are."""
+    more = len(table.column_names) - _NAMED
+    return ", ".join(table.column_names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_text(feature: Any) -> bool:
@@ -264,9 +272,9 @@ def _texts(table: Dataset, column: str) -> list[str]:
         texts: list[str] = list(table[column])
     except UnicodeDecodeError as error:
         rows = _arrow(table, column).cast("large_binary").to_pylist()
-        bad = next(row for row, text in enumerate(rows) if text is not None and not _is_utf8(text))
+        first = next(row for row, text in enumerate(rows) if text is not None and not _is_utf8(text))
         raise ModelError(
-            f"column {column} must hold text in UTF-8, got other bytes in row {bad}: convert the file"
+            f"column {column} must hold text in UTF-8, got other bytes in row {first}: convert the file"
         ) from error
     bad = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
     require((bad is None, f"column {column} must hold a text in every row, got none in row {bad}"))
@@ -342,7 +350,7 @@ def _is_nothing(value: Any) -> bool:
 
 def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int, tuple[str, ...]]:
     """The labels, the number of classes, and their names."""
-    told = ", ".join(table.column_names)
+    told = _named(table)
     require((column in table.column_names, f"label must be a column of {part.name}, got {column!r}; it has {told}"))
     feature = table.features[column]
     values = _arrow(table, column)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.errors.calls import first_line
 from thinwire.models import hub
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
@@ -88,11 +89,18 @@ class Pretrained:
         self.name = name
         self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
+    def _encode(self, *texts: list[str], **options: Any) -> Any:
+        """What the tokenizer makes of texts. ModelError if its files let it fail."""
+        try:
+            return self._tokenizer(*texts, verbose=False, **options)
+        except Exception as error:  # the libraries check little of what the files say
+            raise ModelError(f"{_RULE}, got {self.name!r}: it fails with {first_line(error)}") from error
+
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
         """The first `limit` tokens, int32 [N], with the special tokens that the tokenizer adds to each text."""
         pieces, count = [], 0
         for rows in _in_parts(texts):
-            encoded = self._tokenizer(_utf8(rows, self.name), verbose=False)["input_ids"]
+            encoded = self._encode(_utf8(rows, self.name))["input_ids"]
             pieces.append(np.fromiter(chain.from_iterable(encoded), dtype=np.int32))
             count += len(pieces[-1])
             if limit is not None and count >= limit:
@@ -115,7 +123,7 @@ class Pretrained:
         num_truncated = 0
         for rows in _in_parts(examples):
             columns = [_utf8(column, self.name) for column in zip(*rows, strict=True)]
-            encoded = self._tokenizer(*columns, padding="max_length", truncation=True, max_length=length, verbose=False)
+            encoded = self._encode(*columns, padding="max_length", truncation=True, max_length=length)
             num_truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or ())
             for name, found in parts.items():
                 found.append(np.array(encoded[name], dtype=np.int32 if name == "input_ids" else np.uint8))
