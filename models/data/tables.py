@@ -232,7 +232,8 @@ def _columns(
     require(
         (
             1 <= len(chosen) <= at_most,
-            f"columns must name {what} of {part.name}, got {chosen[:_NAMED]}; it has {told}{beside}; set kind or columns",
+            f"columns must name {what} of {part.name}, got {chosen[:_NAMED]}; it has {told}{beside}; "
+            f"set kind or columns",
         ),
         (not missing, f"columns must name columns of {part.name}, got {', '.join(missing)}; it has {told}"),
         (
