@@ -57,8 +57,17 @@ def open_file(part: Part) -> Splits:
     said = "empty: it has no rows" if path.stat().st_size == 0 else told_by(path)
     if said:
         raise OSError(f"it is {said}")
+    if TABLES[path.suffix.lower()] == "json" and not _begins_as_json(path):
+        raise OSError("it must hold one JSON object per line, and begins otherwise")
     # the library takes the path for a pattern
     return _opened(path, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path)))
+
+
+def _begins_as_json(path: Path) -> bool:
+    """Whether a file may hold objects, or nothing: of a first row that is null, pyarrow's reader ends the process."""
+    with path.open("rb") as file:
+        begin = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return not begin or begin[:1] in b"{["
 
 
 def open_folder(part: Part) -> Splits:

@@ -136,6 +136,7 @@ def test_csv_may_hold_the_words_none_and_na(tmp_path):
         ),
         ("rows.csv", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS: git lfs pull"),
         ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS: git lfs pull"),
+        ("rows.jsonl", b"null\n", "it must hold one JSON object per line, and begins otherwise"),
         ("rows.csv", b"\x1f\x8b\x08\x00", "it is packed by gzip: unpack it"),
     ],
 )
