@@ -1,0 +1,86 @@
+"""What codecs cost SmolLM2 before any training: python docs/measured/real_model.py TEXT --tokens 6144 [CODEC ...].
+
+The unsplit model reads blocks of 512 tokens of a text; hidden states after some of its 30 blocks go through a codec and
+back, with the payloads that would cross a boundary. Printed are the bits really needed an element, and the loss more
+than uncompressed, with its standard error over the blocks of text.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import Codec, Key, parse
+from thinwire.models.smollm2 import folder
+
+CUTS = {2: (15,), 4: (7, 14, 22), 8: (4, 8, 12, 15, 19, 23, 27)}
+"""Stages -> after how many of the 30 blocks the model is cut."""
+BLOCK, BATCH = 512, 4
+CODECS = ("q(8, step=0.25)", "q(8, step=0.3)", 'q(7, grid="midtread", code="entropy")', 'q(4, grid="midrise")')
+_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
+
+Hook = Callable[[object, object, Tensor], Tensor]
+
+
+def through(codec: Codec, bits: list[float]) -> Hook:
+    """A hook on a block of the model that sends its output through a codec, and notes the bits an element."""
+
+    def hook(module: object, arguments: object, hidden: Tensor) -> Tensor:
+        sent = hidden.contiguous()
+        payload = torch.empty(codec.nbytes(sent.shape, sent.dtype), dtype=torch.uint8)
+        codec.encode(sent, payload, _KEY)
+        bits.append(8 * codec.used(payload) / sent.numel())
+        received = torch.empty_like(sent)
+        codec.decode(payload, received, _KEY)
+        return received
+
+    return hook
+
+
+@torch.no_grad()
+def losses(model: torch.nn.Module, blocks: Tensor, cuts: Sequence[int], hook: Hook | None) -> Tensor:
+    """The mean loss of each block of text, [blocks], with a hook after each cut."""
+    layers = model.get_submodule("model.layers")
+    handles = [layers.get_submodule(str(cut - 1)).register_forward_hook(hook) for cut in cuts if hook is not None]
+    found = []
+    for batch in blocks.split(BATCH):
+        logits = model(batch).logits[:, :-1].flatten(0, 1)
+        each = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none")
+        found.append(each.view(len(batch), -1).mean(1))
+    for handle in handles:
+        handle.remove()
+    return torch.cat(found)
+
+
+def main() -> None:
+    """Print a line for each number of stages and codec."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("codecs", nargs="*", default=CODECS)
+    parser.add_argument("--tokens", type=int, default=6144)
+    parser.add_argument("--stages", type=int, nargs="+", default=[4], choices=CUTS)
+    options = parser.parse_args()
+    place = folder()
+    tokens = AutoTokenizer.from_pretrained(place)(options.text.read_text())["input_ids"]
+    count = options.tokens // BLOCK
+    blocks = torch.tensor(tokens[: count * BLOCK]).view(count, BLOCK)
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+    plain = losses(model, blocks, (), None)
+    print(f"uncompressed {plain.mean():.4f} nats a token, {count * BLOCK} tokens")
+    for stages in options.stages:
+        for expression in options.codecs:
+            bits: list[float] = []
+            more = losses(model, blocks, CUTS[stages], through(parse(expression), bits)) - plain
+            error = more.std() / math.sqrt(count)
+            print(
+                f"{stages} stages  {expression:45}{sum(bits) / len(bits):6.2f} bits  {more.mean():+.4f} +- {error:.4f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
