@@ -19,9 +19,10 @@ def test_the_python_example_runs_as_written(tmp_path):
     losses = [float(value) for value in re.findall(r"loss ([0-9.]+)", printed)]
     assert len(losses) == 20, printed
     assert losses[-1] < 0.5 * losses[0], losses
-    sent = re.findall(r"stage (\d) sent (\d+) bytes in 80 frames instead of 163840", printed)
-    # q(4) and q(8) of [8, 64]: header, codes, and a bf16 scale a row
-    assert dict(sent) == {"0": str(80 * (64 + 256 + 16)), "1": str(80 * (64 + 512 + 16))}
+    sent = dict(re.findall(r"stage (\d) sent (\d+) bytes in 80 frames instead of 163840", printed))
+    assert sorted(sent) == ["0", "1"], printed
+    # of [8, 64]: header, length, a bf16 scale a row, and codes that the default codec makes shorter than a byte each
+    assert all(80 * (64 + 4 + 16) < int(sent_bytes) < 80 * (64 + 4 + 16 + 512) for sent_bytes in sent.values()), sent
 
 
 def test_every_command_the_readme_names_exists():

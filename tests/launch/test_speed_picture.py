@@ -1,4 +1,4 @@
-"""The README's first picture is drawn from measured numbers: those of the page, through the script in docs/measured."""
+"""The picture of docs/measured/bench-links.md is drawn from measured numbers: those of the page, through its script."""
 
 import json
 import runpy
