@@ -76,7 +76,7 @@ class Key:
     def words(self, device: torch.device) -> Words:
         """A source of random words of 64 bits: called with n, it gives the next n, int64 on `device`.
 
-        The host draws them for a card too, and copies them, so that both encode to the same bytes. They are NumPy's,
+        The host draws them for a GPU too, and copies them, so that both encode to the same bytes. They are NumPy's,
         because torch draws half as fast.
         """
         numbers = np.random.PCG64(self.number)

@@ -353,7 +353,7 @@ def _require(finite: bool) -> None:
 
 
 def _seems_finite(x: Tensor) -> bool:
-    """Whether a tensor is finite. Nobody may wait for a card: there the caller asks, once its pass is over."""
+    """Whether a tensor is finite. Nobody may wait for a GPU: there the caller asks, once its pass is over."""
     return x.device.type != "cpu" or is_finite(x)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of the host on their way to a card. Nobody waits for the copy: it goes through pinned memory."""
+"""Tensors of the host on their way to a GPU. Nobody waits for the copy: it goes through pinned memory."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
-# One stage of a pipeline in a container, on a card. From the root of the repository:
+# One stage of a pipeline in a container, on a GPU. From the root of the repository:
 #     docker build -f docker/cuda.Dockerfile -t thinwire-cuda .
 #     docker run --gpus all ..., with the NVIDIA Container Toolkit on the host
-# Not built yet: nobody has tried it. It differs from Dockerfile only in what a card needs.
+# Not built yet: nobody has tried it. It differs from Dockerfile only in what a GPU needs.
 FROM python:3.11-slim
 
 # gcc and g++ are for training.compile: Triton compiles its launchers, and torch its loops for the CPU.

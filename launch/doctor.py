@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     It is 1 if torch is missing or its version is not supported, else 0.
     """
     options, rest = make_parser().parse_known_args(argv)
-    if rest or options.cards:
+    if rest or options.gpus:
         return show_pairs(rest, options)
     checks = examine()
     if options.json:
@@ -133,7 +133,7 @@ def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
     from thinwire.launch.shared.tables import document, show
     from thinwire.pipeline.devices.device import num_cards
 
-    pairs, refused = pairs_table(wanted, options.cards or [num_cards()])
+    pairs, refused = pairs_table(wanted, options.gpus or [num_cards()])
     if options.json:
         print(dumps(document(f"transports of {wanted.name}", [pairs]), indent=2))
     else:
@@ -168,9 +168,7 @@ def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[PairTable, bool]:
     for low, high in sorted(where[0].counterparts):
         rows.append([low, found[low].words, high, found[high].words, by, "replicas exchange from the host's memory"])
     columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]
-    note = (
-        f"{wanted.group_processes} processes on {len(cards)} host{'s' * (len(cards) > 1)} with {_listed(cards)} cards"
-    )
+    note = f"{wanted.group_processes} processes on {len(cards)} host{'s' * (len(cards) > 1)} with {_listed(cards)} GPUs"
     return PairTable(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
 
 
@@ -182,18 +180,18 @@ def make_parser() -> Parser:
     """The options of the command itself."""
     parser = Parser(
         prog=PROG,
-        usage=f"{PROG} [--json]\n       {PROG} RECIPE [--cards N ...] [--json] [options of the recipe]",
+        usage=f"{PROG} [--json]\n       {PROG} RECIPE [--gpus N ...] [--json] [options of the recipe]",
         description="Check what this machine can do for Thinwire. With a recipe: say what would carry the frames of "
         "each pair of its processes (wire.transport), and why.",
         allow_abbrev=False,
         takes_recipe=True,
     )
     parser.add_argument(
-        "--cards",
+        "--gpus",
         type=int,
         nargs="+",
         metavar="N",
-        help="the cards of each host, such as 4 4 for two hosts with four each (default: one host, with those of this "
+        help="the GPUs of each host, such as 4 4 for two hosts with four each (default: one host, with those of this "
         "machine); processes are divided evenly",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -25,7 +25,7 @@ _MANY = 1 << 16
 def check_compiler(device: torch.device) -> None:
     """Check that this machine has what torch needs to compile. ModelError with a sentence if not."""
     if device.type != "cpu":
-        require((find_spec("triton") is not None, "training.compile needs Triton on a card; pip install triton"))
+        require((find_spec("triton") is not None, "training.compile needs Triton on a GPU; pip install triton"))
         return
     compiler = os.environ.get("CXX", "g++")
     header = Path(sysconfig.get_paths()["include"], "Python.h")

@@ -38,7 +38,7 @@ def as_wide(tensors: tuple[Tensor, ...], weights: torch.dtype) -> tuple[Tensor, 
 
 
 def tf32_note(precision: Precision, device_type: str) -> str | None:
-    """A sentence that says where fp32 on a card means TF32, which has 10 bits of digits; None elsewhere."""
+    """A sentence that says where fp32 on a GPU means TF32, which has 10 bits of digits; None elsewhere."""
     if precision != "fp32" or device_type != "cuda":
         return None
     rounds = {
@@ -46,13 +46,13 @@ def tf32_note(precision: Precision, device_type: str) -> str | None:
         "convolutions": torch.backends.cudnn.allow_tf32,
     }
     said = [f"{what} {'round to TF32' if rounded else 'keep all digits'}" for what, rounded in rounds.items()]
-    return f"fp32 on a card: {', '.join(said)}"
+    return f"fp32 on a GPU: {', '.join(said)}"
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
     """Compute a little in this precision on a CPU, forward and back.
 
-    A card is not asked: its driver must not start before the stages are forked, and it computes all of them.
+    A GPU is not asked: its driver must not start before the stages are forked, and it computes all of them.
 
     Raises:
         ModelError: torch cannot do it on this CPU.

@@ -22,7 +22,7 @@ def derive_seed(*purpose: int | str) -> int:
 class Seeded(AbstractContextManager[None]):
     """A context in which torch's CPU generator has the state of `generator`. At the end its own state comes back.
 
-    On a card, the generator of the card has the same seed. It draws other numbers than a CPU.
+    On a GPU, the generator of the GPU has the same seed. It draws other numbers than a CPU.
     """
 
     def __init__(self, generator: torch.Generator, device: torch.device = _CPU) -> None:

@@ -1,6 +1,6 @@
 """The process group that carries the messages of a pipeline: gloo's, or one over ZeroMQ.
 
-Over NCCL go frames from card to card alone (devices/nccl.py); all else goes over gloo.
+Over NCCL go frames from GPU to GPU alone (devices/nccl.py); all else goes over gloo.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class ChannelEnd:
             count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
 
     def _is_finite(self, tensor: Tensor, what: str) -> bool:
-        """Whether a tensor is finite; of one on a card that is asked at the end of the pass."""
+        """Whether a tensor is finite; of one on a GPU that is asked at the end of the pass."""
         if tensor.device.type == "cpu":
             return is_finite(tensor)
         self._flags.add(tensor, what)
@@ -174,7 +174,7 @@ class Sender(ChannelEnd):
                 encoder.settle(one)
 
     def _seal(self, header: Header, nones: int, frame: Tensor) -> None:
-        """Write the header, with the time of departure; of a frame from a card, the courier calls it."""
+        """Write the header, with the time of departure; of a frame from a GPU, the courier calls it."""
         seal(replace(header, nones=nones, departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
 
     def _encode(
@@ -193,7 +193,7 @@ class Sender(ChannelEnd):
         return messages, stop
 
     def flush(self) -> None:
-        """Wait until all sent frames have left; NonFiniteError if one from a card had NaN or infinity."""
+        """Wait until all sent frames have left; NonFiniteError if one from a GPU had NaN or infinity."""
         what = f"{self.channel.sender} was waiting for its {self.channel.name} to leave"
         with self._meter.section("wire", what, self.channel.flushing):
             self._way.flush()
@@ -300,7 +300,7 @@ class Receiver(ChannelEnd):
         return tensors
 
     def confirm(self) -> None:
-        """Raise WireError if a card decoded NaN or infinity since the last call, where only finite numbers may be."""
+        """Raise WireError if a GPU decoded NaN or infinity since the last call, where only finite numbers may be."""
         if (bad := self._flags.first_bad()) is not None:
             raise self._refused(bad, CodecError(NOT_FINITE))
 

@@ -43,7 +43,7 @@ class StageEnds:
     def flush(self) -> None:
         """Wait until all sent frames have left; PeerError if a neighbour is gone or silent.
 
-        Of stages on cards: NonFiniteError or WireError if what they sent or received is not finite.
+        Of stages on GPUs: NonFiniteError or WireError if what they sent or received is not finite.
         """
         for end in self:
             end.outgoing.flush()

@@ -166,7 +166,7 @@ class CompressedStage(PipelineStage):
         self.all_ends.flush()
 
     def post_ahead(self) -> None:
-        """Make room for the next pass's activations, unless codecs may change, or a card would wait for them."""
+        """Make room for the next pass's activations, unless codecs may change, or a GPU would wait for them."""
         if (end := self.ends.upstream) and self.keeps_codecs and not self.wire.cards.groups:
             end.incoming.post(self._num_microbatches)
 

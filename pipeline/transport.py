@@ -22,7 +22,7 @@ from thinwire.pipeline.errors import PeerError, PipelineError
 
 
 class Pool:
-    """Buffers of `capacity` bytes, pinned for copies to and from a card. A new one is made only if none is free."""
+    """Buffers of `capacity` bytes, pinned for copies to and from a GPU. A new one is made only if none is free."""
 
     def __init__(self, capacity: int, *, pinned: bool = False) -> None:
         self.capacity, self._pinned = capacity, pinned

@@ -89,7 +89,7 @@ class Holder:
 
     @property
     def on_card(self) -> bool:
-        """Whether the stage computes on a card."""
+        """Whether the stage computes on a GPU."""
         return self.device.type != "cpu"
 
 
@@ -119,7 +119,7 @@ class Wire:
         OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
 
     Attributes:
-        cards: the links of this process from card to card; they are set before the stages connect, if there are any.
+        cards: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
         stores: the layout of every store that these stages may fill, with its file if it is on disk.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
@@ -345,7 +345,7 @@ class Wire:
         return group
 
     def _sums(self, capacity: int, holder: Holder) -> PayloadSums | None:
-        """What takes the place of the payloads' checksum from card to card."""
+        """What takes the place of the payloads' checksum from GPU to GPU."""
         return PayloadSums(capacity, holder.device) if self.options.checksum else None
 
     def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:

@@ -18,7 +18,7 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config):
-    """Hide the cards of this machine from all but the tests that ask for one (`make test-gpu`).
+    """Hide the GPUs of this machine from all but the tests that ask for one (`make test-gpu`).
 
     Before its first program each process that compiles would try the vector instructions out, which takes three
     programs and three imports of torch, and then compile the headers by themselves, which pays from many programs on.

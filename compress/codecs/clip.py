@@ -12,7 +12,7 @@ best scale of a Gaussian. The check is the ratio of the mean square of the maxim
 a Gaussian, 1.2 after a ReLU or for a Laplacian, more with outliers.
 
 Sums are exact: maxima and scales are multiples of 2**-23 of the block's largest magnitude, and their sums are integers
-to float64. So they have no order, and cards, kernels and eager code find the same scale.
+to float64. So they have no order, and GPUs, kernels and eager code find the same scale.
 
 At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is twice the mean magnitude.
 """

@@ -115,7 +115,7 @@ def unpack_indices(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
 
 
 def _on_host(x: Tensor) -> bool:
-    """Whether NumPy may do the work, and the host look at values: for those of a card, it would have to wait."""
+    """Whether NumPy may do the work, and the host look at values: for those of a GPU, it would have to wait."""
     return x.device.type == "cpu"
 
 
@@ -178,7 +178,7 @@ def _unpack_elias_fano(payload: Tensor, total: int, count: int) -> Tensor:
     indices = _unpack_ones(payload[size:], count + ((total - 1) >> width), count)
     indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
     if not _on_host(payload):
-        return indices.clamp_(0, total - 1)  # a card that is asked for another index computes nothing more
+        return indices.clamp_(0, total - 1)  # a GPU that is asked for another index computes nothing more
     if int(indices.max()) >= total:
         raise CodecError(f"a payload's indices must be below {total}, got {int(indices.max())}")
     return indices

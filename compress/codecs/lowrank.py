@@ -144,7 +144,7 @@ class LowRank(Codec):
         unit = unit.masked_fill(unit == 0, 1.0)
         if matrix.is_cpu and bool(((unit > 1 / _LARGE) & (unit < _LARGE)).all()):
             after, unit = unit.float(), torch.ones_like(unit)  # a power of two changes no bit: later it divides less
-        else:  # sums of elements near float32's limit would overflow; a card would wait for the answer
+        else:  # sums of elements near float32's limit would overflow; a GPU would wait for the answer
             matrix, after = matrix / unit.float(), torch.ones_like(unit).float()
         with torch.autocast(x.device.type, enabled=False):  # the caller's would round what is multiplied
             left = _orthonormal(matrix @ _start(shared, matrix, sizes, key) / after)

@@ -11,7 +11,7 @@ from thinwire.compress.transfer import put
 
 
 class MemoryStore(Store):
-    """Rows in one buffer of the host, where a slot that was never written takes no memory, or of a card."""
+    """Rows in one buffer of the host, where a slot that was never written takes no memory, or of a GPU."""
 
     def __init__(self, layout: StoreLayout, device: torch.device = CPU) -> None:
         super().__init__(layout, device)

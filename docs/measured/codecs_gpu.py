@@ -1,4 +1,4 @@
-"""Speed of codecs on a CUDA card, beside a copy of the same tensor on the card: medians of CUDA events, as a page.
+"""Speed of codecs on a CUDA GPU, beside a copy of the same tensor on the GPU: medians of CUDA events, as a page.
 
     make bench-gpu
     python docs/measured/codecs_gpu.py 16777216 'q(4)' 'topk(0.1)'
@@ -33,7 +33,7 @@ KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, micr
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the page; 0 also where there is no card, with the reason."""
+    """Print the page; 0 also where there is no GPU, with the reason."""
     if not torch.cuda.is_available():
         print("not measured: this needs a CUDA device, and torch finds none here")
         return 0
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}, {platform.platform()}"
     )
     print(f"float32 [{elements // COLUMNS}, {COLUMNS}], medians of {REPETITIONS} runs after {WARM_UP}")
-    print(f"a copy on the card: {copy * 1e3:.3f} ms, {moved / copy / 1e9:.0f} GB/s counted both ways\n")
+    print(f"a copy on the GPU: {copy * 1e3:.3f} ms, {moved / copy / 1e9:.0f} GB/s counted both ways\n")
     print("| codec | encode, ms | decode, ms | encode, of the copy | decode, of the copy |\n|---|---|---|---|---|")
     for expression in arguments[1:] or CODECS:
         codec = parse(expression)
@@ -87,7 +87,7 @@ def select(x: torch.Tensor, copy: float) -> None:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Median seconds of an act on the card."""
+    """Median seconds of an act on the GPU."""
     for _ in range(WARM_UP):
         act()
     spent = []

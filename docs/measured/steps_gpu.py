@@ -1,17 +1,17 @@
-"""Seconds of a step of four stages that share one card, over gloo on loopback: each codec, none, and plain torch.
+"""Seconds of a step of four stages that share one GPU, over gloo on loopback: each codec, none, and plain torch.
 
     make bench-gpu
     python docs/measured/steps_gpu.py --folder traces        # and a trace of a step, for https://ui.perfetto.dev
     python docs/measured/steps_gpu.py --tiny                 # a tiny model, on a CPU too: whether it works
 
 A GPT of 350 M parameters in bf16, 8 micro-batches of 1 x 1024 tokens, 1f1b. All contenders take turns in the same
-four processes, each with a copy of the model: on a card that is too small, --only names some of them. Plain torch is
+four processes, each with a copy of the model: on a GPU that is too small, --only names some of them. Plain torch is
 PipelineStage with bf16 at the boundaries, copied to the host and back where a stage begins and ends, because gloo
 carries tensors of the host alone; it trains two copies of the weights that embedding and head share.
 
 Exposed codec time is what encode and decode take on the stream of compute, by CUDA events, in the process where they
-take most. It counts all that the stream waits for there: the copy of a frame to the card, and the other processes'
-turns on the card that they share. So it is an upper bound.
+take most. It counts all that the stream waits for there: the copy of a frame to the GPU, and the other processes'
+turns on the GPU that they share. So it is an upper bound.
 """
 
 import argparse
@@ -78,11 +78,11 @@ def words(tiny: bool, device: str) -> list[str]:
 
 
 def main() -> int:
-    """Measure and print the page, or be one of the processes; 0 also where there is no card, with the reason."""
+    """Measure and print the page, or be one of the processes; 0 also where there is no GPU, with the reason."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=10, help="of each contender (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=list(CODECS), default=list(CODECS), help="these contenders")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, on the CPU where there is no card")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, on the CPU where there is no GPU")
     parser.add_argument("--folder", type=Path, help="for traces")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -260,7 +260,7 @@ def page(told: Sequence[Mapping[str, Any]], steps: int) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     peaks = [one["peak"] for one in told]
     if None not in peaks:
-        lines += ["", f"peak on the card, of all contenders: {', '.join(f'{peak / 1e9:.1f} GB' for peak in peaks)}"]
+        lines += ["", f"peak on the GPU, of all contenders: {', '.join(f'{peak / 1e9:.1f} GB' for peak in peaks)}"]
     lines += ["", "The times of sections are those of the launching thread, means over the stages."]
     return "\n".join(lines)
 

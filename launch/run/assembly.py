@@ -125,7 +125,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
-        OptionsError: the weights of a learned codec would never move, or there is no card where one is wanted.
+        OptionsError: the weights of a learned codec would never move, or there is no GPU where one is wanted.
     """
     device = choose(recipe.training.device)
     with telling("reading the data"):

@@ -1,1 +1,1 @@
-"""Where tensors live and move: the CPU or a card, streams and events, and the way of frames between card and host."""
+"""Where tensors live and move: the CPU or a GPU, streams and events, and the way of frames between GPU and host."""

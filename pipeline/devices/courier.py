@@ -1,4 +1,4 @@
-"""Who sends the frames of a card: a thread that waits for their copies, in order, so that no other thread has to."""
+"""Who sends the frames of a GPU: a thread that waits for their copies, in order, so that no other thread has to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device of a process: the CPU, or a card. Nothing else in Thinwire chooses one.
+"""The device of a process: the CPU, or a GPU. Nothing else in Thinwire chooses one.
 
 On the CPU every function here does nothing, so the same lines run there.
 """
@@ -20,23 +20,23 @@ CPU = torch.device("cpu")
 
 
 def choose(wanted: DeviceName, local_rank: int = 0) -> torch.device:
-    """The device of a process: of the cards of its host, the one that its number there points at, in turn.
+    """The device of a process: of the GPUs of its host, the one that its number there points at, in turn.
 
-    `auto` takes the CPU where there is no card. Asking does not start the driver, so a launcher may fork afterwards.
+    `auto` takes the CPU where there is no GPU. Asking does not start the driver, so a launcher may fork afterwards.
 
     Raises:
-        OptionsError: `cuda` is wanted, and torch can use no card.
+        OptionsError: `cuda` is wanted, and torch can use no GPU.
     """
     count = 0 if wanted == "cpu" else num_cards()
     if count:
         return torch.device("cuda", local_rank % count)
     if wanted == "cuda":
-        raise OptionsError(f"training.device cuda needs a card that torch can use, and {_without()}")
+        raise OptionsError(f"training.device cuda needs a GPU that torch can use, and {_without()}")
     return CPU
 
 
 def _without() -> str:
-    """Why there is no card, and what to do."""
+    """Why there is no GPU, and what to do."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if seen is not None and torch.version.cuda is not None:
         return f"CUDA_VISIBLE_DEVICES={seen!r} leaves none; change or unset it, or add --training.device cpu"
@@ -47,7 +47,7 @@ def _without() -> str:
 
 
 def num_cards() -> int:
-    """The cards that torch can use here."""
+    """The GPUs that torch can use here."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the question starts the driver
     kind = torch.accelerator.current_accelerator()
     is_card = kind is not None and kind.type == "cuda" and torch.accelerator.is_available()
@@ -65,7 +65,7 @@ def use(device: torch.device) -> None:
 
 
 def make_current(device: torch.device) -> None:
-    """Make `device` the current one of this thread: each begins with the first card, and would use memory there."""
+    """Make `device` the current one of this thread: each begins with the first GPU, and would use memory there."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
 

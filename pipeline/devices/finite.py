@@ -1,4 +1,4 @@
-"""Whether tensors on a card are finite: flags on the card, read once the pass is over, because a look would wait."""
+"""Whether tensors on a GPU are finite: flags on the GPU, read once the pass is over, because a look would wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FiniteFlags:
             self._names.append(what)
 
     def first_bad(self) -> str | None:
-        """The first tensor with NaN or infinity since the last call, in words; waits for the card."""
+        """The first tensor with NaN or infinity since the last call, in words; waits for the GPU."""
         if not self._flags:
             return None
         finite, names = torch.stack(self._flags).tolist(), self._names

@@ -64,7 +64,7 @@ def _memory(gradient: Tensor | None) -> tuple[int, int] | None:
 
 
 def peak_on_card(device: torch.device) -> int | None:
-    """The most bytes of tensors that this process has had on its card; None on the CPU."""
+    """The most bytes of tensors that this process has had on its GPU; None on the CPU."""
     if device.type == "cpu":
         return None
     return int(torch.get_device_module(device).max_memory_allocated(device))

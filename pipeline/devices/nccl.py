@@ -1,10 +1,10 @@
-"""Frames from card to card over NCCL: a communicator for each channel, and no look of the host at any frame.
+"""Frames from GPU to GPU over NCCL: a communicator for each channel, and no look of the host at any frame.
 
 NCCL wants exact lengths, and both ends have them from the plan. It knows no tags: a communicator delivers in the order
 of sending, and two channels have no common order, because each stage receives when its own turn has come. A receive is
-a kernel that waits on the card until data come, so each is enqueued where the schedule wants its frame, and none
+a kernel that waits on the GPU until data come, so each is enqueued where the schedule wants its frame, and none
 ahead. The header is written on the host and copied into the frame. For a checksum the host would need the payloads, so
-the card sums them, and the sum travels behind them:
+the GPU sums them, and the sum travels behind them:
 
     | header, 64 bytes | payloads, zeros up to a multiple of 8 | sum, int64 |
 
@@ -45,7 +45,7 @@ PART = 1 << 20
 
 @dataclass(frozen=True)
 class CardLinks:
-    """The links of this process from card to card."""
+    """The links of this process from GPU to GPU."""
 
     groups: Mapping[tuple[int, ChannelName], dist.ProcessGroup] = field(default_factory=dict)
     """The communicator of each channel, by boundary and name."""
@@ -54,7 +54,7 @@ class CardLinks:
 
 
 def connect(wanted: str, where: Placement, device: torch.device, timeout: timedelta) -> CardLinks:
-    """The links from card to card of this process; collective over the default group.
+    """The links from GPU to GPU of this process; collective over the default group.
 
     Raises:
         OptionsError: `wanted` is nccl, and cannot be.
@@ -93,7 +93,7 @@ def _communicators(
 
 
 def _meet(group: dist.ProcessGroup, sender: int, receiver: int, device: torch.device) -> None:
-    """Send one byte. NCCL connects two cards at their first message, and its sender waits for the receiver there.
+    """Send one byte. NCCL connects two GPUs at their first message, and its sender waits for the receiver there.
 
     In the midst of a schedule both could be senders, of frames of two channels, and wait for each other.
     """
@@ -107,7 +107,7 @@ def _meet(group: dist.ProcessGroup, sender: int, receiver: int, device: torch.de
 
 
 class PayloadSums:
-    """Sums of payloads on a card. Every changed byte changes the sum, and so do words that change places.
+    """Sums of payloads on a GPU. Every changed byte changes the sum, and so do words that change places.
 
     A sum is that of the payloads' int32 words, each times an odd number of its own, modulo 2^64: word i times 2i + 1.
     So it is the same in any order of adding. Parts of a frame are summed one after another, each with the factors of
@@ -147,7 +147,7 @@ def sealed_bytes(nbytes: int) -> int:
 
 
 class CardSender:
-    """The way of frames to another card. A frame is written again only when it has left."""
+    """The way of frames to another GPU. A frame is written again only when it has left."""
 
     def __init__(
         self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int, sums: PayloadSums | None
@@ -158,7 +158,7 @@ class CardSender:
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
-        """A frame on the card, contents undefined."""
+        """A frame on the GPU, contents undefined."""
         if self._sent and self._sent[0][0].is_completed():
             self._free.append(self._sent.popleft()[1])
         if self._free:
@@ -179,16 +179,16 @@ class CardSender:
         self._sent.append((work, frame))
 
     def flush(self) -> None:
-        """Have later compute wait on the card until everything sent has left."""
+        """Have later compute wait on the GPU until everything sent has left."""
         while self._sent:
             work, frame = self._sent.popleft()
-            with reaching("sending frames from card to card"):
+            with reaching("sending frames from GPU to GPU"):
                 work.wait()
             self._free.append(frame)
 
 
 class CardArrivals:
-    """The receiving end of frames from another card: one buffer, because one receive is enqueued at a time."""
+    """The receiving end of frames from another GPU: one buffer, because one receive is enqueued at a time."""
 
     def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
         self._capacity, self._device, self._group = sealed_bytes(capacity), device, group
@@ -204,7 +204,7 @@ class CardArrivals:
         """Nothing: receives are enqueued one by one."""
 
     def receive(self, what: str) -> Tensor:
-        """Enqueue the next receive, and have later compute wait for it on the card."""
+        """Enqueue the next receive, and have later compute wait for it on the GPU."""
         frame = self._free.pop() if self._free else torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
         with reaching(what):
             work = dist.irecv(frame[: self._nbytes], group=self._group, group_src=self._peer)
@@ -218,7 +218,7 @@ class CardArrivals:
 
 
 class CardReceiver(Receiver):
-    """The receiving end of a channel whose frames arrive on the card."""
+    """The receiving end of a channel whose frames arrive on the GPU."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class CardReceiver(Receiver):
         return tensors
 
     def confirm(self) -> None:
-        """Compare the headers of the pass with the planned ones, and look at the sums; waits for the card.
+        """Compare the headers of the pass with the planned ones, and look at the sums; waits for the GPU.
 
         Raises WireError if a header or a sum is not as it should be.
         """

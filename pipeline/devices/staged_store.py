@@ -1,12 +1,12 @@
-"""Feedback's buffers of a stage on a card that live in the host's memory or on disk: the rows come before their use.
+"""Feedback's buffers of a stage on a GPU that live in the host's memory or on disk: the rows come before their use.
 
-    fetch   host store ─ reader thread ─► pinned rows ─ side stream ─► rows on the card ► borrow
-    keep    rows on the card ─ side stream ─► pinned rows ─ writer thread ─► host store
+    fetch   host store ─ reader thread ─► pinned rows ─ side stream ─► rows on the GPU ► borrow
+    keep    rows on the GPU ─ side stream ─► pinned rows ─ writer thread ─► host store
 
-The thread that launches kernels gives orders and never waits for the card. It waits for the host store where the rows
+The thread that launches kernels gives orders and never waits for the GPU. It waits for the host store where the rows
 of a message were not announced, and where the rows of `MOST_WRITES` messages are still on their way back.
 
-Rows move as the bytes that the host store keeps, so the card itself codes rows of fewer bits. The rules that keep both
+Rows move as the bytes that the host store keeps, so the GPU itself codes rows of fewer bits. The rules that keep both
 sides consistent:
 
 - The rows of one message are fetched ahead: those announced next. A fetch follows all earlier writes of its slots.
@@ -38,24 +38,24 @@ class RowLanes:
     """What moves rows; all stores of a process may share it."""
 
     stream: CopyStream
-    """Copies rows, and no frames: a fetch waits until its memory on the card is free, and frames must not."""
+    """Copies rows, and no frames: a fetch waits until its memory on the GPU is free, and frames must not."""
     reader: Carrier
     """Reads rows of host stores, in the order in which they are wanted."""
     writer: Carrier
-    """Waits for copies from the card, and writes them into host stores."""
+    """Waits for copies from the GPU, and writes them into host stores."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Fetch:
     slots: tuple[int, ...]
     rows: Tensor
-    """Memory on the card, with room for these slots at least."""
+    """Memory on the GPU, with room for these slots at least."""
     copied: Future[torch.Event]
     """The moment when the rows are there, once their copy was ordered."""
 
 
 class StagedStore(Store):
-    """A store of the host, as compute on a card sees it.
+    """A store of the host, as compute on a GPU sees it.
 
     Args:
         host: keeps the rows; nothing else may use it.
@@ -112,7 +112,7 @@ class StagedStore(Store):
             self._fetch_ahead()
 
     def _take(self, slots: list[int]) -> Tensor:
-        """The rows on the card, for compute asked for until the next `_take`."""
+        """The rows on the GPU, for compute asked for until the next `_take`."""
         self._take_back()
         if self._ahead is None or self._ahead.slots != tuple(slots):
             self._forget()
@@ -172,13 +172,13 @@ class StagedStore(Store):
         return copied
 
     def _bring_back(self, slots: list[int], source: Tensor, pinned: Tensor, copied: torch.Event) -> None:
-        """The writer's part of a write; it holds `source` until its copy is done, for the card may use freed memory."""
+        """The writer's part of a write; it holds `source` until its copy is done, for the GPU may use freed memory."""
         copied.synchronize()
         self._host._put(slots, pinned[: len(slots)])
         self._pinned.append(pinned)
 
     def _lend(self, fetch: _Fetch) -> None:
-        """Have compute wait for the rows, on the card; the host waits until their copy is ordered."""
+        """Have compute wait for the rows, on the GPU; the host waits until their copy is ordered."""
         self._lanes.stream.hold_compute(fetch.copied.result())
         self._lent = fetch.rows
 
@@ -210,7 +210,7 @@ class StagedStore(Store):
             raise failures[0]
 
     def _room(self, count: int) -> tuple[Tensor, torch.Event]:
-        """Memory on the card for so many rows, and the moment from which on it may be written."""
+        """Memory on the GPU for so many rows, and the moment from which on it may be written."""
         while self._free:
             rows, after = self._free.popleft()
             if len(rows) >= count:

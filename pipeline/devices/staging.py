@@ -1,7 +1,7 @@
 """The way of frames between the device of a stage and its transport, which wants them in the memory of the host.
 
-    sender     encode ► frame on the card ─ side stream ─► pinned frame ─ courier ─► seal, send
-    receiver   receive, check ► pinned frame ─ side stream ─► frame on the card ► decode
+    sender     encode ► frame on the GPU ─ side stream ─► pinned frame ─ courier ─► seal, send
+    receiver   receive, check ► pinned frame ─ side stream ─► frame on the GPU ► decode
 
 The header and the checksum are the host's: they are written and compared in the pinned frame. On the CPU there is one
 frame, and nothing is copied.
@@ -104,7 +104,7 @@ class StraightReceiver(_FromTransport):
 
 
 class StagedSender:
-    """The way from a card: the thread that launches compute gives orders, and the carrier waits and sends.
+    """The way from a GPU: the thread that launches compute gives orders, and the carrier waits and sends.
 
     Args:
         transport: lends pinned frames of `capacity` bytes.
@@ -119,7 +119,7 @@ class StagedSender:
         self._free: deque[tuple[Tensor, torch.Event]] = deque()
 
     def take(self) -> Tensor:
-        """A frame on the card. Compute writes it only after its last copy: the card sees to that."""
+        """A frame on the GPU. Compute writes it only after its last copy: the GPU sees to that."""
         if not self._free:
             return torch.empty(self._capacity, dtype=torch.uint8, device=self._stream.device)
         frame, copied = self._free.popleft()
@@ -145,7 +145,7 @@ class StagedSender:
 
 
 class StagedReceiver(_FromTransport):
-    """The way to a card.
+    """The way to a GPU.
 
     Args:
         transport: its frames are pinned.
@@ -160,7 +160,7 @@ class StagedReceiver(_FromTransport):
         self._read: deque[tuple[Tensor, torch.Event]] = deque()
 
     def bring(self, frame: Tensor, nbytes: int) -> Tensor:
-        """Order the copy, and have compute wait for it on the card."""
+        """Order the copy, and have compute wait for it on the GPU."""
         self._give_back()
         if self._free:
             brought, decoded = self._free.popleft()
@@ -174,7 +174,7 @@ class StagedReceiver(_FromTransport):
         return brought
 
     def give(self, frame: Tensor, brought: Tensor) -> None:
-        """The frame on the card may be written after what compute was asked for until now."""
+        """The frame on the GPU may be written after what compute was asked for until now."""
         self._free.append((brought, self._stream.mark()))
 
     def _give_back(self) -> None:
@@ -205,7 +205,7 @@ class Ways:
         return StagedReceiver(transport, capacity, self._stream(device))
 
     def store(self, store: Store, device: torch.device) -> Store:
-        """A store as compute on a device sees it: that of a host is reached through pinned memory from a card."""
+        """A store as compute on a device sees it: that of a host is reached through pinned memory from a GPU."""
         return store if store.device.type == device.type else StagedStore(store, self._rows(device))
 
     def _courier(self, device: torch.device) -> Courier:

@@ -1,7 +1,7 @@
-"""The two streams of a card that frames need: that of compute, and a side stream on which they are copied.
+"""The two streams of a GPU that frames need: that of compute, and a side stream on which they are copied.
 
     compute   | encode | mark |  ...                    | hold | decode | mark |
-    side               | copy to pinned memory |   | copy to the card |
+    side               | copy to pinned memory |   | copy to the GPU |
 
 The host only gives orders here, and never waits. An event says when an order is done.
 """

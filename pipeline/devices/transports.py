@@ -1,4 +1,4 @@
-"""What carries the frames of two neighbouring processes: gloo through the host, or NCCL from card to card."""
+"""What carries the frames of two neighbouring processes: gloo through the host, or NCCL from GPU to GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Location:
 
     host: str
     card: str | None
-    """The identity of its card; None on the CPU."""
+    """The identity of its GPU; None on the CPU."""
 
     @classmethod
     def of(cls, device: torch.device) -> Location:
@@ -34,7 +34,7 @@ class Location:
 
     @property
     def words(self) -> str:
-        """This place in words, such as `card 1 of host 0`, or `CPU of host 0`."""
+        """This place in words, such as `GPU 1 of host 0`, or `CPU of host 0`."""
         return self.card or f"CPU of {self.host}"
 
     def to_json(self) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) 
     shared = one.card is not None and one == other
     if wanted == "nccl" and on_cpu:
         raise OptionsError(
-            f"wire.transport nccl needs a card in every process, and process {on_cpu[0]} computes on the CPU; add "
+            f"wire.transport nccl needs a GPU in every process, and process {on_cpu[0]} computes on the CPU; add "
             f"--training.device cuda, or --wire.transport gloo"
         )
     if wanted == "nccl" and shared:
         raise OptionsError(
-            f"wire.transport nccl needs a card for every process, and processes {pair[0]} and {pair[1]} share one of "
+            f"wire.transport nccl needs a GPU for every process, and processes {pair[0]} and {pair[1]} share one of "
             f"{one.host}; start fewer processes there, or add --wire.transport gloo"
         )
     if wanted == "nccl":
@@ -73,24 +73,24 @@ def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) 
     if on_cpu:
         return "gloo", f"process {on_cpu[0]} computes on the CPU"
     if shared:
-        return "gloo", "they share a card"
-    return ("nccl", "two cards of one host") if one.host == other.host else ("gloo", "two hosts")
+        return "gloo", "they share a GPU"
+    return ("nccl", "two GPUs of one host") if one.host == other.host else ("gloo", "two hosts")
 
 
 def placed(processes: int, cards: Sequence[int], device: DeviceName) -> list[Location]:
-    """Where processes would compute, as many on each host, on hosts with so many cards each.
+    """Where processes would compute, as many on each host, on hosts with so many GPUs each.
 
     Raises:
-        OptionsError: the processes cannot be divided among the hosts, or a card is wanted on a host without one.
+        OptionsError: the processes cannot be divided among the hosts, or a GPU is wanted on a host without one.
     """
     each, left = divmod(processes, len(cards))
     without = ", ".join(str(host) for host, count in enumerate(cards) if device == "cuda" and not count)
     OptionsError.require(
-        (min(cards) >= 0, f"--cards must be numbers of cards, got {min(cards)}"),
-        (not left, f"--cards must name hosts with as many processes each, got {len(cards)} hosts for {processes}"),
+        (min(cards) >= 0, f"--gpus must be numbers of GPUs, got {min(cards)}"),
+        (not left, f"--gpus must name hosts with as many processes each, got {len(cards)} hosts for {processes}"),
         (
             not without,
-            f"training.device cuda needs a card on each host, and there is none on host {without}; "
+            f"training.device cuda needs a GPU on each host, and there is none on host {without}; "
             f"add --training.device auto, which takes the CPU there, or --training.device cpu",
         ),
     )
@@ -98,15 +98,15 @@ def placed(processes: int, cards: Sequence[int], device: DeviceName) -> list[Loc
 
 
 def _on_host(cards: Sequence[int], device: DeviceName, host: int, place: int) -> Location:
-    """Where the process at a place of its host computes: on its cards in turn."""
+    """Where the process at a place of its host computes: on its GPUs in turn."""
     taken = device != "cpu" and cards[host] > 0
-    return Location(f"host {host}", f"card {place % cards[host]} of host {host}" if taken else None)
+    return Location(f"host {host}", f"GPU {place % cards[host]} of host {host}" if taken else None)
 
 
 def advice(cards: int) -> str:
-    """What `auto` would take between the processes of this host, with so many cards, and to other hosts."""
+    """What `auto` would take between the processes of this host, with so many GPUs, and to other hosts."""
     if cards == 0:
-        return "gloo for each pair: there is no card"
+        return "gloo for each pair: there is no GPU"
     if cards == 1:
-        return "gloo for each pair: processes share the card"
-    return f"nccl on two of the {cards} cards; gloo on one card, and between hosts"
+        return "gloo for each pair: processes share the GPU"
+    return f"nccl on two of the {cards} GPUs; gloo on one GPU, and between hosts"

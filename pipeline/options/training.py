@@ -108,8 +108,8 @@ class TrainingOptions:
     then keeps only its inputs. Gradients are the same; the backward takes a forward longer. A schedule that splits the
     backward needs none."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"
-    """Where the stages compute: cpu, cuda (the cards of a host in turn, by LOCAL_RANK), or auto (a card if there is
-    one, else the CPU). No card has been tried yet."""
+    """Where the stages compute: cpu, cuda (the GPUs of a host in turn, by LOCAL_RANK), or auto (a GPU if there is
+    one, else the CPU). No GPU has been tried yet."""
     compile: bool = False
     """Whether torch compiles each block before the first step, which takes minutes and a C++ compiler. The last bits of
     results change."""

@@ -1,4 +1,4 @@
-"""Codecs on a card, beside the CPU: `make test-gpu`."""
+"""Codecs on a GPU, beside the CPU: `make test-gpu`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Codecs on a card that is not there: which tensors lie where, and where the host would look at a value and so wait."""
+"""Codecs on a GPU that is not there: which tensors lie where, and where the host would look at a value and so wait."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The fused kernels give the eager code's bytes: on the CPU, in Triton's interpreter there, and on a card."""
+"""The fused kernels give the eager code's bytes: on the CPU, in Triton's interpreter there, and on a GPU."""
 
 import json
 import os

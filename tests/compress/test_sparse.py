@@ -360,7 +360,7 @@ def test_other_devices_send_the_same_bytes(codec, monkeypatch):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("byte", [0, 255])
 def test_a_wrong_payload_gives_no_place_outside_to_a_device_at_which_nobody_looks(codec, byte, monkeypatch):
-    """A card that writes outside of a tensor is lost to its process."""
+    """A GPU that writes outside of a tensor is lost to its process."""
     monkeypatch.setattr(indices, "_on_host", lambda x: False)
     payload = encode(codec, gaussian(3, 700))
     y = decode(codec, payload.fill_(byte), (3, 700), torch.float32)

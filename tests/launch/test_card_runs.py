@@ -1,4 +1,4 @@
-"""Runs on a card: `make test-gpu`."""
+"""Runs on a GPU: `make test-gpu`."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ def summary_of(command, folder, *options):
 
 
 def two_hosts_of_one_card(folder, *options):
-    """A run of two processes on one card that NCCL takes for two hosts; what it printed, and its folder."""
+    """A run of two processes on one GPU that NCCL takes for two hosts; what it printed, and its folder."""
     words = [sys.executable, "-m", "thinwire.launch.train", "tiny.yaml", "--output", "hosts", *options]
     line = f"NCCL_HOSTID=host-$LOCAL_RANK exec {shlex.join(words)}"
     launcher = ["env", *TORCHRUN, "--standalone", "--nproc-per-node", "2", "--no-python", "sh", "-c", line]
@@ -77,7 +77,7 @@ def test_two_cards_train_over_nccl_as_over_gloo(tmp_path):
 
 @pytest.mark.processes
 def test_one_card_over_nccl(tmp_path):
-    """`make test-gpu` shows what this prints: whether NCCL lets two processes on one card pass for two hosts."""
+    """`make test-gpu` shows what this prints: whether NCCL lets two processes on one GPU pass for two hosts."""
     write_recipe(tmp_path)
     wanted = summary_of("train", tmp_path)["weights_digest"]
     done, folder = two_hosts_of_one_card(
@@ -86,8 +86,8 @@ def test_one_card_over_nccl(tmp_path):
     versions = f"torch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     said = [line for line in (done.stdout + done.stderr).splitlines() if "NCCL" in line or "nccl" in line]
     if done.status != 0 and said:
-        pytest.xfail(f"NCCL does not work between two processes on one card ({versions}): {said[-1][:300]}")
+        pytest.xfail(f"NCCL does not work between two processes on one GPU ({versions}): {said[-1][:300]}")
     assert done.status == 0, done.stderr
     assert "nccl carries what processes 0 and 1 send each other" in done.stdout
     assert json.loads((folder / "summary.json").read_text())["weights_digest"] == wanted
-    print(f"NCCL works between two processes on one card, with the weights of gloo ({versions})")
+    print(f"NCCL works between two processes on one GPU, with the weights of gloo ({versions})")

@@ -56,7 +56,7 @@ def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
 
 
 def test_what_a_card_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeypatch):
-    """A timed step does not wait for the card, so its sections of compute are those of the thread that launches."""
+    """A timed step does not wait for the GPU, so its sections of compute are those of the thread that launches."""
     asked = []
 
     def waited(device):

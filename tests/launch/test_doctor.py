@@ -259,29 +259,29 @@ def pairs(capsys, *words, status=0):
 
 def test_each_pair_of_processes_of_a_recipe_has_a_transport_and_a_reason(capsys):
     on_auto = ["quickstart", "--training.device", "auto", "--wire.transport", "auto"]
-    places = [f"card {card} of host {host}" for host in (0, 1) for card in (0, 1)]
-    assert pairs(capsys, *on_auto, "--cards", "2", "2") == [
-        ((0, 1), (places[0], places[1]), "nccl", "two cards of one host"),
+    places = [f"GPU {card} of host {host}" for host in (0, 1) for card in (0, 1)]
+    assert pairs(capsys, *on_auto, "--gpus", "2", "2") == [
+        ((0, 1), (places[0], places[1]), "nccl", "two GPUs of one host"),
         ((1, 2), (places[1], places[2]), "gloo", "two hosts"),
-        ((2, 3), (places[2], places[3]), "nccl", "two cards of one host"),
+        ((2, 3), (places[2], places[3]), "nccl", "two GPUs of one host"),
     ]
-    assert [row[2:] for row in pairs(capsys, *on_auto, "--cards", "1", "0")] == [
-        ("gloo", "they share a card"),
+    assert [row[2:] for row in pairs(capsys, *on_auto, "--gpus", "1", "0")] == [
+        ("gloo", "they share a GPU"),
         ("gloo", "process 2 computes on the CPU"),
         ("gloo", "process 2 computes on the CPU"),
     ]
     replicas = ["--replicas.count", "2", "--pipeline.num_stages", "2", "--wire.transport", "zmq"]
-    assert [(pair, by) for pair, _, by, _ in pairs(capsys, "quickstart", *replicas, "--cards", "0")] == [
+    assert [(pair, by) for pair, _, by, _ in pairs(capsys, "quickstart", *replicas, "--gpus", "0")] == [
         ((0, 1), "zmq"), ((2, 3), "zmq"), ((0, 2), "zmq"), ((1, 3), "zmq"),
     ]  # fmt: skip
 
 
 def test_a_pair_without_a_transport_is_a_row_and_a_status(capsys):
     nccl = ["quickstart", "--wire.transport", "nccl"]
-    rows = pairs(capsys, *nccl, "--cards", "0", status=2)
+    rows = pairs(capsys, *nccl, "--gpus", "0", status=2)
     assert {row[2] for row in rows} == {"refused"}
-    assert "needs a card in every process, and process 0 computes on the CPU" in rows[0][3]
-    on_cards = [*nccl, "--training.device", "cuda", "--cards"]
+    assert "needs a GPU in every process, and process 0 computes on the CPU" in rows[0][3]
+    on_cards = [*nccl, "--training.device", "cuda", "--gpus"]
     assert [row[2] for row in pairs(capsys, *on_cards, "3")] == ["nccl"] * 3  # neighbours never share one of three
     assert [row[2] for row in pairs(capsys, *on_cards, "1", "2", status=2)] == ["refused", "nccl", "nccl"]
 
@@ -300,9 +300,9 @@ def test_a_launcher_refuses_what_the_doctor_refuses_before_it_starts_a_process(m
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--training.device", "cuda", "--cards", "1", "0"], "there is none on host 1; add --training.device auto"),
-        (["--cards", "1", "1", "1"], "hosts with as many processes each, got 3 hosts for 4"),
-        (["--cards", "-1"], "--cards must be numbers of cards, got -1"),
+        (["--training.device", "cuda", "--gpus", "1", "0"], "there is none on host 1; add --training.device auto"),
+        (["--gpus", "1", "1", "1"], "hosts with as many processes each, got 3 hosts for 4"),
+        (["--gpus", "-1"], "--gpus must be numbers of GPUs, got -1"),
     ],
 )
 def test_processes_that_cannot_be_placed_are_one_sentence(words, said):

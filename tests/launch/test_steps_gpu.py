@@ -1,4 +1,4 @@
-"""`make bench-gpu`: what docs/measured/steps_gpu.py would measure on a card, as far as the host goes."""
+"""`make bench-gpu`: what docs/measured/steps_gpu.py would measure on a GPU, as far as the host goes."""
 
 import itertools
 import runpy

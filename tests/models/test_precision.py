@@ -106,6 +106,6 @@ def test_counted_costs_know_the_size_of_narrow_weights():
 def test_where_fp32_on_a_card_means_tf32_is_said(monkeypatch):
     assert tf32_note("fp32", "cpu") is tf32_note("bf16", "cuda") is None
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assert tf32_note("fp32", "cuda") == "fp32 on a card: matrix products keep all digits, convolutions round to TF32"
+    assert tf32_note("fp32", "cuda") == "fp32 on a GPU: matrix products keep all digits, convolutions round to TF32"
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert "matrix products round to TF32" in tf32_note("fp32", "cuda")

@@ -32,9 +32,7 @@ def test_processes_take_the_cards_of_their_host_in_turn(monkeypatch, cards, loca
 def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
     monkeypatch.setattr(device, "num_cards", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(
-        OptionsError, match=r"training.device cuda needs a card .* add --training.device cpu"
-    ) as refused:
+    with pytest.raises(OptionsError, match=r"training.device cuda needs a GPU .* add --training.device cpu") as refused:
         choose("cuda")
     assert "\n" not in str(refused.value)
 

@@ -1,4 +1,4 @@
-"""A full memory is one sentence. torch's error stands in for the card that no test has."""
+"""A full memory is one sentence. torch's error stands in for the GPU that no test has."""
 
 import pytest
 import torch

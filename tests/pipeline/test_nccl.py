@@ -21,8 +21,8 @@ CPU_A, ONE, TWO, FAR = Location("a", None), Location("a", "GPU-1"), Location("a"
     ("wanted", "locations", "by", "why"),
     [
         ("gloo", (ONE, TWO), "gloo", "as wished"),
-        ("auto", (ONE, TWO), "nccl", "two cards of one host"),
-        ("auto", (ONE, ONE), "gloo", "they share a card"),
+        ("auto", (ONE, TWO), "nccl", "two GPUs of one host"),
+        ("auto", (ONE, ONE), "gloo", "they share a GPU"),
         ("auto", (ONE, FAR), "gloo", "two hosts"),
         ("auto", (ONE, CPU_A), "gloo", "process 1 computes on the CPU"),
         ("auto", (CPU_A, CPU_A), "gloo", "process 0 computes on the CPU"),
@@ -37,7 +37,7 @@ def test_nccl_is_for_two_cards_of_a_host_unless_wished_for(wanted, locations, by
 @pytest.mark.parametrize(
     ("locations", "said"),
     [
-        ((ONE, CPU_A), "needs a card in every process, and process 1 computes on the CPU; add --training.device cuda"),
+        ((ONE, CPU_A), "needs a GPU in every process, and process 1 computes on the CPU; add --training.device cuda"),
         ((ONE, ONE), "processes 0 and 1 share one of a; start fewer processes there, or add --wire.transport gloo"),
     ],
 )
@@ -55,7 +55,7 @@ def test_two_processes_on_one_card_may_say_that_they_are_on_two_hosts(monkeypatc
 
 @pytest.mark.parametrize(
     ("cards", "said"),
-    [(0, "gloo for each pair: there is no card"), (1, "processes share the card"), (4, "nccl on two of the 4 cards")],
+    [(0, "gloo for each pair: there is no GPU"), (1, "processes share the GPU"), (4, "nccl on two of the 4 GPUs")],
 )
 def test_the_doctor_says_what_each_pair_would_use(cards, said):
     assert said in advice(cards)

@@ -1,4 +1,4 @@
-"""Buffers in the host's memory or on its disk, for a stage on a card: in order, ahead, without a wait for the card."""
+"""Buffers in the host's memory or on its disk, for a stage on a GPU: in order, ahead, without a wait for the GPU."""
 
 import random
 import threading
@@ -32,7 +32,7 @@ def orders(streams, *kinds):
 
 
 def waits(streams):
-    """The threads that waited for a moment of the card."""
+    """The threads that waited for a moment of the GPU."""
     return {entry[2] for entry in orders(streams, "waited for")}
 
 

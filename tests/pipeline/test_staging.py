@@ -127,14 +127,14 @@ def test_a_courier_that_cannot_use_its_card_says_so(monkeypatch):
     """Its thread ended, and who waited for a job waited for ever."""
 
     def fail(device):
-        raise RuntimeError("the card is gone")
+        raise RuntimeError("the GPU is gone")
 
     monkeypatch.setattr("thinwire.pipeline.devices.courier.make_current", fail)
     courier, done = Courier("courier", CPU), []
     future = promised(courier, lambda: done.append(1))
-    with pytest.raises(RuntimeError, match="the card is gone"):
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
         future.result(60)
-    with pytest.raises(RuntimeError, match="the card is gone"):
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
         courier.drain()
     assert not done
 

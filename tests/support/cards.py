@@ -1,4 +1,4 @@
-"""Stand-ins for a card: fake tensors, which have a device and no values; and streams that write orders down."""
+"""Stand-ins for a GPU: fake tensors, which have a device and no values; and streams that write orders down."""
 
 import threading
 from contextlib import nullcontext
@@ -11,9 +11,9 @@ CARD = torch.device("cuda", 0)
 
 
 class FakeCard(TorchFunctionMode):
-    """Tensors on a card that is not there; those of the host are as ever.
+    """Tensors on a GPU that is not there; those of the host are as ever.
 
-    Mixed devices fail, and so does every look of the host at a value of the card, for which it would have to wait.
+    Mixed devices fail, and so does every look of the host at a value of the GPU, for which it would have to wait.
     """
 
     def __init__(self):

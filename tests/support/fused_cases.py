@@ -1,4 +1,4 @@
-"""Tensors for the fused kernels, and the comparison with the eager code; the interpreter and a card both use them."""
+"""Tensors for the fused kernels, and the comparison with the eager code; the interpreter and a GPU both use them."""
 
 import torch
 

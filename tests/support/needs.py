@@ -14,7 +14,7 @@ CURES = {
     r"docker": "Docker with compose; install docker and its compose plugin",
     r"inductor": "torch 2.13 or later",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
-    r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a card",
+    r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a GPU",
     r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
     r"pyzmq": "pyzmq; install it with pip install pyzmq",
     r"taskset": "taskset; install util-linux",

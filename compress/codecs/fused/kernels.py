@@ -1,4 +1,4 @@
-"""Triton kernels of q: scale, codes and packing in one, and back. Imported only where a tensor is on a card.
+"""Triton kernels of q: scale, codes and packing in one, and back. Imported only where a tensor is on a GPU.
 
 Triton comes with the CUDA build of torch, so setup.cfg does not ask for it. Its interpreter (TRITON_INTERPRET=1 before
 the first import) runs the same kernels on the CPU: so tests/compress/test_fused.py compares them with grid.py.
@@ -8,14 +8,14 @@ A program handles a tile of a payload: some blocks, and of each some bytes, with
     elements    | row 0: lane 0, lane 1, .. | lane 0, lane 1, .. | ..        [ROWS, BYTES, LANES]
     codes       | row 0: byte 0             | byte 1             | ..        [ROWS, BYTES]
 
-Equal bytes on a card need care in these places:
+Equal bytes on a GPU need care in these places:
 
 - A multiplication and an addition after it must not become one operation: every launch passes enable_fp_fusion=False.
 - Division is `div_rn`, rounded as IEEE says; Triton's `/` is not. Rounding half to even adds and subtracts 1.5 * 2**23.
-- bf16 is read and rounded as an integer, so that no conversion of a card is asked to round.
-- Denormal numbers count: `floor` and `div_rn` must not flush them to zero. A card that did would give another code to a
+- bf16 is read and rounded as an integer, so that no conversion of a GPU is asked to round.
+- Denormal numbers count: `floor` and `div_rn` must not flush them to zero. A GPU that did would give another code to a
   value below zero that is 2**-126 of its scale. `make test-gpu` has such tensors.
-- Not defined by the eager code either: the bits of a NaN in a scale (here 0x7fff as a card rounds it, 0x7fffffff as it
+- Not defined by the eager code either: the bits of a NaN in a scale (here 0x7fff as a GPU rounds it, 0x7fffffff as it
   computes it).
 """
 
@@ -58,7 +58,7 @@ def _tile(inner: int, bits: int, whole: bool) -> tuple[int, int]:
 
 
 def _programs(count: int, inner: int, bits: int, tile: tuple[int, int]) -> tuple[int, int]:
-    """How many tiles there are over the bytes of a block, and over the blocks; a card allows 65535 of the second."""
+    """How many tiles there are over the bytes of a block, and over the blocks; a GPU allows 65535 of the second."""
     return triton.cdiv(count, tile[0]) * triton.cdiv(triton.cdiv(inner, 8 // bits), tile[1]), 1
 
 

@@ -1,4 +1,4 @@
-"""Selection on a card: the places of the k largest integers of a row, by a threshold. Of equals the first count.
+"""Selection on a GPU: the places of the k largest integers of a row, by a threshold. Of equals the first count.
 
     threshold   the k-th largest of each row: by radix select, or bit by bit in a kernel that holds the row in registers
     marks       what is above it, and the first of those that equal it
@@ -38,7 +38,7 @@ def places_of_largest(integers: Tensor, mask: int, k: int) -> Tensor:
 def marks_of_largest(integers: Tensor, mask: int, k: int) -> Tensor:
     """Whether each of `integers` [N, n] is one of the `k` largest of its row: bool [N, n]."""
     masked, n = integers & mask, integers.shape[1]
-    # with sorted=False, topk on a card is a radix select; its places are not used, because of equals it takes any
+    # with sorted=False, topk on a GPU is a radix select; its places are not used, because of equals it takes any
     if 2 * k <= n:
         least = masked.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
     else:

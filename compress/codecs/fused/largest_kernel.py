@@ -1,4 +1,4 @@
-"""The Triton kernel of topk: marks the k largest of each row. Imported only where a tensor is on a card.
+"""The Triton kernel of topk: marks the k largest of each row. Imported only where a tensor is on a GPU.
 
 A program holds a row in registers, and finds its k-th largest integer bit by bit: a bit belongs to it if k integers of
 the row are as large as what is found so far with that bit. So the row is read once.

@@ -1,6 +1,6 @@
 """A GridQuantizer whose tensors are encoded by one kernel and decoded by one, where there are kernels for them.
 
-On a card they are those of kernels.py, of a whole tensor; on a CPU those of cpu.py, of a part. Everything else goes the
+On a GPU they are those of kernels.py, of a whole tensor; on a CPU those of cpu.py, of a part. Everything else goes the
 eager way: other grids and widths, blocks that end inside a byte, float64. Which way a tensor goes follows from the
 grid, the blocks, the dtype and the device. What is decoded is the same, bit for bit; payloads may differ in the sign of
 a scale of zero, and in the bits of NaN.

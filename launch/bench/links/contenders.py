@@ -78,7 +78,7 @@ class Contender(Protocol):
         """Take the optimizer steps of a round on the samples `ids`."""
 
     def measure_compute(self, ids: Tensor) -> None:
-        """On a card, measure what its steps compute in a round of its own: a timed one does not wait for the card."""
+        """On a GPU, measure what its steps compute in a round of its own: a timed one does not wait for the GPU."""
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -158,7 +158,7 @@ class Thinwire:
         )
 
     def measure_compute(self, ids: Tensor) -> None:
-        """On a card, take a round in which each section of time begins and ends when the card has done all before."""
+        """On a GPU, take a round in which each section of time begins and ends when the GPU has done all before."""
         if self._device == CPU:
             return
         with self._sections_of(self._device):

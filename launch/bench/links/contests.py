@@ -160,7 +160,7 @@ class _Crew:
         for rank, host in enumerate(self._hosts):
             environment = {
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),  # all are on this machine, and share its cards
+                "LOCAL_RANK": str(rank),  # all are on this machine, and share its GPUs
                 "WORLD_SIZE": str(len(self._hosts)),
                 "MASTER_ADDR": self._hosts[0].address,
                 "MASTER_PORT": "29500",

@@ -162,7 +162,7 @@ def _between_barriers(act: Callable[[], object], device: torch.device) -> float:
     dist.barrier()
     started = seconds_now(device)
     act()
-    seconds_now(device)  # a card has done what it was asked
+    seconds_now(device)  # a GPU has done what it was asked
     dist.barrier()
     return time.perf_counter() - started
 

@@ -75,7 +75,7 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
         "debug": recipe.debug,
     }
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
-    del dotted["training.device"]  # stages on cards and on CPUs understand each other
+    del dotted["training.device"]  # stages on GPUs and on CPUs understand each other
     del dotted["data.outline"]  # only processes without the data need one
     del dotted["clients.outlines"]  # paths on each host; the digest of the samples tells their content
     if recipe.clients.outlines:
