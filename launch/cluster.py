@@ -87,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
                     f"host {host.index}",
                     host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
                     {**environment(host.index, len(hosts)), **job.environment, **leaving},
-                    hushed=job.stages_of is not None,  # the reports below tell its failures
+                    hushed=job.stages_of is not None,  # the reports below have its failures
                 )
                 for host in hosts
             ]

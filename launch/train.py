@@ -52,7 +52,7 @@ def _main(argv: Sequence[str]) -> int:
 
     wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
     if is_stage:
-        if parent.VARIABLE not in os.environ:  # no launcher of ours hears this process
+        if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
             check_meeting()
             watch.begin(wanted.wire.heartbeat, wanted.wire.timeout)
         beating = pulse.begin()

@@ -30,7 +30,7 @@ def count_parameters(options: ModelOptions) -> int | None:
     from thinwire.models.architectures.vision import VISION, make_vision
 
     if options.name in VISION:
-        with suppress(Exception), torch.device("meta"):  # of torchvision; it is told when the model is built
+        with suppress(Exception), torch.device("meta"):  # of torchvision; it is reported when the model is built
             return _parameters_of(make_vision(options.name, options.config))
         return None
     family, config = find_family(options)

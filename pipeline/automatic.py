@@ -50,7 +50,7 @@ _TASKS: Mapping[ChannelName, tuple[str, ...]] = {
     "activations": ("forward", "loss"),
     "gradients": ("backward", "weights"),
 }
-"""The compute that each channel's frames hide behind."""
+"""The compute that hides each channel's frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,9 @@ class Choice:
         part = "" if self.share == 1 else f"{self.share:.0%} of "
         behind = f"{part}{_ms(self.hidden / self.share)} of {_TASKS[self.channel][0]}"
         if not self.hides:
-            return f"{head} do not hide behind {behind}: the strongest candidate"
-        too_long = "" if self.milder_wire is None else f", {self.milder} takes {_ms(self.milder_wire)}"
-        return f"{head} hide behind {behind}{too_long}"
+            return f"{head}, longer than {behind}: even the strongest candidate slows the step"
+        too_long = "" if self.milder_wire is None else f"; {self.milder} takes {_ms(self.milder_wire)}"
+        return f"{head}, hidden by {behind}{too_long}"
 
 
 Frames = Mapping[ChannelKey, Mapping[str, int]]

@@ -52,12 +52,12 @@ class Handshake:
         _raise_on_difference(configuration, told, boundary, stage, neighbour)
 
     def tell_training(self, stage: str, trains: bool) -> None:
-        """Tell all stages whether anything in a stage trains. Never waits."""
+        """Report to all stages whether anything in a stage trains. Never waits."""
         self._store.set(f"trains/{stage}", "yes" if trains else "no")
 
     def trains(self, stage: str) -> bool:
-        """Whether anything in a stage trains; PeerError if it does not tell in time."""
-        return self._wait(f"trains/{stage}", f"waiting for stage {stage} to tell whether it trains") == b"yes"
+        """Whether anything in a stage trains; PeerError if it does not report in time."""
+        return self._wait(f"trains/{stage}", f"waiting for stage {stage} to report whether it trains") == b"yes"
 
     def _wait(self, name: str, what: str) -> bytes:
         store = self._store

@@ -88,7 +88,7 @@ class Meter:
     """When each of the last exchanges began and ended, by this process's clock."""
     recording: Recording | None = None
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
-    """Tells when a section begins and ends. Of a GPU it may first wait until all that was asked of it is done."""
+    """Reports when a section begins and ends. Of a GPU it may first wait until all that was asked of it is done."""
     _exchange_begun: float | None = None
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0

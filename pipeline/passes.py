@@ -17,7 +17,7 @@ from thinwire.pipeline.frames import Phase
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pass:
-    """One pass through the schedule, said alike on every stage."""
+    """One pass through the schedule, given alike on every stage."""
 
     kind: PassKind = "train"
     """train; warmup (trains, with nothing compressed); eval-on or eval-off (evaluates, with compression on or off)."""
@@ -53,7 +53,7 @@ def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) ->
     if coming.trains != trains:
         runs = "trains, with a loss function" if trains else "evaluates"
         raise PipelineError(
-            f"stage {stage} was told that a pass of kind {coming.kind} comes, but the schedule {runs}; "
+            f"begin announced to stage {stage} that a pass of kind {coming.kind} comes, but the schedule {runs}; "
             f"begin a training pass before schedule.step, an evaluation before schedule.eval"
         )
     ids = coming.sample_ids

@@ -90,7 +90,7 @@ class Placement:
         return process % self.num_processes + replica * self.num_processes
 
     def watched(self, process: int) -> list[tuple[int, int]]:
-        """The pairs with a process that hear each other: neighbours, and the same stages in neighbouring replicas."""
+        """The pairs of a process that watch each other: neighbours, and the same stages in neighbouring replicas."""
         size = self.num_processes
         replicas = [(process - size, process), (process, process + size)]
         last = self.num_replicas * size

@@ -312,7 +312,7 @@ def splits_backward(name: str, num_stages: int, num_processes: int, num_microbat
 
 
 def check_order(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> None:
-    """Work out the order of a user's schedule, so that one that cannot run is told at once.
+    """Work out the order of a user's schedule, so that one that cannot run is reported at once.
 
     Raises OptionsError if its functions fail, if a forward or backward is lacking, comes twice, or waits for itself, or
     if a stage does not lie where the order runs it.

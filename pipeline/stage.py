@@ -463,10 +463,10 @@ class CompressedStage(PipelineStage):
                 )
             if output.requires_grad and not comes:
                 raise PipelineError(
-                    f"stage {self.stage_index} told its neighbour that nothing trains until there, but its output "
-                    f"{index} needs a gradient; unfreeze before the first step, or call wire.switch(wire.compression) "
-                    f"and then stage.reconnect() on all processes; for gradients of inputs set requires_grad in the "
-                    f"input_args of stage 0"
+                    f"stage {self.stage_index} reported to its neighbour that nothing trains until there, but its "
+                    f"output {index} needs a gradient; unfreeze before the first step, or call "
+                    f"wire.switch(wire.compression) and then stage.reconnect() on all processes; for gradients of "
+                    f"inputs set requires_grad in the input_args of stage 0"
                 )
 
     def _require_unscaled(self) -> None:

@@ -218,7 +218,7 @@ class Wire:
         self._handshake.compare(stage, neighbour, shape.index, self._configuration(shape, rows))
 
     def trains(self, stage: str) -> bool:
-        """Whether anything in a stage of the pipeline trains; PeerError if it does not tell in time."""
+        """Whether anything in a stage of the pipeline trains; PeerError if it does not report in time."""
         return self._handshake.trains(stage)
 
     def switch(self, compression: CompressionOptions) -> None:

@@ -38,7 +38,8 @@ _UNLIMITED_PACKETS = 100_000
 _PACKET_BYTES = 1514
 # TCP sends up to 64 kB in one piece. If a bucket is smaller, the kernel cuts the piece into packets of 1514 bytes, as a
 # network card does. But a bucket must hold the bytes that it gathers while the kernel's timer is late. With 200 us,
-# one stream reached 0.95 of the rate from 20 Mbit/s to 10 Gbit/s (headers leave 0.96); with 100 us it reached 0.86 at 1 Gbit/s.
+# one stream reached 0.95 of the rate from 20 Mbit/s to 10 Gbit/s (headers leave 0.96); with 100 us it reached 0.86 at
+# 1 Gbit/s.
 _BURST_SECONDS, _LEAST_BURST_BYTES = 200e-6, 4000
 
 

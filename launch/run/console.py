@@ -56,8 +56,8 @@ class ProgressLine:
         total: the steps of the run.
         stages: those of this process: its steps count the bytes at their boundaries.
         num_stages: those of the pipeline.
-        tokens: those of a sample of text, whose speed is told in tokens; 0 for other samples.
-        clock: tells seconds.
+        tokens: those of a sample of text, whose speed is given in tokens; 0 for other samples.
+        clock: gives the time in seconds.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Report:
     def line(self) -> str:
         """The report in words."""
         was = "was" if len(self.stages) < 2 else "were"
-        heads = {"own": "failed:", "peer": "lost a peer:", "stopped": f"{was} told to stop:", "saved": "stopped"}
+        heads = {"own": "failed:", "peer": "lost a peer:", "stopped": f"{was} asked to stop:", "saved": "stopped"}
         return f"{named(self.stages, self.replica)} {heads[self.kind]} {self.text}"
 
 
@@ -126,7 +126,7 @@ def tell(
 ) -> str:
     """The whole failure in words: killed processes, then own failures, then what the others were waiting for.
 
-    If no process failed by itself (a link went down, one stage was told to stop), processes that hang come first, or
+    If no process failed by itself (a link went down, one stage was asked to stop), processes that hang come first, or
     else the first report.
 
     Args:
@@ -142,7 +142,7 @@ def tell(
         return named(stages_of(rank), replica_of(rank))
 
     killed = [f"{who(rank)} {_ended(exit_codes[rank])}" for rank in silent]
-    hanging = [f"{who(rank)} hung: it did not end when it was told to" for rank in hung]
+    hanging = [f"{who(rank)} hung: it did not end when it was asked to" for rank in hung]
     order = {"own": 0, "peer": 1, "saved": 2, "stopped": 3}
     told = sorted(reports.values(), key=lambda report: order[report.kind])
     causes = [report for report in told if report.kind == "own"]

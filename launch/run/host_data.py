@@ -71,7 +71,7 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     require(
         (
             recipe.data.outline is None,
-            "data.outline must be left out beside clients.outlines, which tell of all clients",
+            "data.outline must be left out beside clients.outlines, which describe all clients",
         ),
         (
             bool(recipe.data.mean) or recipe.data.chosen_kind != "images",

@@ -71,5 +71,5 @@ def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
         inputs = stage_inputs(stage.stage_index, prepared.outputs, samples, ids, device)
         times = time_layers(module, inputs, put_all(samples.side(ids), device))
         return [spent for spent, layer in zip(times, module.layers, strict=True) if not isinstance(layer, Half)]
-    except Exception:  # of the user's code: training runs it again, and tells
+    except Exception:  # of the user's code: training runs it again, and reports
         return []

@@ -28,7 +28,7 @@ MEETING_VARIABLE = "THINWIRE_MEETING"
 """The file through which the processes that `thinwire train` starts meet."""
 
 GRACE = 5.0
-"""Seconds that a process gets to end after it was told to."""
+"""Seconds that a process gets to end after it was asked to."""
 
 _SETTLE = 0.1
 """Seconds after a failure in which the other processes notice it themselves and report what they waited for."""
@@ -42,7 +42,7 @@ class End:
     failed: dict[int, int] = field(default_factory=dict)
     """Exit status by rank, for processes that failed before the launcher stopped any."""
     hung: list[int] = field(default_factory=list)
-    """Ranks that did not end when they were told to, and were killed."""
+    """Ranks that did not end when they were asked to, and were killed."""
     silent: dict[int, str] = field(default_factory=dict)
     """By rank, a sentence without subject on each process that was killed for its silence."""
     finished: bool = field(default=False, compare=False)
@@ -256,7 +256,7 @@ class FileWords:
 
     def _gone(self) -> CheckpointError:
         return CheckpointError(
-            f"{self._folder}, where the stages of this run tell each other what they have written, must stay while the "
+            f"{self._folder}, where the stages of this run report what they have written, must stay while the "
             f"run goes on, and is gone; set TMPDIR to a folder that nothing cleans up"
         )
 

@@ -42,7 +42,7 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     """Check that this machine can hold the parameters of `replicas` models, their gradients and moments.
 
     The model is not built. Where its parameters cannot be counted, nothing is checked. A mistake in the model itself is
-    left for `prepare`, which tells those of the data beside it.
+    left for `prepare`, which reports those of the data beside it.
 
     Raises:
         OptionsError: they need more than the machine has.

@@ -25,7 +25,7 @@ from thinwire.pipeline.schedules import SCHEDULES
 LINKS = ("1gbit", "100mbit", "10mbit")
 """Links such as in a data centre, of a fast home connection, and of a slow one."""
 SHOWN = "100mbit"
-"""The link that a user is told how to measure."""
+"""The link whose measurement the run explains to the user."""
 FEWEST_STEPS = 20
 """The least number of steps for a prediction: the first steps are slower than the average."""
 PREDICTED = "predicted from the compute, codec times and bytes of this run, by its schedule; no link slowed this run"

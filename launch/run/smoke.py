@@ -19,7 +19,7 @@ def smoke(recipe: Recipe) -> Recipe:
 
     Model, cut, batch, codecs and optimizer stay. A warm-up or the measurement of `auto` takes the first step. The run
     has its own folders, because it replaces the smoke run before it. Clients with data of their own share those at
-    hand, because no outline tells of a part of the data.
+    hand, because no outline describes a part of the data.
     """
     compression = recipe.compression
     warmup = "1 step" if read_duration(compression.warmup)[0] else compression.warmup

@@ -121,7 +121,7 @@ def samples_of_replicas(recipe: Recipe, done: int) -> list[int]:
 
 
 def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:
-    """Tells the codec of a channel, and which replicas have another; `used` are the codecs, chosen by auto or not."""
+    """Gives the codec of a channel, and which replicas have another; `used` are the codecs, chosen by auto or not."""
     overrides = recipe.replicas.overrides if recipe.replicas.count > 1 else {}
     return partial(in_words, recipe.compression if overrides else used, overrides)
 

@@ -90,7 +90,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         with _waiting(prepared, rank):
             join(prepared, rank)
         host_data.discard()
-        if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or hears this process
+        if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or reads our heartbeat
             refuse_replacing(prepared, where)
             listen(prepared, where, rank, pulse, lost)
         timeout = prepared.recipe.wire.timeout
@@ -138,7 +138,7 @@ def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
 
 
 def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, str], None]) -> None:
-    """Hear the neighbours of this process, and let them hear its pulse; collective."""
+    """Read the heartbeats of this process's neighbours, and let them read its own; collective."""
     wire = prepared.recipe.wire
     Neighbours(where, rank, pulse, Silence(wire.heartbeat, wire.timeout), wire.timeout).begin(lost)
 
@@ -197,7 +197,7 @@ def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -
 
     torchrun keeps its store when it starts processes again, and gloo would call the addresses of those that are gone.
     Process 0 draws the name of the part. Every other process asks for it with a number of its own, so that it takes no
-    answer to an earlier process; and process 0 answers until each has said that it knows the name.
+    answer to an earlier process; and process 0 answers until each has confirmed that it knows the name.
 
     Raises:
         DistStoreError: a process does not come.

@@ -38,7 +38,7 @@ def load_yaml(text: str, where: str) -> Any:
 
 
 def check_inline(arguments: Sequence[str]) -> None:
-    """OptionsError if a value in braces names a field twice. The parser of the options tells what else is wrong."""
+    """OptionsError if a value in braces names a field twice. The parser of the options reports what else is wrong."""
     option = ""
     for argument in arguments:
         value = argument
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _name(key: yaml.Node) -> Any:
-    """What tells a field of a group from the others."""
+    """What distinguishes a field of a group from the others."""
     return key.value if isinstance(key, yaml.ScalarNode) else id(key)
 
 

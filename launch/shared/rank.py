@@ -1,4 +1,4 @@
-"""The rank of this process, as torchrun and the launcher of `thinwire train` tell it in the environment.
+"""The rank of this process, as torchrun and the launcher of `thinwire train` give it in the environment.
 
 Clusters and shells set the same variables for programs of their own. So only `thinwire train` and the processes of a
 bench read them; what runs in one process ignores them.
@@ -15,7 +15,7 @@ _BESIDE = {"WORLD_SIZE": None, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def own_rank() -> int | None:
-    """The rank of this process; None if nobody has told it one, as for a launcher.
+    """The rank of this process; None if nobody has given it one, as for a launcher.
 
     Raises:
         OptionsError: a variable is no whole number, or RANK is beyond WORLD_SIZE.
@@ -48,7 +48,7 @@ def check_meeting() -> None:
 
 
 def own_local_rank() -> int:
-    """The number of this process among those of its host, for one that `own_rank` told a rank."""
+    """The number of this process among those of its host, for one to which `own_rank` gives a rank."""
     return int(os.environ.get("LOCAL_RANK", _BESIDE["LOCAL_RANK"] or ""))
 
 

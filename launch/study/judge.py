@@ -2,8 +2,8 @@
 
 The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
-mean + t * error < x; otherwise nobody can tell. t is Student's, one-sided at 95 %, with n - 1 degrees of freedom. With
-one seed nobody can tell. Predictions are arithmetic and have no spread: their error is 0.
+mean + t * error < x; otherwise the data cannot decide, as with one seed. t is Student's, one-sided at 95 %, with n - 1
+degrees of freedom. Predictions are arithmetic and have no spread: their error is 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ruling = Literal["holds", "does not hold", "cannot tell"]
 RULE = (
     "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
     "standard errors, and does not hold if it lies on the other side by as much; t is Student's, one-sided at 95 %: "
-    "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, nobody can tell."
+    "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, the data cannot decide."
 )
 
 EXACT_RULE = (

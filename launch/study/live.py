@@ -21,7 +21,7 @@ class Lines:
     Args:
         study: the study, which names the score.
         jobs: how many cells run at once.
-        clock: tells seconds.
+        clock: gives the time in seconds.
     """
 
     def __init__(self, study: Study, jobs: int, clock: Callable[[], float] = time.monotonic) -> None:

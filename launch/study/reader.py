@@ -1,4 +1,4 @@
-"""Dataclasses from the values of a YAML file; every field that is unknown, missing or ill-typed is told at once."""
+"""Dataclasses from the values of a YAML file; every field that is unknown, missing or ill-typed is reported at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.pipeline.errors import OptionsError
 _WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "null"}
 
 _MOST_UNKNOWN = 5
-"""More unknown fields than this are told in one sentence: the file is not a study."""
+"""More unknown fields than this are reported in one sentence: the file is not a study."""
 
 
 def read_fields(kind: type[Any], values: Mapping[Any, Any], where: str) -> Any:

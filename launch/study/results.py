@@ -123,7 +123,7 @@ def _why(folder: Path) -> str:
     done = steps_done(folder)
     planned = f" of {summary['planned_steps']}" if "planned_steps" in summary else ""
     said = last_line(folder / "log.txt")
-    ended = f"; it said last: {said}" if said and not said.startswith(("step ", "held out ")) else ""
+    ended = f"; its last line: {said}" if said and not said.startswith(("step ", "held out ")) else ""
     return f"not finished: {done}{planned} steps are done{ended}"
 
 

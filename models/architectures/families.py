@@ -271,7 +271,7 @@ def take_apart(family: Family, config: Any, *, block_size: int | None = None, so
         ),
         LayerSpec("head", partial(CopiedChain, skeleton, family.head), _multiplications(skeleton, family.head)),
     )
-    # layers built without weights tell which side inputs they read
+    # layers built without weights show which side inputs they read
     with parameters_on_meta():
         built = [spec.build() for spec in layers]
     left_over = skeleton.model.state_dict().keys() - {name for layer in built for name in layer.full_state()}

@@ -144,7 +144,7 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
     require(
         (
             all(_alike(outline) == _alike(first) for outline in outlines),
-            "clients.outlines must tell samples of one shape, and the same number of classes or tokens",
+            "clients.outlines must describe samples of one shape, and the same number of classes or tokens",
         ),
         (
             len({outline.classes for outline in outlines if outline.classes}) < 2,
@@ -160,7 +160,7 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
     require(
         (
             len(set(digests)) == len(digests),
-            "clients.outlines must tell other samples for each client, and two of them tell the same",
+            "clients.outlines must describe other samples for each client, and two of them describe the same",
         ),
         (
             own is None or own.training.digest in digests,

@@ -26,7 +26,7 @@ FORMAT = "thinwire outline 1"
 
 @dataclass(frozen=True, kw_only=True)
 class PartOutline:
-    """What is told of the training samples, or of those for evaluation."""
+    """What the outline holds of the training samples, or of those for evaluation."""
 
     count: int
     digest: str
@@ -63,7 +63,7 @@ class OutlinedSamples:
 
     @property
     def has_labels(self) -> bool:
-        """Whether the outline tells the labels."""
+        """Whether the outline holds the labels."""
         return self._labels is not None
 
     def targets(self, ids: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def outline_text(data: Data, *, labels: bool) -> str:
     """The outline of data, as JSON; with `labels`, the label of each sample as well.
 
     Raises:
-        ModelError: other stages need more of these data than an outline may tell.
+        ModelError: other stages need more of these data than an outline may hold.
     """
     require(
         (

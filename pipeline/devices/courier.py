@@ -14,7 +14,7 @@ from thinwire.pipeline.devices.device import make_current
 
 Job = Callable[[], None]
 Dropped = Callable[[BaseException], None]
-"""Is told why a job is not done."""
+"""Is called with the reason why a job is not done."""
 T = TypeVar("T")
 
 
@@ -67,7 +67,7 @@ class Courier:
     def _run(self) -> None:
         try:
             make_current(self._device)
-        except BaseException as failure:  # whoever waits for a job must hear of it
+        except BaseException as failure:  # whoever waits for a job must get it
             self._failure = failure
         while True:
             job, dropped = self._jobs.get()

@@ -235,7 +235,7 @@ class CardReceiver(Receiver):
         self._intact: list[tuple[str, Tensor]] = []
 
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
-        """Order one micro-batch's frame and its decoding; nobody waits, and `confirm` tells if it was the right one."""
+        """Order a micro-batch's frame and its decoding; nobody waits. `confirm` checks that it was the right one."""
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
         waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
         with self._meter.section("decode", work=work), torch.no_grad():

@@ -1,6 +1,6 @@
 """What each stage of a pipeline spent on the exchange between replicas in a step, in the process that reports.
 
-The others send it a word when their step is over, and go on. It hears the words of a step when the next one is over,
+The others send it a word when their step is over, and go on. It receives the words of a step when the next one is over,
 so that nobody waits for them: a process that waited could not make room for the frames of its next step meanwhile.
 """
 
@@ -48,7 +48,7 @@ class StepExchanges:
     Args:
         stages: the stages of this process.
         where: where all stages live.
-        num_replicas: replicas of the whole run. With one, nothing is told.
+        num_replicas: replicas of the whole run. With one, nothing is sent.
     """
 
     def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
@@ -113,5 +113,5 @@ class StepExchanges:
     def _in_words(self, process: int) -> str:
         mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(process)
         if process == dist.get_rank():
-            return f"{were(mine)} telling the last stage of the exchange between replicas"
-        return f"{were(mine)} waiting to hear of the exchange of the replicas of {in_words(theirs)}"
+            return f"{were(mine)} reporting the exchange between replicas to the last stage"
+        return f"{were(mine)} waiting for the report on the exchange of the replicas of {in_words(theirs)}"

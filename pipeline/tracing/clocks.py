@@ -129,7 +129,7 @@ def _read_pair(other: int, *, asks: bool) -> Reading:
 
 
 def _answer(other: int, rounds: int = ROUNDS) -> None:
-    with reaching(f"process {dist.get_rank()} was waiting to tell process {other} the time"):
+    with reaching(f"process {dist.get_rank()} was waiting to send process {other} the time"):
         for _ in range(rounds):
             _told(1, other)
             _tell([time.perf_counter()], other)

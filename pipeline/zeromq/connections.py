@@ -55,7 +55,7 @@ class Patience:
     """The time for which a host refuses connections before its process counts as ended: a living one listens."""
     farewell: float = 60.0
     """The time that a process waits at its end until its last packets are acknowledged: for several connections, if the
-    links break just then. Who waits for a process that has ended is told sooner."""
+    links break just then. Who waits for a process that has ended learns it sooner."""
 
     def watch(self, socket: zmq.Socket[Any]) -> None:
         """Let ZeroMQ watch the connections of a socket."""
@@ -244,7 +244,7 @@ class Connection:
         self._socket.connect(self._endpoint)
 
     def _sockets(self) -> tuple[Socket, Socket]:
-        """The socket of a connection, and the one that tells its events."""
+        """The socket of a connection, and the one that reports its events."""
         made = bounded(self._context.socket(zmq.DEALER))
         try:
             self._patience.watch(made)
@@ -305,7 +305,7 @@ class Connection:
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the end of the connection is told next
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the end of the connection is reported next
                 self._was_reset = told["value"] == errno.ECONNRESET
             else:
                 self._begin_again()

@@ -110,9 +110,9 @@ def _read(text: bytes, rank: int, keys: Keys) -> Address:
         address = Address(str(told["endpoint"]), bytes.fromhex(told["life"]))
         fingerprint = str(told["keys"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise WireError(f"process {rank} must say where it listens, and said something else: {error}") from error
+        raise WireError(f"process {rank} must send its address, and sent something else: {error}") from error
     if not _is_endpoint(address.endpoint) or len(address.life) != 16:
-        raise WireError(f"process {rank} must say where it listens, and said {address.endpoint[:80]!r}")
+        raise WireError(f"process {rank} must send its address, and sent {address.endpoint[:80]!r}")
     if fingerprint != keys.fingerprint:
         raise MismatchError(f"process {rank} has other keys; give every process the same file as wire.keys")
     return address

@@ -22,7 +22,7 @@ class Pending:
         self.error: str | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait, and tell whether it ended in this time; `error` is the reason of a failure."""
+        """Wait; whether it ended in this time; `error` is the reason of a failure."""
         return self._ended.wait(seconds)
 
     @property

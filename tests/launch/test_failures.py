@@ -102,7 +102,7 @@ def test_a_killed_stage_stands_above_those_that_noticed():
     ) == [
         "stage 1 was killed by SIGKILL",
         "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: connection reset",
-        "  stage 2 was told to stop: stage 2 was waiting for activations from stage 1",
+        "  stage 2 was asked to stop: stage 2 was waiting for activations from stage 1",
     ]
 
 
@@ -117,7 +117,7 @@ def test_own_failures_stand_above_peers_however_late_they_report():
         "stage 3 failed: first cause",
         "stage 2 failed: second cause",
         "  stage 0 lost a peer: awaited a",
-        "  stage 1 was told to stop: awaited b",
+        "  stage 1 was asked to stop: awaited b",
     ]
 
 
@@ -152,14 +152,14 @@ def test_a_process_whose_end_nobody_saw_stands_on_top():
 
 
 def test_where_nobody_failed_the_first_report_comes_first():
-    """One stage told to stop by SIGTERM left a telling without a cause: only what the others had been waiting for."""
+    """One stage asked to stop by SIGTERM left a telling without a cause: only what the others had been waiting for."""
     assert told(
         report(1, "stopped", "computing"),
         report(2, "peer", "awaited b"),
         report(0, "peer", "awaited a"),
         exit_codes={1: STOPPED},
     ) == [
-        "stage 1 was told to stop: computing",
+        "stage 1 was asked to stop: computing",
         "  stage 2 lost a peer: awaited b",
         "  stage 0 lost a peer: awaited a",
     ]
@@ -169,13 +169,13 @@ def test_a_hanging_process_stands_on_top_where_nothing_else_explains_the_end():
     """A stage stopped by SIGSTOP was named nowhere: the others had waited for it, and it did not answer."""
     waited = report(0, "peer", "stage 0 was waiting for gradients from stage 1: timed out")
     assert told(waited, exit_codes={0: 1}, hung=[1]) == [
-        "stage 1 hung: it did not end when it was told to",
+        "stage 1 hung: it did not end when it was asked to",
         "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: timed out",
     ]
     assert told(report(2, "own", "a cause"), waited, exit_codes={0: 1, 2: 1}, hung=[1]) == [
         "stage 2 failed: a cause",
         "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: timed out",
-        "  stage 1 hung: it did not end when it was told to",
+        "  stage 1 hung: it did not end when it was asked to",
     ]
 
 
@@ -298,7 +298,7 @@ def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch, tmp_path):
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     with running(WAITING, tmp_path) as command:
         command.process.terminate()
-        assert (command.wait(), command.stderr) == (STOPPED, "stage 0 was told to stop: blocked\n")
+        assert (command.wait(), command.stderr) == (STOPPED, "stage 0 was asked to stop: blocked\n")
 
 
 def test_a_process_ends_when_its_launcher_is_killed(tmp_path):

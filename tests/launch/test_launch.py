@@ -248,7 +248,7 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
     cause, *others = command.stderr.splitlines()
     assert cause == "stage 1 was killed by SIGKILL"
     waiting = r"lost a peer: .*\b(making room|waiting|sending|reporting)\b"
-    told = rf"  stage (\d) ({waiting}|was told to stop: \w)"  # the kill may find a stage at anything
+    told = rf"  stage (\d) ({waiting}|was asked to stop: \w)"  # the kill may find a stage at anything
     assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr
     for stage in range(3):
         with safe_open(weights_of(folder / "killed", stage), "pt") as weights:
@@ -290,7 +290,7 @@ def test_a_stage_that_raises_is_told_first(folder):
         "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
     )
     waiting = "lost a peer: stage 1 was (making room|waiting) for activations"
-    assert re.match(rf"  stage 1 ({waiting}|was told to stop: \w)", other), other  # it may be at the step before
+    assert re.match(rf"  stage 1 ({waiting}|was asked to stop: \w)", other), other  # it may be at the step before
 
 
 def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_not_blamed(folder):
@@ -302,7 +302,7 @@ def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_
     assert cause == "stage 1 failed: Traceback (most recent call last):"
     assert any("save_picture" in line for line in traceback)
     assert error.startswith("IsADirectoryError: ")
-    assert re.match(r"  stage 0 (lost a peer|was told to stop): ", other)
+    assert re.match(r"  stage 0 (lost a peer|was asked to stop): ", other)
 
 
 def test_a_simulated_stage_that_raises_tells_the_same(folder, capsys):

@@ -78,7 +78,7 @@ def test_strangers_change_nothing(tmp_path, few_files):
         Keys.fresh().write(tmp_path / "others")
         other = replace(settings, keys=str(tmp_path / "others"), replica=1, heartbeat=0.3, timeout=1.0)
         ending = Host(other).ending()
-        assert ending.lasting and "was not heard for 1 s (wire.timeout)" in ending.text
+        assert ending.lasting and "did not answer for 1 s (wire.timeout)" in ending.text
         hosts = [Host(replace(settings, replica=replica)) for replica in range(2)]
         assert begun(*hosts) == [None, None]
         assert sorted(server.told) == ["replica 0 has come", "replica 1 has come"]
@@ -130,7 +130,7 @@ def test_a_message_that_is_too_long_is_refused_before_it_arrives(tmp_path):
         for client in (hosts[0].client, hosts[0].launcher.client):
             assert "a message must have at most 1048576 bytes, got 2097" in hosts[0].ending(client).text
         assert hosts[0].ending().lasting
-        assert server.told[-1].startswith("replica 0 is lost: it sent what is no message: a message must have at most")
+        assert server.told[-1].startswith("replica 0 is lost: it sent an invalid message: a message must have at most")
         assert hosts[1].launcher.client.ending is None
 
 
@@ -141,7 +141,7 @@ def test_a_silent_replica_is_lost_and_may_come_again():
     world.wait(5)
     assert world.told == ["replica 0 has come"]
     world.wait(2)
-    assert world.told[1:] == ["replica 0 is lost: nothing was heard of it for 6 s"]
+    assert world.told[1:] == ["replica 0 is lost: it sent nothing for 6 s"]
     assert world.forgotten == {1, 2}, "the network refuses them from now on"
     world.enter(3, 0, "another")
     assert world.told[-1] == "replica 0 has come"
@@ -185,7 +185,7 @@ def test_it_waits_for_replicas_that_may_come_back_before_it_is_over(monkeypatch)
     world.wait(1, 0, 1)
     world.say(0, "loses", replica=0, life="life 0", for_good=True)
     world.wait(7, 0)
-    assert world.told[-2:] == ["replica 0 has ended", "replica 1 is lost: nothing was heard of it for 6 s"]
+    assert world.told[-2:] == ["replica 0 has ended", "replica 1 is lost: it sent nothing for 6 s"]
     assert not world.server.is_over
     world.wait(11)
     assert world.server.is_over and world.server.ended() == "the run has ended without replica 1"

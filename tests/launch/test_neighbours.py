@@ -152,7 +152,7 @@ def test_an_address_that_is_none_is_one_sentence(alone, told):
     store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
     store.set("token", "0" * 16)
     store.set("0", told)
-    with pytest.raises(WireError, match="process 0 must say where it listens, and said b'") as caught:
+    with pytest.raises(WireError, match="process 0 must send its address, and sent b'") as caught:
         begin(1)
     assert str(caught.value).isprintable()
 

@@ -79,7 +79,7 @@ def test_a_launcher_that_was_killed_is_taken_in_again(folder):
         stays, dies = launcher(0), launcher(1)
         dies.wait_until(lambda: len(steps(folder / "host-1")) > 8)
         dies.process.send_signal(signal.SIGKILL)
-        server.wait_until(lambda: "replica 1 is lost: nothing was heard of it" in server.stderr)
+        server.wait_until(lambda: "replica 1 is lost: it sent nothing" in server.stderr)
         comes = launcher(1)
         server.wait_until(lambda: re.search(r"replica 1 is back: it took the weights of replica 0", server.stderr))
         server.wait_until(lambda: re.search(r"goes on with 2 of 2 replicas again", server.stderr))

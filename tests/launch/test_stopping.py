@@ -1,4 +1,4 @@
-"""Runs that are told to stop, or fall silent: what was done is in a checkpoint, and the sentence says how to go on."""
+"""Runs that are asked to stop, or fall silent: what was done is in a checkpoint, and the sentence says how to go on."""
 
 import os
 import re
@@ -139,9 +139,7 @@ def test_a_folder_of_the_run_that_vanishes_is_told_at_once_and_a_restart_makes_a
         command.wait_until(lambda: (folder / "run/metrics.jsonl").stat().st_ino != before)
         command.process.send_signal(signal.SIGINT)
         assert command.wait() == 130
-    assert (
-        f"{private}, where the stages of this run tell each other what they have written, must stay" in command.stderr
-    )
+    assert f"{private}, where the stages of this run report what they have written, must stay" in command.stderr
     assert "Traceback" not in command.stderr
 
 

@@ -135,7 +135,7 @@ def test_clients_must_fit_together(of_two_clients, tmp_path):
     with pytest.raises(ModelError) as caught:
         join([outlines[0], read_outline(str(tmp_path / "text"), labels=False)], None)
     shape, evaluation = caught.value.mistakes
-    assert shape.startswith("clients.outlines must tell samples of one shape")
+    assert shape.startswith("clients.outlines must describe samples of one shape")
     assert evaluation.startswith("the data for evaluation must be the same for all clients")
     with pytest.raises(ModelError, match="two of them tell the same"):
         join([outlines[0], outlines[0]], None)

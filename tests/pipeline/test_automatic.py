@@ -80,7 +80,7 @@ def test_each_boundary_and_direction_has_its_own():
 
 
 def test_boundaries_between_the_same_processes_share_their_link_and_one_inside_a_process_has_none():
-    """A process's stages compute one after the other, so frames hide behind them all together."""
+    """A process's stages compute one after the other, so all of them together hide frames."""
     links = {(0, 1): 1000.0, (1, 0): 1000.0}
     frames = {(boundary, "activations"): SIZES for boundary in range(3)}
     looped = choose(frames, measured([0.5] * 4, [0.5] * 4, links), [0, 1, 0, 1], BOTH)
@@ -120,14 +120,16 @@ def test_the_reason_is_told():
         return str(choice)
 
     assert told(1e6) == (
-        "auto: boundary 1 -> 0 gradients: none, 1,000 bytes a frame: 1 ms at 8 Mbit/s hide behind 2 ms of backward"
+        "auto: boundary 1 -> 0 gradients: none, 1,000 bytes a frame: 1 ms at 8 Mbit/s, hidden by 2 ms of backward"
     )
     assert " at 12,268 Mbit/s" in told(12268e6 / 8), "it said 1.227e+04"
     assert told(250e3).endswith(
-        "q(8), 250 bytes a frame: 1 ms at 2 Mbit/s hide behind 2 ms of backward, none takes 4 ms"
+        "q(8), 250 bytes a frame: 1 ms at 2 Mbit/s, hidden by 2 ms of backward; none takes 4 ms"
     )
-    assert told(1e4).endswith("12.5 ms at 0.08 Mbit/s do not hide behind 2 ms of backward: the strongest candidate")
-    assert "hide behind 5% of 2 ms of backward" in told(1e7, Overlap(0.05))
+    assert told(1e4).endswith(
+        "12.5 ms at 0.08 Mbit/s, longer than 2 ms of backward: even the strongest candidate slows the step"
+    )
+    assert "hidden by 5% of 2 ms of backward" in told(1e7, Overlap(0.05))
     assert told(1e7, where=(0, 0)).endswith("the mildest, because both ends are in one process")
 
 

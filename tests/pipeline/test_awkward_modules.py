@@ -306,7 +306,7 @@ def test_what_is_unfrozen_later_is_refused_until_stages_connect_again(alone):
     schedule.step(batch(), target=torch.zeros(ROWS * COUNT))
     for module in modules:
         module.requires_grad_(True).zero_grad()
-    with pytest.raises(PipelineError, match="stage 0 told its neighbour that nothing trains until there, but"):
+    with pytest.raises(PipelineError, match="stage 0 reported to its neighbour that nothing trains until there, but"):
         schedule.step(batch(), target=torch.zeros(ROWS * COUNT))
     schedule = build_merged(order_of("1f1b"), stages, COUNT, loss_of)
     stages[0].wire.switch(stages[0].wire.compression)

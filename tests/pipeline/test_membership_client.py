@@ -102,7 +102,7 @@ def test_bytes_that_are_no_message_end_the_client():
         [peer] = server.peers
         server.mesh.ask(lambda: server.mesh.give(peer, b"?"))
         until(lambda: client.ending)
-        assert client.ending.lasting and "sent what is no message" in client.ending.text
+        assert client.ending.lasting and "sent an invalid message" in client.ending.text
 
 
 def test_a_client_that_leaves_waits_while_the_server_takes_its_last_message(monkeypatch):

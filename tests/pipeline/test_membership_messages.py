@@ -100,7 +100,7 @@ def test_a_field_of_another_kind_is_not_looked_at():
 def lost_alone(world, sender, said):
     """Replica 0 is lost, its sender and its launcher know why, and replica 1 is served."""
     world.enter(11, 1)
-    assert any(text.startswith("replica 0 is lost: it sent what is no message") and said in text for text in world.told)
+    assert any(text.startswith("replica 0 is lost: it sent an invalid message") and said in text for text in world.told)
     assert all(said in world.answers(peer)[1]["text"] for peer in (sender, 10))
     assert world.answers(10)[0] == "refused" and {sender, 10} <= world.forgotten
     assert world.told[-1] == "replica 1 has come" and not world.server.is_over

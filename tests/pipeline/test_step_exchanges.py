@@ -55,9 +55,9 @@ def left(rank):
 
 def test_who_says_nothing_is_named():
     returned, told = processes.outcomes_of(left, 4)[1]
-    assert returned and told.startswith("stage 1 was waiting to hear of the exchange of the replicas of stage 0: "), (
-        told
-    )
+    assert returned and told.startswith(
+        "stage 1 was waiting for the report on the exchange of the replicas of stage 0: "
+    ), told
 
 
 def test_a_simulation_knows_its_own(alone):

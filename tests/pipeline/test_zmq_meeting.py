@@ -23,7 +23,7 @@ from thinwire.pipeline.zeromq.mesh import Address, Mesh
 def test_an_address_that_no_socket_can_connect_to_is_refused(endpoint):
     """The store gave one; then the process could exchange nothing with anybody, and did not end."""
     said = {"endpoint": endpoint, "life": "00" * 16, "keys": KEYS.fingerprint}
-    with pytest.raises(WireError, match="process 3 must say where it listens"):
+    with pytest.raises(WireError, match="process 3 must send its address"):
         _read(json.dumps(said).encode(), 3, KEYS)
     for good in ("tcp://127.0.0.1:65535", "tcp://[fd00::1]:80"):
         said["endpoint"] = good

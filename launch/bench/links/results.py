@@ -169,7 +169,7 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     clips = prepared.recipe.optimizer.max_grad_norm is not None
     found = {}
     for contender in contest.contenders:
-        if any(contest.sections(contender)):  # not plain torch, which tells no sections
+        if any(contest.sections(contender)):  # not plain torch, which reports no sections
             # replicas have compute and may have codecs of their own, and all wait for the slowest
             courses = [
                 time_step(

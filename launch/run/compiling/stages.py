@@ -46,7 +46,7 @@ def compile_stages(
     compiled = threading.Event()
 
     def stay_in_touch() -> None:
-        with suppress(ThinwireError):  # the next wait of this process tells of it
+        with suppress(ThinwireError):  # the next wait of this process reports it
             while collectives.anyone(where, not compiled.is_set()):
                 compiled.wait(EVERY)
 

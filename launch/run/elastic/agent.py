@@ -150,7 +150,7 @@ class Agent:
 
 
 def tell(text: str) -> None:
-    """Tell the user a sentence."""
+    """Print a sentence for the user."""
     with suppress(OSError):  # the terminal may be gone
         print(text, file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
 """Heartbeats between neighbours of a pipeline: each pair of processes has a connection of its own for them.
 
 torchrun does not notice a process that is alive and silent, and no launcher sees the processes of other hosts. So the
-two processes of a boundary listen to each other. A process that hears nothing from a neighbour ends, and torchrun
+two processes of a boundary listen to each other. A process that receives nothing from a neighbour ends, and torchrun
 starts all of them again.
 
 The process of the lower rank listens on the interface of the run, until its neighbours have called. A message is 21
@@ -40,12 +40,12 @@ _MOST_STRANGERS = 16
 
 
 class Neighbours:
-    """The neighbours of this process, heard on a thread of their own. Creating it is collective.
+    """The neighbours of this process, read on a thread of their own. Creating it is collective.
 
     Args:
         where: where the stages live.
         rank: this process.
-        pulse: its heartbeat, which the neighbours are told.
+        pulse: its heartbeat, which the neighbours get.
         silence: how long they may be silent.
         timeout: seconds to wait for them.
 
@@ -89,7 +89,7 @@ class Neighbours:
             host, port = told.decode().split()
             connection = socket.create_connection((host, int(port)), timeout)
         except (ValueError, OverflowError) as error:
-            raise WireError(f"process {rank} must say where it listens, and said {told[:80]!r}") from error
+            raise WireError(f"process {rank} must send its address, and sent {told[:80]!r}") from error
         except OSError as error:
             raise PeerError(
                 f"{what}, and {host} does not answer at port {port}: {error.strerror or error}; stages must reach all "
@@ -135,7 +135,7 @@ class Neighbours:
         try:
             connection.send(_MESSAGE.pack(self._token, self._rank, doing.value))
         except OSError:
-            return  # closed, or full because the neighbour does not read: it hears of us no more, as it should
+            return  # closed, or full because the neighbour does not read: it gets no more of ours, as it should
 
     def _read(self, connection: socket.socket) -> None:
         if connection not in self._buffers:

@@ -1,12 +1,12 @@
-"""The heartbeat of a stage process, which tells all who listen that it is not stopped and not stuck.
+"""The heartbeat of a stage process, which shows all who listen that it is not stopped and not stuck.
 
 A thread beats twice a second, and at once when the process does something else. A beat says what it does: a process
 that imports libraries or builds its stages may be silent longer than one that trains. The thread needs Python's lock
 (the GIL). torch gives the lock away while it computes, so a long computation is no silence. A process that is stopped
 is silent, and so is one in which something keeps the lock.
 
-The launcher hears its processes through a pipe each, and kills a silent one. Where torchrun starts the processes,
-neighbours hear each other (`neighbours.py`).
+The launcher reads the heartbeats of its processes through a pipe each, and kills a silent one. Where torchrun
+starts the processes, neighbours read each other's (`neighbours.py`).
 
 A process beats before it imports anything large, so this file uses the standard library only.
 """
@@ -21,7 +21,7 @@ from contextlib import suppress
 from enum import Enum
 
 VARIABLE = "THINWIRE_HEARTBEAT"
-"""The file descriptor through which the launcher hears a stage process."""
+"""The file descriptor through which the launcher reads the heartbeat of a stage process."""
 
 EVERY = 0.5
 """Seconds between two beats."""

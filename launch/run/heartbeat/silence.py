@@ -61,7 +61,7 @@ class Silence:
         """What is wrong with every process that has been silent for too long, by rank: a sentence without subject."""
         now = self._clock()
         passed = now - self._looked
-        if passed > 2 * EVERY:  # this process had no turn itself, so it could hear nobody: that time does not count
+        if passed > 2 * EVERY:  # this process had no turn itself, so it could read nothing: that time does not count
             self._heard = {rank: (min(now, last + passed), doing) for rank, (last, doing) in self._heard.items()}
         self._looked = now
         found = {}
@@ -93,7 +93,7 @@ class Silence:
 
 
 class Hearing:
-    """The heartbeats of started processes, as their launcher hears them.
+    """The heartbeats of started processes, as their launcher reads them.
 
     Args:
         heartbeat, timeout: seconds, as `Silence` takes them.
@@ -104,7 +104,7 @@ class Hearing:
 
     @contextmanager
     def beginning(self, rank: int, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-        """The environment in which a process is started inside, so that it is heard."""
+        """The environment in which a process is started inside, so that its heartbeat is read."""
         self._pipes[rank], writing = os.pipe()
         for descriptor in (self._pipes[rank], writing):
             os.set_blocking(descriptor, False)
@@ -125,7 +125,7 @@ class Hearing:
         return self._silence.too_long(lambda rank: is_stopped(pids[rank]))
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Read no heartbeats any more."""
         for pipe in self._pipes.values():
             os.close(pipe)
 

@@ -1,6 +1,6 @@
 """The watcher of a stage process under torchrun: a small process beside it, which kills it if it is silent.
 
-torchrun does not notice silence. When a neighbour of a silent process has ended, torchrun tells the silent one to end,
+torchrun does not notice silence. When a neighbour of a silent process has ended, torchrun asks the silent one to end,
 and waits 30 s before it kills it. The watcher kills it, on whatever host it is, as the launcher of `thinwire train`
 does. It waits 2 s longer than the neighbours, so they are the first to say who is silent.
 
@@ -24,7 +24,7 @@ _LONGER = 2.0
 
 
 def begin(heartbeat: float, timeout: float) -> None:
-    """Have a watcher hear this process's pulse, which must begin after this call.
+    """Have a watcher read this process's pulse, which must begin after this call.
 
     Args:
         heartbeat, timeout: seconds, as `Silence` takes them.
@@ -57,6 +57,6 @@ def _watch(watched: int, reading: int, silence: Silence) -> None:
                 return
             silence.heard(rank, Doing(beats[-1:]))
         for said in silence.too_long(lambda rank: is_stopped(watched)).values():
-            os.kill(watched, signal.SIGKILL)  # before it is told: the terminal may be gone
+            os.kill(watched, signal.SIGKILL)  # before it is reported: the terminal may be gone
             os.write(2, f"process {rank} {said}; it was killed\n".encode())
             return

@@ -19,7 +19,7 @@ from thinwire.pipeline.tracing.record import StepRecord
 
 MEGABYTE = 1_000_000
 _GROWN = 1000.0
-"""How many times the gradient norm of the first step is told once. max_grad_norm would hide it."""
+"""How many times the gradient norm of the first step is reported once. max_grad_norm would hide it."""
 
 
 class MetricsLog:

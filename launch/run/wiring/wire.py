@@ -77,7 +77,7 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
     del dotted["training.device"]  # stages on GPUs and on CPUs understand each other
     del dotted["data.outline"]  # only processes without the data need one
-    del dotted["clients.outlines"]  # paths on each host; the digest of the samples tells their content
+    del dotted["clients.outlines"]  # paths on each host; the digest of the samples stands for their content
     if recipe.clients.outlines:
         del dotted["data.name"]
     dotted["optimizer.betas"] = list(recipe.optimizer.betas)

@@ -13,11 +13,11 @@ program, over the same encrypted mesh (`pipeline/zeromq/`).
 **Who takes part** is decided in one place, at one moment, for all stages: when every replica that trains has delivered
 everything, or `wire.timeout` after the first one has. A replica takes part if all its processes had delivered then. The
 server has all frames before it decides, so those who take part get the same set and the same bytes. They add up
-in the order of the replicas, weighted by samples, and so hold the same bits. Each tells the digest of its weights after
+in the order of the replicas, weighted by samples, and so hold the same bits. Each sends the digest of its weights after
 the exchange; a difference stops the run.
 
 **Who is lost**: the launcher sees a process of a replica end, or its silence, and stops the rest of that replica alone.
-On several hosts, a launcher that is not heard is lost with its replica.
+On several hosts, a launcher that is silent is lost with its replica.
 
 | it is lost | then |
 |---|---|
@@ -36,7 +36,7 @@ older ones has been sent since. A late replica, which delivers after the decisio
 dropped.
 
 **If no replica trains**, as at the start, the newest common weights that any of them has become the current ones, once
-all have said theirs or `wire.timeout` is over. So a run of which all replicas died goes on as one that was stopped. If
+all have sent theirs or `wire.timeout` is over. So a run of which all replicas died goes on as one that was stopped. If
 those weights are of the end, their replica gives them at once: it ends, and nobody could ask it later.
 
 **The server** keeps nothing on a disk and counts on nothing that a replica could not say again. If it dies or

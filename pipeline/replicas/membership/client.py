@@ -51,7 +51,7 @@ class Client:
         timeout: seconds without a server after which it gives up.
         kinds: the messages that it may get.
         take: gets them, in the thread of the mesh; None if `ask` gets them.
-        tell: tells the user a sentence.
+        tell: prints a sentence for the user.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Client:
             message = unpack(data)
             check(message, self._kinds)
         except WireError as error:
-            self.end(f"the membership server at {self._place} sent what is no message: {error}")
+            self.end(f"the membership server at {self._place} sent an invalid message: {error}")
         else:
             self._give(message)
 
@@ -172,6 +172,6 @@ class Client:
                 f"carry {PIECE_BYTES >> 10} KiB within wire.heartbeat, which is {self._heartbeat:g} s; raise it"
             )
         return (
-            f"the membership server at {self._place} was not heard {waited}; start it with the same keys, then this "
+            f"the membership server at {self._place} did not answer {waited}; start it with the same keys, then this "
             f"replica again"
         )

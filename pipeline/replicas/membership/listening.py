@@ -32,7 +32,7 @@ def listen(
         size: what it knows of the run.
         agreed: what all replicas must agree on; None if all are on this machine.
         largest: the most bytes of a message.
-        tell: tells the user a sentence.
+        tell: prints a sentence for the user.
 
     Raises:
         zmq.ZMQError: this host does not have the address, or another program listens there.

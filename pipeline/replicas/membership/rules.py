@@ -5,7 +5,7 @@ starts, who is lost and who leaves. A replica is in one of these states:
 
     away       lost, or not started yet; it may come
     gone       ended or given up; it does not come any more
-    starting   its processes run, and not all of them have said `begin`
+    starting   its processes run, and not all of them have sent `begin`
     waiting    it holds other weights than the current ones; it has asked, and gets an answer later
     training   it holds the current weights, and trains
     delivered  it has delivered all frames of the exchange
@@ -33,7 +33,7 @@ class Held:
 
     step: int
     digest: tuple[str, ...] | None
-    """Of the stages of each process; None until a replica has told it."""
+    """Of the stages of each process; None until a replica has sent it."""
 
 
 @dataclass
@@ -43,9 +43,9 @@ class Member:
     state: State
     held: Held = field(default_factory=lambda: Held(-1, None))
     asked: dict[int, Message] = field(default_factory=dict)
-    """By process: what it said and waits for an answer to."""
+    """By process: what it sent and waits for an answer to."""
     applied: dict[int, Message] = field(default_factory=dict)
-    """By process: what it said after the last exchange."""
+    """By process: what it sent after the last exchange."""
 
 
 class Membership:
@@ -56,7 +56,7 @@ class Membership:
         processes: those of each replica.
         timeout: seconds to wait for the others.
         answer: sends a message.
-        tell: tells the user a sentence.
+        tell: prints a sentence for the user.
         clock: the time in seconds.
     """
 
@@ -109,7 +109,7 @@ class Membership:
         self.settle()
 
     def said(self, replica: int, process: int, message: Message) -> None:
-        """Take what a process said. WireError if it does not fit to what the other processes of its replica say."""
+        """Take a message of a process. WireError if it does not fit to what the other processes of its replica say."""
         member, (words, _) = self._members[replica], message
         if member.state in ("away", "gone"):
             raise WireError("a replica must come before its processes say anything")
@@ -189,7 +189,7 @@ class Membership:
         return tuple(told[process][0]["digest"] for process in self._processes)
 
     def _fail(self, text: str) -> None:
-        """Tell everybody who waits, and whoever asks from now on, that the run cannot go on."""
+        """Answer everybody who waits, and whoever asks from now on, that the run cannot go on."""
         self._failure = text
         for replica, member in enumerate(self._members):
             for process in member.asked:
@@ -245,7 +245,7 @@ class Membership:
         self._tell(f"replica {replica} is back: it took the weights of replica {giver} after step {words[0]['step']}")
 
     def _elect(self) -> bool:
-        """If nobody trains, let those who hold the newest weights go on, once all have said theirs."""
+        """If nobody trains, let those who hold the newest weights go on, once all have sent theirs."""
         waiting = [replica for replica in self._in("waiting") if replica not in self._stopping]
         if not waiting or self._in("training", "delivered"):
             return False

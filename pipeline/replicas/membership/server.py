@@ -19,7 +19,7 @@ from thinwire.pipeline.replicas.membership.rules import Membership, named
 TORCH = "the release of torch"
 """In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
 _LATE = 1.0
-"""Seconds between two looks after which this process had no turn itself, so it could hear nobody."""
+"""Seconds between two looks after which this process had no turn itself, so it could read nothing."""
 
 
 class Network(Protocol):
@@ -67,7 +67,7 @@ class Server:
     Args:
         size: what it knows of the run.
         agreed: what all replicas must agree on; None if all are on this machine.
-        tell: tells the user a sentence.
+        tell: prints a sentence for the user.
         clock: the time in seconds.
 
     Attributes:
@@ -128,11 +128,11 @@ class Server:
         """Lose the replica of a process because of what it sent; other processes are forgotten."""
         for replica, session in list(self._sessions.items()):
             if peer == session.launcher or peer in session.processes.values():
-                text = f"replica {replica} sent what is no message: {mistake}"
+                text = f"replica {replica} sent an invalid message: {mistake}"
                 self._send(peer, {"kind": "refused" if peer == session.launcher else "failed", "text": text})
                 if session.launcher not in (None, peer):
                     self._send(session.launcher, {"kind": "refused", "text": text})
-                self._leave(replica, f"it sent what is no message: {mistake}")
+                self._leave(replica, f"it sent an invalid message: {mistake}")
                 return
         self.network.forget(peer)
 
@@ -145,7 +145,7 @@ class Server:
         for replica, session in list(self._sessions.items()):
             silent = session.launcher is not None and self.network.silence(session.launcher) > self._size.silence
             if silent and now >= self._patient_until:
-                self._leave(replica, f"nothing was heard of it for {self._size.silence:g} s")
+                self._leave(replica, f"it sent nothing for {self._size.silence:g} s")
         if not self._ended or any(not session.has_ended for session in self._sessions.values()):
             self._empty_since = None
         elif self._empty_since is None:
