@@ -339,7 +339,7 @@ def require_choice(described: Described, argument: str, value: object, choices: 
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or infinity; the sum tells in one pass, unless it overflows."""
+    """Whether no element is NaN or infinity; the sum shows it in one pass, unless it overflows."""
     if not x.is_floating_point():
         return True
     return isfinite(x.sum(dtype=torch.float32).item()) or bool(x.isfinite().all())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def count_parameters(options: ModelOptions) -> int | None:
-    """The parameters of the whole model; None if only building it can tell. The weights of a new head may be left out.
+    """The parameters of a whole model; None if only building it shows them. The weights of a new head may be left out.
 
     Of a model of transformers, no more than two blocks are built, and they take no memory.
 

@@ -34,7 +34,7 @@ def _stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
     """Put weights of this dtype in the place of a module's floating-point parameters and persistent buffers.
 
-    Batch norms stay as they are: their running statistics move by less than 16 bits can tell. So do buffers that no
+    Batch norms stay as they are: their running statistics move by less than 16 bits can show. So do buffers that no
     checkpoint holds, such as rotary frequencies.
     """
     state = module.state_dict(keep_vars=True).values()

@@ -1,4 +1,4 @@
-"""What processes tell each other outside frames: JSON values, numbers, times, sums. All of it crosses as notes.
+"""What processes send each other outside frames: JSON values, numbers, times, sums. All of it crosses as notes.
 
   0       4      8        16       24
   | crc32 | kind | number | length | body
@@ -99,10 +99,10 @@ def opened(kind: Kind, number: int, note: Tensor, sender: int) -> Tensor:
     got_kind, got_number, length = _HEADER.unpack_from(view, 4)
     end = HEADER_BYTES + length
     if end > len(view) or isal_zlib.crc32(view[4:end]) != int.from_bytes(view[:4], "little"):
-        raise WireError(f"what process {sender} tells must match its CRC-32: it was damaged or cut short on the way")
+        raise WireError(f"what process {sender} sends must match its CRC-32: it was damaged or cut short on the way")
     if (got_kind, got_number) != (kind, number):
         raise WireError(
-            f"process {sender} must tell {kind.name} {number} now, got kind {got_kind}, number {got_number}; use the "
+            f"process {sender} must send {kind.name} {number} now, got kind {got_kind}, number {got_number}; use the "
             f"same release in every process"
         )
     return note[HEADER_BYTES:end]
@@ -119,7 +119,7 @@ def receive(kind: Kind, nbytes: int, source: int) -> Tensor:
     dist.recv(note, source, tag=kind)
     body = opened(kind, _next(_group_of(None), kind, f"from {source}"), note, source)
     if len(body) != nbytes:
-        raise WireError(f"process {source} must tell {nbytes} bytes, got {len(body)}; use the same release everywhere")
+        raise WireError(f"process {source} must send {nbytes} bytes, got {len(body)}; use the same release everywhere")
     return body
 
 
@@ -210,7 +210,7 @@ def gather_numbers(where: Placement, local: Mapping[int, float]) -> list[float]:
 
 
 def _by_stage(where: Placement, told: Sequence[Any] | None) -> list[Any] | None:
-    """The values in stage order, of the pairs of stage and value that each process of a pipeline told."""
+    """The values in stage order, of the pairs of stage and value that each process of a pipeline sent."""
     if told is None:
         return None
     found = {stage: value for pairs in told for stage, value in pairs}

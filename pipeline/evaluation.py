@@ -86,7 +86,7 @@ def evaluate(
 
 
 class _Stop:
-    """Whether any process was asked to stop: all tell while a batch runs, so that nobody waits for the answer."""
+    """Whether any process was asked to stop: all report while a batch runs, so that nobody waits for the answer."""
 
     def __init__(self, trainer: Trainer, asked: Callable[[], bool] | None) -> None:
         self._asked, self._words = asked, None
@@ -97,7 +97,7 @@ class _Stop:
             self._words = collectives.Words(None, collectives.Kind.STOP, lambda rank: what, timeout)
 
     def through(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, up to a stop. This process tells before each, and hears the others when the next is wanted."""
+        """The batches, up to a stop. This process reports before each, and reads the others' before the next."""
         if self._words is None or self._asked is None:
             yield from batches
             return
@@ -138,7 +138,7 @@ def look(
     """Score the first batch before the first step; None except in the process that reports. Collective.
 
     Where the codecs cost too much together, each boundary is scored alone, unless codecs have weights. Only the traffic
-    of evaluations tells afterwards that there was a look: buffers are as empty as before.
+    of evaluations shows afterwards that there was a look: buffers are as empty as before.
 
     Args:
         trainer, samples, batches, mask: as for `evaluate`; no step was taken.

@@ -13,7 +13,7 @@ All numbers are little-endian.
 - `crc32`: covers the header, with this field as zeros, and all bytes after it; only the header, if payloads are not
   protected. It is never 0.
 - `departed`: the time when the sender sealed the frame, in nanoseconds of its own clock. A receiver that has compared
-  the two clocks can tell whether it waited for the neighbour or for the wire.
+  the two clocks show whether it waited for the neighbour or for the wire.
 
 The header is padded to 64 bytes, and every tensor's payload begins at a multiple of 16, so payloads can be viewed as
 any number type.

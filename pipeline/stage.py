@@ -434,7 +434,7 @@ class CompressedStage(PipelineStage):
         self._input_trains = self.is_first and any(one.requires_grad for one in inputs)
 
     def _name(self, stage: int) -> str:
-        """How stages of this one's number are told apart from others with the same index."""
+        """How stages of this one's number are distinguished from others with the same index."""
         return f"{stage}.{self._number}" if self._number else f"{stage}"
 
     def _microbatch(self, index: int) -> Microbatch:

@@ -101,7 +101,7 @@ class Trainer:
         self.tracer.read_clock(self.placement.reporter)
 
     def read_clocks(self, *, begins: bool = True) -> None:
-        """Compare the clocks of processes that wait for each other, so that waiting can be told apart.
+        """Compare the clocks of processes that wait for each other, so that waiting can be distinguished.
 
         Collective, between two steps; `begins` says whether none has been done yet.
         """

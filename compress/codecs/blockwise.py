@@ -80,7 +80,7 @@ class Blockwise(MayVary, Codec):
         return _REACH
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no decoded element is NaN or infinity; most grids tell from the scales alone."""
+        """Whether no decoded element is NaN or infinity; most grids show it by the scales alone."""
         return not decoded.numel() or self._complete.is_finite(payload, decoded)
 
     def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:

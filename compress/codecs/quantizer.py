@@ -161,7 +161,7 @@ class GridQuantizer(Quantizer):
         self.grid.scale_levels(values, scales)
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no element of `decoded` is NaN or infinity; mostly the scales tell, which are fewer."""
+        """Whether no element of `decoded` is NaN or infinity; mostly the scales show it, which are fewer."""
         if decoded.dtype == torch.float32:  # in another dtype a finite value may round to infinity
             reach = self.grid.reach(self._scales(payload, self.blocks(decoded.shape)))
             if reach is not None and is_finite(reach):

@@ -283,7 +283,7 @@ def assemble(
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
-    # a simulation is one process, whatever torchrun or a cluster tells other programs
+    # a simulation is one process, whatever torchrun or a cluster sets for other programs
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data)
     of_all = agreement | agreed_by_replicas(recipe)

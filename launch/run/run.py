@@ -129,7 +129,7 @@ class Run:
 
     @property
     def doing_now(self) -> Doing:
-        """What the heartbeat of this process tells."""
+        """What the heartbeat of this process reports."""
         if self._done is None:
             return Doing.BUILDING
         return Doing.TRAINING if self._done < self.recipe.training.steps else Doing.ENDING

@@ -32,7 +32,7 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 
 def _may_exist(group: str) -> bool:
-    """Whether a package may have an entry point of the group. True if only `importlib.metadata` can tell."""
+    """Whether a package may have an entry point of the group. True if only `importlib.metadata` knows."""
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return True
     places = [place or os.curdir for place in sys.path]

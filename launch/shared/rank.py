@@ -37,7 +37,7 @@ def own_rank() -> int | None:
 
 
 def check_meeting() -> None:
-    """Raise OptionsError if a process with a rank, which meets the others over the network, is not told where."""
+    """Raise OptionsError if a process with a rank does not know where the others of its run connect."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     cure = "start the processes with torchrun or thinwire train, or set it to that of process 0 on every machine"
     number = int(port) if port is not None and port.isascii() and port.isdecimal() else 0
@@ -59,7 +59,7 @@ def processes_here(rank: int) -> range:
 
 
 def processes_of_host() -> int:
-    """How many processes of the run are on this host; 1 where nobody has told it."""
+    """How many processes of the run are on this host; 1 where nobody has set it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", _BESIDE["LOCAL_WORLD_SIZE"] or ""))
 
 

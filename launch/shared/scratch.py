@@ -57,7 +57,7 @@ def folder() -> Iterator[Path]:
 
 
 def _check_room(made: Path) -> None:
-    """Raise FailedError if the folder has no room for what processes tell each other there."""
+    """Raise FailedError if the folder has no room for what processes report to each other there."""
     try:
         with tempfile.TemporaryFile(dir=made) as file:
             file.write(bytes(_ROOM))
@@ -76,7 +76,7 @@ def of_parent() -> Path:
     """
     parent = os.getppid()
     if not (started := _started(parent)):
-        raise OSError("the parent has no start time, which tells it from a later process with its number")
+        raise OSError("the parent has no start time, which distinguishes it from a later process with its number")
     path = Path(tempfile.gettempdir(), f"{PREFIX}-{parent}-{started}-shared")
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

@@ -9,7 +9,7 @@ import threading
 
 
 def put_right() -> None:
-    """Open standard streams that are closed, print what a terminal cannot show as escapes, and hear of children.
+    """Open standard streams that are closed, print what a terminal cannot show as escapes, and get news of children.
 
     A file that is opened next takes the number of a closed stream, and gets what is printed. Where the parent ignores
     SIGCHLD, the kernel does not keep how a child ended.

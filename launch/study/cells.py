@@ -94,7 +94,7 @@ def _place(folder: Path, row: str, seed: int) -> Path:
 
 
 def _slug(row: str) -> str:
-    """A folder's name for a row. A few characters of a hash tell rows apart whose names differ only in signs."""
+    """A folder's name for a row. A few characters of a hash distinguish rows whose names differ only in signs."""
     plain = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-.")[:60]
     digest = hashlib.sha256(row.encode()).hexdigest()[:4]
     return plain if re.sub(r"[ ,]+", "-", row.lower()) == plain else f"{plain}-{digest}"

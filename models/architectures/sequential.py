@@ -95,7 +95,7 @@ def _check_buffers(path: str, children: Mapping[str, nn.Module], make: Callable[
 
 
 def _buffers(children: Mapping[str, nn.Module]) -> dict[str, list[str]]:
-    """What `tensor_lines` tells of each buffer, by its name."""
+    """What `tensor_lines` lists of each buffer, by its name."""
     buffers = {f"{name}.{inner}": b for name, child in children.items() for inner, b in child.named_buffers()}
     return {name: tensor_lines({name: buffer}) for name, buffer in buffers.items() if not buffer.is_meta}
 

@@ -148,7 +148,7 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
         ),
         (
             len({outline.classes for outline in outlines if outline.classes}) < 2,
-            "clients.outlines must tell the same classes, by name, in one order; give each client a folder for each",
+            "clients.outlines must list the same classes, by name, in one order; give each client a folder for each",
         ),
         (
             all(_held_out(data) == _held_out(first) for data in (*outlines, *filter(None, [own]))),

@@ -266,7 +266,7 @@ def _known_formats() -> list[str]:
 
 
 def _orientation(image: Image) -> int:
-    """How an image is turned, by EXIF: 1 is upright. What a PNG tells behind its pixels does not count.
+    """How an image is turned, by EXIF: 1 is upright. What a PNG holds behind its pixels does not count.
 
     Pillow turns a TIFF by itself.
     """

@@ -37,7 +37,7 @@ Open = Callable[[Part], Splits]
 _TEXTS = {".txt", ".text", ".md", ".rst"}
 """Suffixes of files that are read as text where a folder holds nothing else."""
 _NAMING = re.compile(r"(.*_)?(id|ids|idx|index|guid|uuid|key|url|source|date|path|file|filename|hash)", re.IGNORECASE)
-"""Names of columns that tell rows apart. Only a user who names such a column reads its texts."""
+"""Names of columns that distinguish rows. Only a user who names such a column reads its texts."""
 _LARGEST_FILE = 2**28
 """The most bytes of an image file that a row names."""
 _FEW_CLASSES = 1000
@@ -226,7 +226,7 @@ def _column_of_images(table: Dataset, part: Part, wanted: Sequence[str]) -> str:
 def _columns(
     table: Dataset, part: Part, wanted: Sequence[str], at_most: int, what: str, fits: Callable[[Any], bool]
 ) -> list[str]:
-    """The wanted columns; if none is named, all that fit, but for those that tell rows apart.
+    """The wanted columns; if none is named, all that fit, but for those that distinguish rows.
 
     Beside lists, as of messages, no column is the one that is meant: it must be named.
     """

@@ -138,7 +138,7 @@ def connect(
         options: how many replicas there are, and what they send each other.
         agreement: JSON values by name that all replicas must agree on.
         in_full: says whether the gradients of a step go uncompressed.
-        passes: of each replica in a step, for a simulation of such as may be lost.
+        passes: of each replica in a step, for a simulation of replicas that may be lost.
 
     Raises:
         MismatchError: the replicas were not started alike.

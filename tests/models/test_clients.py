@@ -150,5 +150,5 @@ def test_clients_that_name_their_classes_otherwise_are_refused(tmp_path):
         (tmp_path / f"{number}.json").write_text(outline_text(data, labels=True))
         outlines.append(read_outline(str(tmp_path / f"{number}.json"), labels=True))
     assert outlines[0].classes == ("cat", "dog")
-    with pytest.raises(ModelError, match="must tell the same classes, by name, in one order"):
+    with pytest.raises(ModelError, match="must list the same classes, by name, in one order"):
         join(outlines, None)

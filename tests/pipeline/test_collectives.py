@@ -262,7 +262,7 @@ def with_a_bit_flipped(rank, name):
 
 @pytest.mark.parametrize("name", FLIPPED)
 def test_a_flipped_bit_in_anything_that_is_told_is_an_error(name):
-    said = "what process 1 tells must match its CRC-32: it was damaged or cut short on the way"
+    said = "what process 1 sends must match its CRC-32: it was damaged or cut short on the way"
     assert processes.run(with_a_bit_flipped, 2, name) == [said, ""]
 
 
@@ -271,12 +271,12 @@ def test_a_flipped_bit_in_the_header_of_a_note_is_an_error(place):
     note = seal(Kind.NORM, 7, torch.arange(5, dtype=torch.uint8))
     assert collectives.opened(Kind.NORM, 7, note, 1).tolist() == [0, 1, 2, 3, 4]
     note[place] ^= 1
-    with pytest.raises(WireError, match="what process 1 tells must match its CRC-32"):
+    with pytest.raises(WireError, match="what process 1 sends must match its CRC-32"):
         collectives.opened(Kind.NORM, 7, note, 1)
 
 
 def test_a_note_of_another_kind_or_number_is_an_error():
     note = seal(Kind.NORM, 7, torch.arange(5, dtype=torch.uint8))
     for kind, number in ((Kind.LOSSES, 7), (Kind.NORM, 8)):
-        with pytest.raises(WireError, match=f"must tell {kind.name} {number} now, got kind 3, number 7"):
+        with pytest.raises(WireError, match=f"must send {kind.name} {number} now, got kind 3, number 7"):
             collectives.opened(kind, number, note, 1)

@@ -142,6 +142,6 @@ def test_a_server_that_is_silent_is_told_and_waited_for():
         echo(client, "first")
         relay.hush()
         until(lambda: told)
-        assert told[0].startswith("nothing is heard of the membership server at 127.0.0.1:")
+        assert told[0].startswith("nothing comes from the membership server at 127.0.0.1:")
         relay.go_on()
         echo(client, "second")

@@ -120,6 +120,6 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _example(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor with the shape of a meta tensor; its requires_grad tells torch whether a gradient comes back."""
+    """An empty tensor with the shape of a meta tensor; its requires_grad shows torch whether a gradient comes back."""
     kind = dtype if tensor.is_floating_point() else tensor.dtype
     return torch.empty(tensor.shape, dtype=kind, requires_grad=tensor.requires_grad)

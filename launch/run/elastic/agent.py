@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _POLL = 0.05
 _GRACE = 10.0
-"""Seconds in which it ends by itself: what its replica said last may be on its way."""
+"""Seconds in which it ends by itself: the last messages of its replica may be on their way."""
 _AGAIN = 0.5
 """Seconds after which a launcher asks again whether the other one of its replica has gone."""
 
@@ -115,7 +115,7 @@ class Agent:
             self._say({"kind": "stop", "replica": replica})
 
     def end(self, hurries: Callable[[], bool]) -> None:
-        """Wait until it has passed on what was said last, unless somebody hurries."""
+        """Wait until it has passed on the last messages, unless somebody hurries."""
         self._say({"kind": "end"})
         while not (self.is_gone or hurries()):
             time.sleep(_POLL)
@@ -248,7 +248,7 @@ class LauncherClient:
 
 
 def _connect(settings: Settings) -> None:
-    """Speak for the launcher until it has said all, or there is no server any more; then why."""
+    """Speak for the launcher until it has sent all, or there is no server any more; then why."""
     ours = LauncherClient(settings)
     _answer(place=settings.place, secret=ours.secret)
     for words in _lines(lambda: ours.client.ending):
@@ -259,7 +259,7 @@ def _connect(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Serve or connect, and tell the launcher why if it ends before the launcher does."""
+    """Serve or connect, and report why to the launcher if it ends before the launcher does."""
     from thinwire.launch.run import parent
 
     parent.end_with_parent()

@@ -1,6 +1,6 @@
 """The launcher of replicas that may be lost: it starts the processes of each, and starts a replica again that is lost.
 
-The others go on meanwhile; the membership server tells them who is there. The launcher has one thread, because a
+The others go on meanwhile; the membership server reports who is there. The launcher has one thread, because a
 process with several must not be forked.
 """
 

@@ -1,4 +1,4 @@
-"""A stage process as a member of its run: what it tells the membership server, and what it gets."""
+"""A stage process as a member of its run: what it sends the membership server, and what it gets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Server(Protocol):
         """Send a message."""
 
     def close(self, tell: Callable[[str], None]) -> None:
-        """Leave when the server has all messages, and tell the user if that takes long."""
+        """Leave when the server has all messages, and print it if that takes long."""
 
 
 class Attendance:
@@ -116,7 +116,7 @@ class Attendance:
         self._server.say({**words, **self._sender}, [] if state is None else [state])
 
     def close(self, tell: Callable[[str], None]) -> None:
-        """Leave when the server has all messages, and tell the user if that takes long."""
+        """Leave when the server has all messages, and print it if that takes long."""
         self._server.close(tell)
 
     def _ask(self, words: Mapping[str, Any], blobs: list[bytes]) -> Message:

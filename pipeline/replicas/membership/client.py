@@ -107,7 +107,7 @@ class Client:
                     raise PeerError(ending.text) from None
 
     def close(self, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Leave when the server has all messages; it takes as long as the server takes them, and the user is told."""
+        """Leave when the server has all messages; it takes as long as the server takes them, and that is printed."""
         left, deadline = self.left, time.monotonic() + _LAST
         if left * PIECE_BYTES > 1 << 20:
             tell(f"the membership server takes the last {left * PIECE_BYTES / 2**20:.0f} MiB of this replica")
@@ -157,7 +157,7 @@ class Client:
             elif now - connection.since > self._heartbeat and not self._is_silent:
                 self._is_silent = True
                 self._tell(
-                    f"nothing is heard of the membership server at {self._place}; this replica waits for it up to "
+                    f"nothing comes from the membership server at {self._place}; this replica waits for it up to "
                     f"{self._timeout:g} s"
                 )
             if now - self._moved > self._timeout:

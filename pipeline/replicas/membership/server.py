@@ -1,7 +1,7 @@
 """The membership server: who is there, who may come, and what the rules decide. It knows messages, and no sockets.
 
-A launcher on another host has a connection of its own, and is lost with its replica when nothing is heard of it for too
-long. A launcher on this machine calls `launch`, and is always heard. A start of a replica has a life, a text that its
+A launcher on another host has a connection of its own, and is lost with its replica when it sends nothing for too
+long. A launcher on this machine calls `launch`, and is always reached. A start of a replica has a life, a text that its
 launcher draws: what is under way of an earlier start, or of a replica that is lost, is dropped.
 """
 

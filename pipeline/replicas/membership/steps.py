@@ -267,9 +267,9 @@ MakeSteps = Callable[..., LocalSteps]
 
 
 def steps_of(replicas: Replicas, shares: Shares, pass_size: int) -> MakeSteps:
-    """Makes the steps of replicas that step alone: of such as are always there, or of such as may be lost.
+    """Makes the steps of replicas that step alone, whether they are always there or may be lost.
 
-    The mean is over all samples. Those of the first kind weight what they send. Each of the second kind tells in an
+    The mean is over all samples. Those of the first kind weight what they send. Each of the second kind says in an
     exchange how many samples it has had, and who gets its frames weights them; so does a simulation of them.
     """
     if isinstance(replicas, PresentReplicas):
