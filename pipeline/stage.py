@@ -33,6 +33,7 @@ from thinwire.pipeline.meters import Meter
 from thinwire.pipeline.passes import Pass, phase_of, require_expected
 from thinwire.pipeline.split_backward import SplitBackward, changeable
 from thinwire.pipeline.tracing.spans import Work
+from thinwire.pipeline.transport import reaching
 from thinwire.pipeline.wire import BoundaryShape, Holder, Wire, wire_of
 
 
@@ -362,12 +363,13 @@ class CompressedStage(PipelineStage):
         return []
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
-        """No vote whether all stages know their shapes: they do. Torch 2.14 votes at each switch of the mode."""
-        return torch.ones(1, dtype=torch.int32)
+        # torch 2.14 asks at each switch of the mode whether all stages have examples
+        with reaching(f"stage {self.stage_index} was asking whether all stages have examples"):
+            return super()._warmup_forward_vote(has_backward, received_acc)
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
-        """The answer of the vote that is not taken."""
-        return torch.ones(1, dtype=torch.int32)
+        with reaching(f"stage {self.stage_index} was waiting for whether all stages have examples"):
+            return super()._warmup_backward_result(received_result)
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         """A neighbour on this process sent its output through the boundary already."""

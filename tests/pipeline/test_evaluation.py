@@ -126,10 +126,10 @@ def evaluated_alone(rank):
 
 @pytest.mark.processes
 def test_a_stage_that_is_lost_in_the_first_evaluation_is_named_by_its_neighbour():
-    """torch asked all stages for their shapes first, and its traceback made the neighbour the one that failed."""
+    """torch asks all stages for examples first; its traceback made the neighbour the one that failed."""
     returned, told = outcomes_of(evaluated_alone, 2)[1]
     assert returned, told
-    assert told.startswith("stage 1 was waiting for activations of micro-batch 0, eval-on"), told
+    assert told.startswith("stage 1 was asking whether all stages have examples: "), told
 
 
 def stopped(rank):
